@@ -1,0 +1,3 @@
+"""zmqtrain: a parameter-server training engine."""
+
+__version__ = "0.1.0"
