@@ -1,0 +1,71 @@
+"""What a model and its data are to zmqtrain: two small protocols.
+
+Anything with these methods can be trained; nothing has to be inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+Array: TypeAlias = Any
+"""A NumPy or CuPy array: a model is written once for both."""
+
+Parameters: TypeAlias = Mapping[str, Array]
+"""Named parameters in creation order, each float32."""
+
+Gradients: TypeAlias = MutableMapping[str, Array]
+"""Buffers of the parameters' shapes, into which a model writes its gradients."""
+
+Batch: TypeAlias = tuple[Array, ...]
+"""Arrays that share their first axis, one row an example; usually (features, labels)."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A network: its parameters, its gradient, its measures."""
+
+    def parameters(self, seed: int) -> dict[str, Array]:
+        """Return the initial parameters, float32 NumPy arrays in creation order.
+
+        The same seed gives the same values on every task of the cluster.
+        """
+        ...
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
+
+        ``out`` has the parameters' names and shapes; every element must be overwritten, since the
+        buffers are not cleared between steps. ``parameters`` must not be written to.
+        """
+        ...
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        """Return mean measures over ``batch``: at least ``loss``; ``accuracy`` if it has a sense."""
+        ...
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A finite set of examples that can be addressed by number."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Array) -> Batch:
+        """Return the examples with these numbers (int64, shape (n,)) as one batch of n rows."""
+        ...
+
+
+@runtime_checkable
+class Data(Protocol):
+    """Where a job's examples come from; loaded only by the tasks that need them."""
+
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset]:
+        """Return (training set, evaluation set).
+
+        ``directory`` is the job's ``data_dir`` (flag ``--data``), None if not given.
+
+        Raises:
+            DataError: the files are missing or damaged; the text names the file and the remedy.
+        """
+        ...

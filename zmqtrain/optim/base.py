@@ -1,0 +1,42 @@
+"""The contract of an update rule: pure arithmetic over flat float32 memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Flat: TypeAlias = NDArray[np.float32]
+"""float32, C-contiguous, shape (n,): any run of a shard's flat memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """State that a rule keeps for each parameter element, such as a momentum.
+
+    ``initial`` is the value that every element starts with; None means the parameter's own
+    initial value (moving averages start there).
+    """
+
+    name: str
+    initial: float | None
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """An optimizer: how one gradient changes the parameters and the slots."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]: ...
+
+    def update(self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int) -> None:
+        """Apply one update in place. All arrays have the same shape (n,).
+
+        ``step`` counts the updates applied before this one (0 for the first); schedules are
+        evaluated at it. ``gradient`` may be used as scratch memory by the rule: its contents are
+        undefined afterwards.
+        """
+        ...
