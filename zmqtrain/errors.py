@@ -68,6 +68,10 @@ class RefusedError(ZmqTrainError):
     exit_code = ExitCode.REFUSED
 
 
+class FencedError(RefusedError):
+    """This incarnation is not, or no longer, a member of the job: join again."""
+
+
 class PeerLostError(ZmqTrainError):
     """A peer was silent beyond its deadline, or the link to it was closed."""
 

@@ -1,0 +1,26 @@
+"""Built-in models, and the protocols that any other model and its data follow."""
+
+from zmqtrain.models.base import (
+    Array,
+    Batch,
+    Data,
+    Dataset,
+    Gradients,
+    Model,
+    Parameters,
+)
+from zmqtrain.models.linear import LinearRegression, SoftmaxRegression
+from zmqtrain.models.mlp import MLP
+
+__all__ = [
+    "Array",
+    "Batch",
+    "Data",
+    "Dataset",
+    "Gradients",
+    "LinearRegression",
+    "MLP",
+    "Model",
+    "Parameters",
+    "SoftmaxRegression",
+]

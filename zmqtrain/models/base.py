@@ -41,7 +41,7 @@ class Model(Protocol):
         ...
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        """Return mean measures over ``batch``: at least ``loss``; ``accuracy`` if it has a sense."""
+        """Return mean measures over ``batch``: ``loss``, and ``accuracy`` if it has a sense."""
         ...
 
 

@@ -27,16 +27,24 @@ class Slot:
 
 @runtime_checkable
 class Rule(Protocol):
-    """An optimizer: how one gradient changes the parameters and the slots."""
+    """An optimizer: how one gradient changes the parameters and the slots.
+
+    A rule holds no state of its own, so one object serves any number of shards and threads. Its
+    ``repr`` enters the job's fingerprint: equal rules must have equal texts in every process.
+    """
 
     @property
     def slots(self) -> tuple[Slot, ...]: ...
 
-    def update(self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int) -> None:
+    def update(
+        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
+    ) -> None:
         """Apply one update in place. All arrays have the same shape (n,).
 
-        ``step`` counts the updates applied before this one (0 for the first); schedules are
-        evaluated at it. ``gradient`` may be used as scratch memory by the rule: its contents are
-        undefined afterwards.
+        Each element depends on its own values only: updating runs of the memory one after the
+        other gives, bit for bit, what one call for all of it gives. ``slots`` holds at least the
+        rule's own. ``gradient`` is only read, so an update that was cut short can be redone from
+        it. ``step`` counts the updates applied before this one (0 for the first); schedules are
+        evaluated at it.
         """
         ...

@@ -1,0 +1,25 @@
+"""Update policies: pure state machines that decide when an update counts."""
+
+from zmqtrain.policies.base import (
+    Accumulate,
+    Apply,
+    Decision,
+    Drop,
+    Held,
+    Policy,
+    Reduce,
+    Release,
+)
+from zmqtrain.policies.registry import make_policy
+
+__all__ = [
+    "Accumulate",
+    "Apply",
+    "Decision",
+    "Drop",
+    "Held",
+    "Policy",
+    "Reduce",
+    "Release",
+    "make_policy",
+]

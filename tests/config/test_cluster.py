@@ -1,0 +1,192 @@
+"""Roles, tasks and addresses."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain.cluster import (
+    Address,
+    Cluster,
+    Role,
+    Task,
+    bind_endpoint,
+    canonical_address,
+    connect_endpoint,
+    is_loopback,
+    parse_address,
+)
+from zmqtrain.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "short"),
+    [
+        (Task(Role.PS, 0), "ps 0", "S[0]"),
+        (Task(Role.WORKER, 3), "worker 3", "W[3]"),
+        (Task(Role.CHIEF, 0), "chief 0", "C"),
+    ],
+)
+def test_task_has_a_name_and_a_log_prefix(task: Task, text: str, short: str) -> None:
+    assert (str(task), task.short) == (text, short)
+
+
+@pytest.mark.parametrize(("chief", "host"), [(True, "chief 0"), (False, "worker 0")])
+def test_without_a_chief_worker_0_hosts_it(chief: bool, host: str) -> None:
+    assert str(Cluster(("h:1",), workers=2, chief=chief).chief_host) == host
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("host:2222", "host:2222"),
+        (" Host.NS.svc:2222 ", "host.ns.svc:2222"),
+        ("my_service-1:1", "my_service-1:1"),
+        ("10.0.0.1:65535", "10.0.0.1:65535"),
+        ("[::1]:2222", "[::1]:2222"),
+        ("[FE80:0:0::1]:2222", "[fe80::1]:2222"),
+        ("ipc:///tmp/ps-0", "ipc:///tmp/ps-0"),
+    ],
+)
+def test_address_has_one_spelling(text: str, canonical: str) -> None:
+    assert canonical_address(text) == canonical
+
+
+SCHEME = "address {0!r} has the scheme {1}; expected host:port; write 'h:1'"
+PORT = "address {0!r} has the port {1!r}; expected a number from 1 to 65535"
+NO_PORT = "address {0!r} has no port; expected host:port; add the ps's port"
+HOST = "address {0!r} has the host {1!r}; expected a host name or an IP address"
+BRACKETS = (
+    "address {0!r} looks like IPv6 without brackets; expected [IPv6]:port, such as [::1]:2222; "
+    "put brackets around the IP address"
+)
+WILDCARD = (
+    "address {0!r} names every interface, where no peer can connect; expected a host that peers "
+    "can reach; to listen on all of them, use --bind {1}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "an address is empty; expected host:port; fill it in or leave it out"),
+        ("grpc://h:1", SCHEME.format("grpc://h:1", "grpc://")),
+        ("tcp://h:1", SCHEME.format("tcp://h:1", "tcp://")),
+        ("http://h:1/path", SCHEME.format("http://h:1/path", "http://")),
+        ("h", NO_PORT.format("h")),
+        ("[::1]", NO_PORT.format("[::1]")),
+        (":1", "address ':1' has no host; expected host:port; add the ps's host"),
+        ("h:0", PORT.format("h:0", "0")),
+        ("h:65536", PORT.format("h:65536", "65536")),
+        ("h:http", PORT.format("h:http", "http")),
+        ("h:-1", PORT.format("h:-1", "-1")),
+        ("h:²", PORT.format("h:²", "²")),
+        ("::1:2222", BRACKETS.format("::1:2222")),
+        ("fe80::1", BRACKETS.format("fe80::1")),
+        ("[h]:1", HOST.format("[h]:1", "h")),
+        ("h h:1", HOST.format("h h:1", "h h")),
+        ("u@h:1", HOST.format("u@h:1", "u@h")),
+        ("10.0.0.256:1", HOST.format("10.0.0.256:1", "10.0.0.256")),
+        ("0.0.0.0:1", WILDCARD.format("0.0.0.0:1", "0.0.0.0")),
+        ("*:1", WILDCARD.format("*:1", "*")),
+        ("[::]:1", WILDCARD.format("[::]:1", "::")),
+    ],
+)
+def test_wrong_address_is_refused_with_a_reason(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_address(text)
+    assert str(caught.value) == sentence
+
+
+def test_ipc_address_without_a_path_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        canonical_address("ipc://")
+    assert str(caught.value) == ("address 'ipc://' has no path; expected ipc:///path/to/socket")
+
+
+HOSTS = st.one_of(
+    st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True),
+    st.ip_addresses().filter(lambda ip: not ip.is_unspecified).map(str),
+)
+
+
+@given(HOSTS, st.integers(1, 65535))
+def test_address_is_read_back_as_it_is_written(host: str, port: int) -> None:
+    address = Address(host, port)
+    assert parse_address(str(address)) == address
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
+    try:
+        canonical = canonical_address(text)
+    except ConfigError:
+        return
+    assert canonical_address(canonical) == canonical
+
+
+@given(st.ip_addresses())
+def test_endpoints_of_an_ip_keep_the_port_and_the_family(
+    ip: IPv4Address | IPv6Address,
+) -> None:
+    if ip.is_unspecified:
+        return
+    address = str(Address(str(ip), 2222))
+    assert connect_endpoint(address) == f"tcp://{address}"
+    bound = bind_endpoint(address)
+    assert bound.endswith(":2222")
+    assert ("[" in bound) == (ip.version == 6)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "endpoint"),
+    [
+        ("host:2222", None, "tcp://0.0.0.0:2222"),
+        ("10.0.0.1:2222", None, "tcp://0.0.0.0:2222"),
+        ("[2001:db8::1]:2222", None, "tcp://[::]:2222"),
+        ("localhost:2222", None, "tcp://127.0.0.1:2222"),
+        ("127.0.0.2:2222", None, "tcp://127.0.0.2:2222"),
+        ("[::1]:2222", None, "tcp://[::1]:2222"),
+        ("host:2222", "eth0", "tcp://eth0:2222"),
+        ("host:2222", "*", "tcp://*:2222"),
+        ("localhost:2222", "0.0.0.0", "tcp://0.0.0.0:2222"),
+        ("host:2222", "::", "tcp://[::]:2222"),
+        ("host:2222", "[::]", "tcp://[::]:2222"),
+        ("ipc:///tmp/ps-0", "eth0", "ipc:///tmp/ps-0"),
+    ],
+)
+def test_ps_binds_loopback_only_for_a_loopback_address(
+    address: str, host: str | None, endpoint: str
+) -> None:
+    assert bind_endpoint(address, host) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("host:2222", "tcp://host:2222"),
+        ("localhost:2222", "tcp://127.0.0.1:2222"),
+        ("[::1]:2222", "tcp://[::1]:2222"),
+        ("ipc:///tmp/ps-0", "ipc:///tmp/ps-0"),
+    ],
+)
+def test_peers_connect_where_the_ps_binds(address: str, endpoint: str) -> None:
+    assert connect_endpoint(address) == endpoint
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("localhost:1", True),
+        ("127.8.0.1:1", True),
+        ("[::1]:1", True),
+        ("ipc:///tmp/x", True),
+        ("host:1", False),
+        ("10.0.0.1:1", False),
+    ],
+)
+def test_loopback_addresses_are_known(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected

@@ -1,0 +1,508 @@
+"""The doctor: each mistake is seen, named, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zmqtrain.cluster import Role
+from zmqtrain.doctor import (
+    Finding,
+    Probes,
+    Severity,
+    compare,
+    diagnose,
+    diagnose_files,
+    exit_code,
+    report,
+)
+from zmqtrain.errors import ExitCode
+
+CLUSTER = {"ps": ["p:1", "q:1"], "worker": ["w:1", "v:1"], "chief": ["c:1"]}
+
+
+def fine(host: str, port: int) -> None:
+    pass
+
+
+HEALTHY = Probes(fine, fine, fine, lambda environ: {"ps": 1, "worker": 2, "chief": 1})
+
+
+def refusing(reason: str, *targets: tuple[str, int]) -> Any:
+    """Return a probe that says no for some (host, port)."""
+
+    def probe(host: str, port: int) -> None:
+        if (host, port) in targets:
+            raise OSError(reason)
+
+    return probe
+
+
+def tf_config(cluster: Mapping[str, Any] = CLUSTER, role: str = "worker", index: Any = 0) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def seen(
+    role: Role | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    probes: Probes = HEALTHY,
+    reach: bool = False,
+) -> list[str]:
+    """Return the report's lines."""
+    return report(diagnose(role, flags or {}, environ or {}, probes, reach=reach)).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "environ", "summary"),
+    [
+        (
+            None,
+            {},
+            {},
+            "worker 0 of a cluster with 1 ps (127.0.0.1:2222), 1 worker and a chief of its own",
+        ),
+        (
+            None,
+            {},
+            {"TF_CONFIG": tf_config(role="ps", index=1)},
+            "ps 1 of a cluster with 2 ps (p:1, q:1), 2 workers and a chief of its own",
+        ),
+        (
+            None,
+            {},
+            {"HONCHO_PROCESS_NAME": "chief.1"},
+            "chief 0 of a cluster with 1 ps (127.0.0.1:2222), 2 workers and a chief of its own",
+        ),
+        (
+            Role.WORKER,
+            {"chief": False, "ps": "ipc:///tmp/ps"},
+            {},
+            "worker 0 of a cluster with 1 ps (ipc:///tmp/ps), 1 worker and the chief in worker 0",
+        ),
+    ],
+)
+def test_sound_configuration_is_summed_up(
+    role: Role | None, flags: dict[str, Any], environ: dict[str, str], summary: str
+) -> None:
+    assert seen(role, flags, environ) == [f"ok: this is {summary}"]
+
+
+ERRORS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "invalid JSON": (
+        {},
+        "{",
+        (
+            "TF_CONFIG is not valid JSON (Expecting property name enclosed in double quotes: line "
+            '1 column 2 (char 1)); expected an object such as {"cluster": {"ps": ["host:2222"]}, '
+            '"task": {"type": "ps", "index": 0}}; check its quotes and commas'
+        ),
+    ),
+    "no task section": (
+        {},
+        json.dumps({"cluster": CLUSTER}),
+        (
+            "TF_CONFIG has a cluster but no task section, so every task would have index 0; "
+            'expected one such as "task": {"type": "worker", "index": 0}; add it, or give --index '
+            "(or ZMQTRAIN_INDEX)"
+        ),
+    ),
+    "type not in the cluster": (
+        {},
+        tf_config({"ps": ["p:1"], "worker": ["w:1"]}, "chief"),
+        (
+            "TF_CONFIG says that this task is chief 0, but its cluster lists ps, worker; add chief "
+            "to the cluster, or correct the task's type"
+        ),
+    ),
+    "index out of range": (
+        {},
+        tf_config(index=2),
+        (
+            "TF_CONFIG says that this task is worker 2, but its cluster lists worker 0, 1; "
+            "expected one of these; correct the task's index"
+        ),
+    ),
+    "index is no number": (
+        {},
+        tf_config(index="first"),
+        'TF_CONFIG gives this task the index "first"; expected a whole number from 0 to 99999',
+    ),
+    "several chiefs": (
+        {},
+        tf_config({**CLUSTER, "chief": ["c:1", "d:1"]}),
+        "TF_CONFIG lists 2 chiefs; expected at most one; remove the others",
+    ),
+    "chief and master": (
+        {},
+        tf_config({**CLUSTER, "master": ["m:1"]}),
+        (
+            "TF_CONFIG lists both chief and master, two names of one role; expected one of them; "
+            "remove master"
+        ),
+    ),
+    "no ps": (
+        {},
+        tf_config({"worker": ["w:1"]}),
+        "TF_CONFIG lists no ps; expected at least one; add it there, or give --ps (or ZMQTRAIN_PS)",
+    ),
+    "chief and ps only": (
+        {},
+        tf_config({"ps": ["p:1"], "chief": ["c:1"]}, "chief"),
+        (
+            "TF_CONFIG lists no worker; expected at least one; add it there, or give --workers (or "
+            "ZMQTRAIN_WORKERS)"
+        ),
+    ),
+    "localhost among other hosts": (
+        {},
+        tf_config({"ps": ["localhost:1"], "worker": ["w:1"]}),
+        (
+            "TF_CONFIG mixes loopback addresses, such as ps 0 (localhost:1), with those of other "
+            "hosts, such as worker 0 (w:1); expected names that every host can reach; replace "
+            "localhost"
+        ),
+    ),
+    "localhost among other ps": (
+        {"ps": "h:1,127.0.0.1:2"},
+        "",
+        (
+            "--ps (or ZMQTRAIN_PS) mixes the loopback address 127.0.0.1:2 with those of other "
+            "hosts; expected names that every host can reach; replace it"
+        ),
+    ),
+    "override of the job out of range": (
+        {"steps": "0"},
+        "",
+        (
+            "--steps (or ZMQTRAIN_STEPS) is '0'; it should be greater than or equal to 1; correct "
+            "it or leave it out"
+        ),
+    ),
+    "flag of the wrong type": (
+        {"index": "one"},
+        "",
+        (
+            "--index (or ZMQTRAIN_INDEX) is 'one'; it should be a valid integer, unable to parse "
+            "string as an integer; correct it or leave it out for 0"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("flags", "text", "sentence"), ERRORS.values(), ids=ERRORS)
+def test_error_is_found(flags: dict[str, Any], text: str, sentence: str) -> None:
+    lines = seen(flags=flags, environ={"TF_CONFIG": text} if text else {})
+    assert lines == [f"error: {sentence}"]
+
+
+def test_each_mistake_of_a_tf_config_is_a_finding() -> None:
+    text = tf_config({"ps": ["p:1", "p:1"], "worker": ["", "fe80::1:1"]})
+    assert [line.split(":")[0] for line in seen(environ={"TF_CONFIG": text})] == ["error"] * 3
+
+
+HONCHO = {"HONCHO_PROCESS_NAME": "worker.2"}
+
+WARNINGS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "empty TF_CONFIG": (
+        {},
+        {"TF_CONFIG": ""},
+        "TF_CONFIG is set but empty, which counts as not set; unset it or fill it in",
+    ),
+    "evaluator": (
+        {},
+        {"TF_CONFIG": tf_config({**CLUSTER, "evaluator": ["e:1"]})},
+        (
+            "TF_CONFIG lists an evaluator, which is left out: it counts as no worker, and the "
+            "chief evaluates; remove it"
+        ),
+    ),
+    "a worker's localhost": (
+        {},
+        {"TF_CONFIG": tf_config({"ps": ["p:1"], "worker": ["127.0.0.1:1"]})},
+        (
+            "TF_CONFIG mixes loopback addresses, such as worker 0 (127.0.0.1:1), with those of "
+            "other hosts, such as ps 0 (p:1); expected names that every host can reach; replace "
+            "localhost"
+        ),
+    ),
+    "index by flag against TF_CONFIG": (
+        {"index": "0"},
+        {"TF_CONFIG": tf_config(index=1)},
+        (
+            "--index (or ZMQTRAIN_INDEX) says that the index is 0, but TF_CONFIG says 1; the first "
+            "counts, so two tasks may come to the same index; give it in one place"
+        ),
+    ),
+    "index by variable against honcho": (
+        {},
+        HONCHO | {"ZMQTRAIN_INDEX": "0"},
+        (
+            "--index (or ZMQTRAIN_INDEX) says that the index is 0, but "
+            "HONCHO_PROCESS_NAME=worker.2 says 1; the first counts, so two tasks may come to the "
+            "same index; give it in one place"
+        ),
+    ),
+    "address from PORT": (
+        {"ps": "127.0.0.1:5100"},
+        HONCHO | {"PORT": "5100"},
+        (
+            "ps 0 is at 127.0.0.1:5100, the port that honcho put into PORT for worker.2; honcho "
+            "gives each process another PORT, so no two tasks agree on it; write fixed ports, or "
+            "leave --ps (or ZMQTRAIN_PS) out"
+        ),
+    ),
+    "longer grace than honcho's": (
+        {"grace_s": "5"},
+        HONCHO,
+        (
+            "--grace-s (or ZMQTRAIN_GRACE_S) is 5, but honcho kills a process 5 s after SIGTERM; "
+            "expected less; lower it, or the end is not clean"
+        ),
+    ),
+    "proxy": (
+        {},
+        {"https_proxy": "http://proxy:3128"},
+        (
+            "https_proxy is set; zmqtrain's links go through no proxy, but whoever reads metrics "
+            "and health from here may; list the cluster's hosts in NO_PROXY"
+        ),
+    ),
+    "misspelt variable": (
+        {},
+        {"ZMQTRAIN_WORKER": "4"},
+        "ZMQTRAIN_WORKER is set, but zmqtrain has no such variable; did you mean ZMQTRAIN_WORKERS?",
+    ),
+    "unknown variable": (
+        {},
+        {"ZMQTRAIN_XYZZY": "4"},
+        "ZMQTRAIN_XYZZY is set, but zmqtrain has no such variable; remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("flags", "environ", "sentence"), WARNINGS.values(), ids=WARNINGS)
+def test_trap_is_a_warning(flags: dict[str, Any], environ: dict[str, str], sentence: str) -> None:
+    warning, summary = seen(flags=flags, environ=environ)
+    assert warning == f"warning: {sentence}"
+    assert summary.startswith("ok: this is worker ")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PORT": "2222"},
+        HONCHO | {"PORT": "5100"},
+        {"ZMQTRAIN_WORKERS": "4", "ZMQTRAIN_STEPS": "5"},
+        {"HTTP_PROXY": ""},
+        HONCHO | {"ZMQTRAIN_INDEX": "1"},
+    ],
+)
+def test_harmless_variables_are_passed_over(environ: dict[str, str]) -> None:
+    assert exit_code(diagnose(None, {}, environ, HEALTHY)) is ExitCode.OK
+    assert len(seen(environ=environ)) == 1
+
+
+def test_unresolvable_host_is_an_error() -> None:
+    probes = Probes(refusing("Name or service not known", ("q", 1)), fine, fine)
+    assert seen(environ={"TF_CONFIG": tf_config()}, probes=probes) == [
+        (
+            "error: the host of ps 1 at q:1 has no address here (Name or service not known); "
+            "expected a name that resolves; correct it, or start the ps's host or pod first"
+        )
+    ]
+
+
+def test_ip_address_is_not_resolved() -> None:
+    probes = Probes(refusing("no", ("10.0.0.1", 1), ("::1", 1)), fine, fine)
+    assert exit_code(diagnose(None, {"ps": "10.0.0.1:1"}, {}, probes)) is ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "target", "what"),
+    [
+        (Role.PS, {}, ("127.0.0.1", 2222), "ps 0"),
+        (Role.PS, {"ps": "h:7", "bind": "::"}, ("::", 7), "ps 0"),
+        (Role.PS, {}, ("127.0.0.1", 9410), "the metrics of ps 0"),
+        (Role.WORKER, {"metrics_port": "80"}, ("127.0.0.1", 80), "the metrics of worker 0"),
+    ],
+)
+def test_taken_port_is_an_error(
+    role: Role, flags: dict[str, Any], target: tuple[str, int], what: str
+) -> None:
+    probes = Probes(fine, refusing("Address already in use", target), fine)
+    assert seen(role, flags, probes=probes) == [
+        (
+            f"error: {what} cannot listen on {target[0]} port {target[1]} (Address already in use)"
+            "; expected a free port of this machine; stop what has it (an earlier run of this "
+            "task?) or choose another"
+        )
+    ]
+
+
+def test_port_of_another_task_is_not_tried() -> None:
+    probes = Probes(fine, refusing("in use", ("127.0.0.1", 2222)), fine)
+    assert exit_code(diagnose(Role.WORKER, {}, {}, probes)) is ExitCode.OK
+
+
+def test_peers_are_connected_to_only_on_request() -> None:
+    probes = Probes(fine, fine, refusing("Connection refused", ("b", 2)))
+    flags = {"ps": "a:1,b:2"}
+    assert exit_code(diagnose(Role.WORKER, flags, {}, probes)) is ExitCode.OK
+    assert seen(Role.WORKER, flags, probes=probes, reach=True) == [
+        (
+            "error: ps 1 at b:2 cannot be reached (Connection refused); expected it to accept "
+            "connections; start it, and check its address, --bind and the firewall"
+        ),
+        "ok: ps 0 at a:1 can be reached",
+    ]
+
+
+def test_ps_does_not_connect_to_itself() -> None:
+    probes = Probes(fine, fine, refusing("Connection refused", ("a", 1)))
+    lines = seen(Role.PS, {"ps": "a:1,b:2"}, probes=probes, reach=True)
+    assert lines[0] == "ok: ps 1 at b:2 can be reached"
+
+
+@pytest.mark.integration
+def test_real_probes_tell_a_taken_port_from_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        flags = {"ps": f"127.0.0.1:{port}", "metrics_port": "0"}
+        taken = seen(Role.PS, flags, probes=Probes())
+        reached = seen(Role.WORKER, flags, probes=Probes(), reach=True)
+    assert taken[0].startswith(f"error: ps 0 cannot listen on 127.0.0.1 port {port} (Address ")
+    assert reached[0] == f"ok: ps 0 at 127.0.0.1:{port} can be reached"
+    free = seen(Role.PS, flags, probes=Probes())
+    lost = seen(Role.WORKER, flags, probes=Probes(), reach=True)
+    assert free[0].startswith("ok: this is ps 0 ")
+    assert lost[0].startswith(f"error: ps 0 at 127.0.0.1:{port} cannot be reached (Connection ")
+
+
+def lines_of(**texts: str) -> list[str]:
+    return report(compare(texts)).splitlines()
+
+
+SMALL = {"ps": ["p:1"], "worker": ["w:1"]}
+
+
+def test_tf_configs_of_one_cluster_agree() -> None:
+    assert lines_of(a=tf_config(SMALL, "ps"), b=tf_config(SMALL, "worker")) == [
+        "ok: 2 TF_CONFIGs agree on the cluster"
+    ]
+
+
+def test_list_and_map_of_the_same_addresses_agree() -> None:
+    as_map = {"ps": {"0": "P:1"}, "worker": {"0": "w:1"}}
+    assert lines_of(a=tf_config(SMALL, "ps"), b=tf_config(as_map, "worker")) == [
+        "ok: 2 TF_CONFIGs agree on the cluster"
+    ]
+
+
+def test_tf_configs_of_dynamic_workers_agree_where_they_overlap() -> None:
+    ps = tf_config({"worker": {}, "ps": ["q:1"]}, "ps", 1)
+    worker = tf_config({"worker": {"0": "w:1"}, "ps": ["p:1", "q:1"]}, "worker", 0)
+    other = tf_config({"worker": {}, "ps": ["p:1"]}, "ps", 0)
+    assert lines_of(a=ps, b=worker, c=other) == ["ok: 3 TF_CONFIGs agree on the cluster"]
+
+
+DIFFERENT = (
+    "error: the clusters of a and b {0}; expected the same cluster in every task's TF_CONFIG; copy "
+    "one to all"
+)
+
+CONFLICTS: dict[str, tuple[str, str, str]] = {
+    "one task twice": (
+        tf_config(SMALL),
+        tf_config(SMALL),
+        (
+            "error: a and b are both worker 0; expected a task of its own in each; correct the "
+            "task's index in one of them"
+        ),
+    ),
+    "another address": (
+        tf_config(SMALL, "ps"),
+        tf_config({"ps": ["p:2"], "worker": ["w:1"]}),
+        DIFFERENT.format("differ: ps 0 is p:1 in the first and p:2 in the second"),
+    ),
+    "one worker less": (
+        tf_config({"ps": ["p:1"], "worker": ["w:1", "v:1"]}, "ps"),
+        tf_config(SMALL),
+        DIFFERENT.format("differ: worker 1 is v:1 in the first and not listed in the second"),
+    ),
+    "another order": (
+        tf_config({"ps": ["p:1", "q:1"], "worker": ["w:1"]}, "ps"),
+        tf_config({"ps": ["q:1", "p:1"], "worker": ["w:1"]}),
+        DIFFERENT.format(
+            "list the same addresses in another order: ps 0 is p:1 in the first and q:1 in the "
+            "second"
+        ),
+    ),
+    "no task section": (
+        tf_config(SMALL),
+        json.dumps({"cluster": SMALL}),
+        "error: b has no task section; expected one; add it",
+    ),
+    "empty file": (tf_config(SMALL), "", "error: b has no cluster section; expected one; add it"),
+    "a mistake in one": (
+        tf_config(SMALL),
+        "[]",
+        (
+            "error: b: TF_CONFIG is []; expected an object such as "
+            '{"cluster": {"ps": ["host:2222"]}, "task": {"type": "ps", "index": 0}}'
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "sentence"), CONFLICTS.values(), ids=CONFLICTS)
+def test_conflict_between_tf_configs_is_found(first: str, second: str, sentence: str) -> None:
+    assert lines_of(a=first, b=second)[0] == sentence
+    assert exit_code(compare({"a": first, "b": second})) is ExitCode.USAGE
+
+
+def test_task_without_a_tf_config_is_missed() -> None:
+    cluster = {"ps": ["p:1"], "worker": ["w:1", "v:1"], "chief": ["c:1"]}
+    lines = lines_of(a=tf_config(cluster, "ps"), b=tf_config(cluster, "worker"))
+    assert lines == [
+        (
+            "warning: none of the TF_CONFIGs is that of chief 0, worker 1, which the cluster "
+            "lists; the run waits for every task; check that each of them is started with a "
+            "TF_CONFIG of its own"
+        ),
+        "ok: 2 TF_CONFIGs agree on the cluster",
+    ]
+
+
+def test_single_tf_config_misses_nobody() -> None:
+    assert lines_of(a=tf_config(CLUSTER)) == ["ok: 1 TF_CONFIGs agree on the cluster"]
+
+
+def test_files_are_compared_by_name(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first.write_text(tf_config(SMALL))
+    second.write_text(tf_config(SMALL))
+    assert report(diagnose_files([first, second])).startswith(
+        f"error: {first} and {second} are both worker 0;"
+    )
+
+
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    findings = diagnose_files([path])
+    assert findings[0] == Finding(
+        Severity.ERROR,
+        f"{path} cannot be read: [Errno 2] No such file or directory: '{path}'; expected a "
+        "TF_CONFIG in it",
+    )
+    assert exit_code(findings) is ExitCode.USAGE
+
+
+def test_report_puts_the_worst_first() -> None:
+    findings = [Finding(severity, severity.value) for severity in reversed(Severity)]
+    assert report(findings) == "error: error\nwarning: warning\nok: ok"

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from zmqtrain.data import Digits
+from zmqtrain.errors import ConfigError
+from zmqtrain.models import Data
+
+
+def test_file_is_the_one_that_its_description_names() -> None:
+    folder = files("zmqtrain.data")
+    digest = hashlib.sha256((folder / "digits.npz").read_bytes()).hexdigest()
+    assert re.findall(r"SHA-256: `(\w+)`", (folder / "digits.md").read_text()) == [digest]
+
+
+def test_digits_have_the_counts_and_ranges_of_the_source() -> None:
+    train, evaluation = Digits().load(None)
+    assert isinstance(Digits(), Data)
+    assert (len(train), len(evaluation)) == (1438, 359)
+    features, labels = (
+        np.concatenate(both) for both in zip(train.arrays, evaluation.arrays, strict=True)
+    )
+    assert (features.dtype, features.shape) == (np.float32, (1797, 64))
+    assert (labels.dtype, labels.shape) == (np.int64, (1797,))
+    assert (features.min(), features.max()) == (0.0, 1.0)
+    np.testing.assert_array_equal(features * 16, np.round(features * 16))
+    counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert np.bincount(labels).tolist() == counts
+
+
+def test_first_digit_of_the_source_is_a_zero_of_known_pixels() -> None:
+    train, evaluation = Digits().load(None)
+    first_row = [0, 0, 5, 13, 9, 1, 0, 0, 0, 0, 13, 15, 10, 15, 5, 0]
+    found = [
+        part.arrays[1][(part.arrays[0][:, :16] * 16 == first_row).all(axis=1)].tolist()
+        for part in (train, evaluation)
+    ]
+    assert found in ([[0], []], [[], [0]])
+
+
+def test_seed_chooses_what_is_held_out() -> None:
+    one, same, other = (Digits(seed=seed).load(None)[1].arrays[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    assert len(Digits(holdout=0.5).load(None)[1]) == 898
+
+
+@pytest.mark.parametrize("holdout", [0, 1])
+def test_holding_out_nothing_or_all_is_refused(holdout: float) -> None:
+    with pytest.raises(ConfigError, match=f"holdout is {holdout}"):
+        Digits(holdout=holdout)

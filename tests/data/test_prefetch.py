@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.data import BatchPlan, Prefetcher
+
+PLAN = BatchPlan(examples=20, batch_size=4, seed=0)
+
+
+class Recorder:
+    """A data set of its own row numbers that notes which thread reads, and can be held up."""
+
+    def __init__(self) -> None:
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.is_reading = threading.Event()
+        self.threads: list[str] = []
+        self.readers = 0
+        self.most_readers = 0
+        self.failure: Exception | None = None
+
+    def __len__(self) -> int:
+        return PLAN.examples
+
+    def take(self, indices: Any) -> tuple[Any, ...]:
+        self.readers += 1
+        self.most_readers = max(self.most_readers, self.readers)
+        self.threads.append(threading.current_thread().name)
+        self.is_reading.set()
+        self.may_read.wait()
+        self.readers -= 1
+        if self.failure is not None:
+            raise self.failure
+        return (indices,)
+
+
+@pytest.fixture
+def dataset() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def prefetcher(dataset: Recorder) -> Iterator[Prefetcher]:
+    with closing(Prefetcher(dataset, PLAN, limit=3)) as prefetcher:
+        yield prefetcher
+        dataset.may_read.set()
+
+
+def hold_up(dataset: Recorder, prefetcher: Prefetcher, number: int) -> None:
+    """Leave the background thread in the middle of reading batch ``number``."""
+    dataset.may_read.clear()
+    assert prefetcher.prepare(number)
+    assert dataset.is_reading.wait(10)
+
+
+def take_in_thread(prefetcher: Prefetcher, number: int) -> tuple[threading.Thread, list[Any]]:
+    batches: list[Any] = []
+    thread = threading.Thread(target=lambda: batches.append(prefetcher.take(number)), name="taker")
+    thread.start()
+    return thread, batches
+
+
+def test_batches_are_those_of_the_plan_prepared_or_not(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    for number in (2, 0, 5):
+        assert prefetcher.prepare(number)
+    for number in (0, 1, 5, 2):
+        np.testing.assert_array_equal(prefetcher.take(number)[0], PLAN.indices(number))
+    assert len(dataset.threads) == 4
+
+
+def test_prepared_batch_is_read_in_the_background_only(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    hold_up(dataset, prefetcher, 7)
+    thread, batches = take_in_thread(prefetcher, 7)
+    dataset.may_read.set()
+    thread.join(10)
+    np.testing.assert_array_equal(batches[0][0], PLAN.indices(7))
+    assert [name.startswith("prefetch") for name in dataset.threads] == [True]
+
+
+def test_unprepared_batch_is_read_in_the_calling_thread(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    prefetcher.take(0)
+    assert dataset.threads == [threading.current_thread().name]
+
+
+def test_batch_queued_behind_another_is_waited_for(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    hold_up(dataset, prefetcher, 0)
+    prefetcher.prepare(1)
+    thread, batches = take_in_thread(prefetcher, 1)
+    dataset.may_read.set()
+    thread.join(10)
+    np.testing.assert_array_equal(batches[0][0], PLAN.indices(1))
+    assert [name.startswith("prefetch") for name in dataset.threads] == [True, True]
+
+
+def test_unprepared_batch_is_not_read_while_another_is(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    hold_up(dataset, prefetcher, 0)
+    thread, batches = take_in_thread(prefetcher, 1)
+    dataset.may_read.set()
+    thread.join(10)
+    np.testing.assert_array_equal(batches[0][0], PLAN.indices(1))
+    assert dataset.most_readers == 1
+
+
+def test_no_more_than_the_limit_is_held(dataset: Recorder, prefetcher: Prefetcher) -> None:
+    assert [prefetcher.prepare(number) for number in (0, 1, 2, 3)] == [True, True, True, False]
+    assert prefetcher.prepare(1)
+    prefetcher.take(1)
+    assert prefetcher.prepare(3)
+
+
+def test_preparing_twice_reads_once(dataset: Recorder, prefetcher: Prefetcher) -> None:
+    prefetcher.prepare(0)
+    prefetcher.prepare(0)
+    prefetcher.take(0)
+    prefetcher.close()
+    assert len(dataset.threads) == 1
+
+
+def test_forgotten_batches_make_room_and_are_not_read(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    hold_up(dataset, prefetcher, 0)
+    prefetcher.prepare(1)
+    prefetcher.prepare(2)
+    prefetcher.forget([0, 1, 2, 9])
+    assert prefetcher.prepare(3)
+    dataset.may_read.set()
+    np.testing.assert_array_equal(prefetcher.take(3)[0], PLAN.indices(3))
+    prefetcher.close()
+    assert len(dataset.threads) == 2
+
+
+def test_forgotten_batch_can_be_taken_after_all(dataset: Recorder, prefetcher: Prefetcher) -> None:
+    prefetcher.prepare(0)
+    prefetcher.forget([0])
+    np.testing.assert_array_equal(prefetcher.take(0)[0], PLAN.indices(0))
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_failure_to_read_is_raised_where_the_batch_is_taken(
+    prepared: bool, dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    dataset.failure = OSError("disk gone")
+    if prepared:
+        assert prefetcher.prepare(0)
+    with pytest.raises(OSError, match="disk gone"):
+        prefetcher.take(0)
+    dataset.failure = None
+    np.testing.assert_array_equal(prefetcher.take(0)[0], PLAN.indices(0))
+
+
+def test_closed_prefetcher_ends_its_thread_and_reads_only_when_asked(
+    dataset: Recorder, prefetcher: Prefetcher
+) -> None:
+    prefetcher.prepare(0)
+    prefetcher.close()
+    prefetcher.close()
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
+    assert not prefetcher.prepare(1)
+    np.testing.assert_array_equal(prefetcher.take(1)[0], PLAN.indices(1))
+    assert dataset.threads[-1] == threading.current_thread().name
+
+
+def test_prefetcher_without_room_reads_everything_on_demand(dataset: Recorder) -> None:
+    with closing(Prefetcher(dataset, PLAN, limit=0)) as prefetcher:
+        assert not prefetcher.prepare(0)
+        np.testing.assert_array_equal(prefetcher.take(0)[0], PLAN.indices(0))

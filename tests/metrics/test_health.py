@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.health import LAG_INTERVAL_S, STALL_S, LoopMonitor, Server, serve
+from zmqtrain.metrics import Metrics
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Task:
+    """What a server is asked about; tests change it while it is served."""
+
+    readiness: tuple[bool, str] = (True, "serving shard 0 at version 12")
+    stalled_s: float = 0.0
+    metrics: Metrics = field(default_factory=lambda: Metrics("ps"))
+
+    def is_ready(self) -> tuple[bool, str]:
+        return self.readiness
+
+    def loop_lag(self) -> float:
+        return self.stalled_s
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task()
+
+
+@pytest.fixture
+def server(task: Task) -> Iterator[Server]:
+    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    yield server
+    server.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    content_type: str
+    text: str
+
+
+def get(server: Server, path: str, accept: str = "*/*") -> Answer:
+    connection = http.client.HTTPConnection(server.address, server.port, timeout=10)
+    try:
+        connection.request("GET", path, headers={"Accept": accept})
+        response = connection.getresponse()
+        content_type = response.getheader("Content-Type", "")
+        return Answer(response.status, content_type, response.read().decode())
+    finally:
+        connection.close()
+
+
+def test_metrics_are_served_as_they_are_now(server: Server, task: Task) -> None:
+    task.metrics.pushes.applied.inc(3)
+    answer = get(server, "/metrics")
+    assert answer.status == 200
+    assert answer.content_type.startswith("text/plain")
+    assert '\nzmqtrain_pushes_total{result="applied"} 3.0\n' in answer.text
+
+
+def test_scraper_that_asks_for_openmetrics_gets_it(server: Server) -> None:
+    answer = get(server, "/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert answer.content_type.startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_metrics_asked_for_by_name_are_the_only_ones(server: Server) -> None:
+    answer = get(server, "/metrics?name[]=zmqtrain_pulls_total")
+    samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    assert samples == ["zmqtrain_pulls_total 0.0"]
+
+
+def test_ready_task_answers_200_with_the_reason(server: Server) -> None:
+    answer = get(server, "/readyz")
+    assert (answer.status, answer.text) == (200, "serving shard 0 at version 12\n")
+
+
+def test_task_that_is_not_ready_answers_503_with_the_reason(server: Server, task: Task) -> None:
+    task.readiness = (False, "restoring checkpoint 300")
+    answer = get(server, "/readyz")
+    assert (answer.status, answer.text) == (503, "restoring checkpoint 300\n")
+
+
+@pytest.mark.parametrize(
+    ("stalled_s", "status"), [(0.0, 200), (STALL_S, 200), (STALL_S + 0.1, 503), (900.0, 503)]
+)
+def test_liveness_follows_the_progress_of_the_event_loop(
+    server: Server, task: Task, stalled_s: float, status: int
+) -> None:
+    task.stalled_s = stalled_s
+    answer = get(server, "/healthz")
+    assert (answer.status, answer.text) == (status, f"event loop last ran {stalled_s:.1f} s ago\n")
+
+
+def test_liveness_ignores_readiness(server: Server, task: Task) -> None:
+    task.readiness = (False, "waiting for the lead shard")
+    assert get(server, "/healthz").status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/metricsx", "/metrics/", "/favicon.ico"])
+def test_other_paths_answer_404_and_name_the_right_ones(server: Server, path: str) -> None:
+    answer = get(server, path)
+    assert answer.status == 404
+    assert answer.text == f"no {path}; there is /metrics, /readyz, /healthz\n"
+
+
+def test_port_zero_takes_a_free_port_and_tells_which(server: Server) -> None:
+    assert server.address == LOOPBACK
+    assert server.port > 0
+
+
+def test_port_that_is_taken_is_a_config_error_with_address_and_flag(
+    server: Server, task: Task
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve(task.metrics, LOOPBACK, server.port, task.is_ready, task.loop_lag)
+    assert str(caught.value) == (
+        f"cannot serve metrics on 127.0.0.1:{server.port}: Address already in use; expected a free "
+        "port on an address of this machine; choose another with --metrics-port "
+        "(ZMQTRAIN_METRICS_PORT), where 0 takes any free port"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("192.0.2.1", 0), ("host.invalid", 0), (LOOPBACK, 70000)]
+)
+def test_address_that_cannot_be_listened_on_is_a_config_error(
+    task: Task, host: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = socket.getaddrinfo
+
+    def without_dns(name: str, *args: object, **options: object) -> object:
+        if name.endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return lookup(name, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", without_dns)
+    with pytest.raises(ConfigError, match=f"cannot serve metrics on {host}:{port}: "):
+        serve(task.metrics, host, port, task.is_ready, task.loop_lag)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ipv6_address_is_served(task: Task) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    server = serve(task.metrics, "::1", 0, task.is_ready, task.loop_lag)
+    try:
+        assert get(server, "/healthz").status == 200
+    finally:
+        server.close()
+
+
+def test_closed_server_refuses_connections_and_closes_twice(task: Task) -> None:
+    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    server.close()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(server, "/healthz")
+
+
+def test_port_can_be_taken_again_at_once(task: Task) -> None:
+    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    get(server, "/healthz")
+    server.close()
+    again = serve(task.metrics, LOOPBACK, server.port, task.is_ready, task.loop_lag)
+    again.close()
+
+
+def test_failing_readiness_check_is_logged_and_harms_no_other_request(
+    server: Server, task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    task.is_ready = lambda: 1 / 0  # type: ignore[assignment]
+    failing = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    try:
+        with pytest.raises(http.client.RemoteDisconnected):
+            get(failing, "/readyz")
+        assert get(failing, "/healthz").status == 200
+    finally:
+        failing.close()
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "the metrics server could not answer" in record.getMessage()
+    assert record.exc_info
+
+
+class FakeTime:
+    """A clock that moves only while someone sleeps: as long as asked, and then ``late_s`` more."""
+
+    def __init__(self, late_s: list[float]) -> None:
+        self.now_s = 100.0
+        self._late_s = iter(late_s)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def sleep(self, duration_s: float) -> None:
+        late_s = next(self._late_s, None)
+        if late_s is None:
+            raise asyncio.CancelledError
+        self.now_s += duration_s + late_s
+
+
+async def test_monitor_observes_how_late_the_loop_woke_it() -> None:
+    fake = FakeTime([0.0, 0.2, 4.0])
+    metrics = Metrics("worker")
+    monitor = LoopMonitor(metrics.event_loop_lag_seconds, fake.clock, fake.sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await monitor.run()
+    get_value = metrics.registry.get_sample_value
+    assert get_value("zmqtrain_event_loop_lag_seconds_count") == 3
+    assert get_value("zmqtrain_event_loop_lag_seconds_sum") == pytest.approx(4.2)
+
+
+async def test_stall_is_counted_from_the_last_time_that_the_loop_ran() -> None:
+    fake = FakeTime([0.0])
+    monitor = LoopMonitor(Metrics("ps").event_loop_lag_seconds, fake.clock, fake.sleep)
+    fake.now_s += 5.0
+    assert monitor.stalled_s() == pytest.approx(5.0)
+    with pytest.raises(asyncio.CancelledError):
+        await monitor.run()
+    assert monitor.stalled_s() == 0.0
+    fake.now_s += 31.0
+    assert monitor.stalled_s() == pytest.approx(31.0)
+
+
+def test_monitor_looks_often_enough_to_tell_a_stall() -> None:
+    assert LAG_INTERVAL_S < STALL_S / 10

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import fields
+from typing import get_args
+
+import prometheus_client
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from zmqtrain.metrics import NAMESPACE, CheckpointStages, Children, Metrics, Phases, Pushes, State
+
+TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
+
+
+def families(metrics: Metrics) -> set[str]:
+    text = generate_latest(metrics.registry).decode()
+    return set(re.findall(r"^# TYPE zmqtrain_(\S+)", text, re.MULTILINE))
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"{NAMESPACE}_{name}", labels)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is absent")
+@pytest.mark.parametrize(("role", "index"), TASKS)
+def test_exposition_of_every_role_passes_promtool(role: str, index: int) -> None:
+    text = generate_latest(Metrics(role, index).registry)
+    result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not result.stderr
+
+
+def test_each_role_exposes_only_what_it_can_have() -> None:
+    lead, ps, worker, chief = (families(Metrics(role, index)) for role, index in TASKS)
+    common = lead & ps & worker & chief
+    assert {"build_info", "task_info", "role_state", "event_loop_lag_seconds"} <= common
+    assert lead > ps
+    assert {"global_step", "policy_info", "worker_step", "waiting_workers"} <= lead - ps
+    assert {"pushes_total", "staleness_versions", "parameter_version"} <= ps - worker - chief
+    assert {"steps_total", "train_loss", "phase_duration_seconds"} <= worker - lead - chief
+    assert {"evaluation_loss", "checkpoint_bytes"} <= chief - lead - worker
+    assert "nonfinite_gradients_total" in ps & worker - chief
+
+
+def test_attribute_is_the_exposed_name_without_namespace_and_total() -> None:
+    attributes = set(vars(Metrics("ps"))) - {"registry"}
+    exposed = set().union(*(families(Metrics(role, index)) for role, index in TASKS))
+    names = {re.sub("_total$", "", name) for name in exposed} - {"build_info", "task_info"}
+    assert {name.removesuffix("_info") for name in names} == attributes
+
+
+def test_metric_of_another_role_can_be_counted_but_is_not_exposed() -> None:
+    metrics = Metrics("worker", 2)
+    metrics.pushes.applied.inc()
+    metrics.global_step.set(5)
+    assert value(metrics, "pushes_total", result="applied") is None
+    assert value(metrics, "global_step") is None
+
+
+def test_two_tasks_in_one_process_count_apart() -> None:
+    one, other = Metrics("worker", 0), Metrics("worker", 1)
+    one.steps.inc(3)
+    assert (value(one, "steps_total"), value(other, "steps_total")) == (3, 0)
+
+
+def test_nothing_is_registered_with_the_global_registry() -> None:
+    Metrics("ps")
+    names = {family.name for family in prometheus_client.REGISTRY.collect()}
+    assert not {name for name in names if name.startswith(NAMESPACE)}
+
+
+@pytest.mark.parametrize("generate", [generate_latest, generate_openmetrics])
+def test_no_created_series_are_exposed_and_other_registries_keep_theirs(generate) -> None:
+    other = prometheus_client.CollectorRegistry()
+    prometheus_client.Counter("other_total", "Of the user.", registry=other)
+    metrics = Metrics("worker")
+    assert "_created" not in generate(metrics.registry).decode()
+    assert "other_created" in generate(other).decode()
+
+
+def test_task_says_who_it_is_and_what_it_runs() -> None:
+    text = generate_latest(Metrics("worker", 7).registry).decode()
+    assert 'zmqtrain_task_info{index="7",role="worker"} 1.0' in text
+    assert re.search(
+        r'zmqtrain_build_info\{numpy="\S+",python="3\.\S+",pyzmq="\S+",version="', text
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [
+        ("pushes_total", "result", [field.name for field in fields(Pushes)]),
+        ("checkpoint_failures_total", "stage", [field.name for field in fields(CheckpointStages)]),
+        ("connected_peers", "role", ["chief", "ps", "worker"]),
+        ("lease_expirations_total", "role", ["chief", "ps", "worker"]),
+    ],
+)
+def test_series_known_to_exist_are_zero_from_the_start(
+    name: str, label: str, values: list[str]
+) -> None:
+    metrics = Metrics("ps")
+    assert [value(metrics, name, **{label: each}) for each in values] == [0] * len(values)
+
+
+@pytest.mark.parametrize("phase", [field.name for field in fields(Phases)])
+def test_phase_is_timed_under_its_own_label(phase: str) -> None:
+    metrics = Metrics("worker")
+    getattr(metrics.phase_duration_seconds, phase).observe(0.002)
+    for each in fields(Phases):
+        count = value(metrics, "phase_duration_seconds_count", phase=each.name)
+        assert count == (each.name == phase)
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("worker", "train_loss"),
+        ("chief", "evaluation_loss"),
+        ("chief", "evaluation_accuracy"),
+        ("ps", "learning_rate"),
+        ("ps", "expected_workers"),
+        ("ps", "global_step_target"),
+    ],
+)
+def test_gauge_without_a_value_yet_is_nan(task: str, name: str) -> None:
+    unknown = value(Metrics(task), name)
+    assert unknown is not None and math.isnan(unknown)
+
+
+def test_policy_without_a_bound_shows_infinity() -> None:
+    assert value(Metrics("ps"), "staleness_bound_steps") == math.inf
+
+
+def test_switched_policy_leaves_one_series() -> None:
+    metrics = Metrics("ps")
+    for spec in ("hogwild", "bounded-staleness:4"):
+        metrics.policy.info({"policy": spec})
+    assert value(metrics, "policy_info", policy="hogwild") is None
+    assert value(metrics, "policy_info", policy="bounded-staleness:4") == 1
+
+
+@pytest.mark.parametrize("state", get_args(State))
+def test_task_is_in_exactly_one_state(state: State) -> None:
+    metrics = Metrics("chief")
+    metrics.role_state.set("training")
+    metrics.role_state.set(state)
+    for each in get_args(State):
+        assert value(metrics, "role_state", state=each) == (each == state)
+
+
+def test_task_starts_in_the_starting_state() -> None:
+    assert value(Metrics("chief"), "role_state", state="starting") == 1
+
+
+def test_fresh_gradient_counts_in_the_bucket_of_zero() -> None:
+    metrics = Metrics("ps")
+    for versions in (0, 0, 3, 1000):
+        metrics.staleness_versions.observe(versions)
+    buckets = {
+        le: value(metrics, "staleness_versions_bucket", le=le) for le in ("0.0", "2.0", "4.0")
+    }
+    assert buckets == {"0.0": 2, "2.0": 2, "4.0": 3}
+    assert value(metrics, "staleness_versions_count") == 4
+
+
+def test_child_of_an_open_label_is_looked_up_once() -> None:
+    children = Metrics("worker").rpc_duration_seconds
+    assert children["push"] is children["push"]
+
+
+def test_forgotten_worker_is_no_longer_exposed() -> None:
+    metrics = Metrics("ps")
+    metrics.worker_step[0].set(10)
+    metrics.worker_step[1].set(20)
+    metrics.worker_step.forget(0)
+    metrics.worker_step.forget(5)  # never seen: nothing to do
+    assert value(metrics, "worker_step", worker="0") is None
+    assert value(metrics, "worker_step", worker="1") == 20
+
+
+def test_worker_that_comes_back_is_exposed_again() -> None:
+    steps: Children[int, prometheus_client.Gauge] = (metrics := Metrics("ps")).worker_step
+    steps[0].set(10)
+    steps.forget(0)
+    steps[0].set(1)
+    assert value(metrics, "worker_step", worker="0") == 1
+
+
+def test_process_and_garbage_collector_are_measured() -> None:
+    text = generate_latest(Metrics("ps").registry).decode()
+    assert "\npython_gc_collections_total{" in text
+    assert "\nprocess_cpu_seconds_total " in text

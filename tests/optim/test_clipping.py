@@ -1,0 +1,137 @@
+"""The global norm and clipping by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim import clip_by_global_norm, global_norm
+
+
+def three_four() -> dict[str, Any]:
+    return {
+        "weights": np.array([[3.0, 0.0], [0.0, 0.0]], np.float32),
+        "bias": np.array(4.0, np.float32),
+    }
+
+
+class DeviceArray:
+    """Has what NumPy's and CuPy's arrays share, and cannot be turned into either."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+        self.size = self._values.size
+
+    def reshape(self, shape: int) -> DeviceArray:
+        return DeviceArray(self._values.reshape(shape))
+
+    def astype(self, dtype: Any) -> DeviceArray:
+        return DeviceArray(self._values.astype(dtype))
+
+    def sum(self) -> Any:
+        return self._values.sum()
+
+    def __getitem__(self, run: slice) -> DeviceArray:
+        return DeviceArray(self._values[run])
+
+    def __imul__(self, other: Any) -> DeviceArray:
+        self._values *= other._values if isinstance(other, DeviceArray) else other
+        return self
+
+    def tolist(self) -> list[float]:
+        return self._values.tolist()
+
+
+def test_norm_spans_all_gradients() -> None:
+    assert global_norm(three_four()) == 5.0
+
+
+def test_norm_of_nothing_is_zero() -> None:
+    assert global_norm({}) == 0.0
+    assert clip_by_global_norm({}, 1.0) == 0.0
+
+
+def test_norm_of_many_elements_is_added_in_double_precision() -> None:
+    gradient = np.full(3_000_001, 0.1, np.float32)
+    expected = float(np.float32(0.1)) * np.sqrt(3_000_001)
+    assert global_norm({"w": gradient}) == pytest.approx(expected, rel=1e-12)
+
+
+def test_norm_of_a_strided_view_counts_only_the_view() -> None:
+    assert global_norm({"w": np.ones((4, 4), np.float32)[::2, ::2]}) == 2.0
+
+
+def test_longer_gradient_is_scaled_to_the_norm_in_place() -> None:
+    gradients = three_four()
+    weights = gradients["weights"]
+    assert clip_by_global_norm(gradients, 2.5) == 5.0
+    assert gradients["weights"] is weights
+    np.testing.assert_array_equal(weights, [[1.5, 0.0], [0.0, 0.0]])
+    assert gradients["bias"] == 2.0
+    assert weights.dtype == np.float32
+
+
+@pytest.mark.parametrize("norm", [5.0, 5.1, 1e9])
+def test_gradient_no_longer_than_the_norm_keeps_its_bits(norm: float) -> None:
+    gradients = three_four()
+    assert clip_by_global_norm(gradients, norm) == 5.0
+    assert gradients["weights"].tobytes() == three_four()["weights"].tobytes()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_non_finite_gradient_is_left_as_it_came(poison: float) -> None:
+    gradients = three_four()
+    gradients["weights"][1, 1] = poison
+    before = gradients["weights"].tobytes()
+    assert not np.isfinite(clip_by_global_norm(gradients, 1.0))
+    assert gradients["weights"].tobytes() == before
+    assert gradients["bias"] == 4.0
+
+
+def test_gradient_whose_squares_overflow_float32_is_clipped() -> None:
+    gradients = {"w": np.array([3e30, -4e30], np.float32)}
+    assert clip_by_global_norm(gradients, 1.0) == pytest.approx(5e30)
+    np.testing.assert_allclose(gradients["w"], [0.6, -0.8], rtol=1e-6)
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20),
+    norm=st.floats(1e-3, 1e6),
+)
+def test_clipped_gradient_is_never_longer_and_keeps_its_direction(
+    values: list[float], norm: float
+) -> None:
+    original = np.array(values, np.float32)
+    gradients = {"w": original.copy()}
+    length = clip_by_global_norm(gradients, norm)
+    assert global_norm(gradients) <= norm * (1 + 1e-6) or length <= norm
+    scale = norm / max(norm, length)
+    np.testing.assert_allclose(gradients["w"], original * scale, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf"), None, "5"])
+def test_norm_that_is_no_length_is_refused(norm: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^clip_norm is {norm!r}; expected a finite number"):
+        clip_by_global_norm(three_four(), norm)
+
+
+def test_arrays_of_a_device_are_clipped_by_their_own_operations() -> None:
+    gradients = {"w": DeviceArray(np.array([[3.0, 4.0]], np.float32))}
+    assert clip_by_global_norm(gradients, 1.0) == 5.0
+    assert gradients["w"].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]]
+
+
+@pytest.mark.gpu
+def test_cupy_gradients_are_clipped_where_they_lie() -> None:
+    cupy = pytest.importorskip("cupy")
+    if not cupy.is_available():
+        pytest.skip("no CUDA device")
+    gradients = {name: cupy.asarray(value) for name, value in three_four().items()}
+    assert clip_by_global_norm(gradients, 2.5) == 5.0
+    assert gradients["weights"].get().tolist() == [[1.5, 0.0], [0.0, 0.0]]
+    assert gradients["bias"].get() == 2.0

@@ -1,0 +1,87 @@
+"""Rules refuse what cannot work, when the job is written."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from functools import partial
+
+import numpy as np
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim import SGD, Adagrad, Adam, Ftrl, Momentum, Polynomial, RMSProp, new_slots
+
+
+class Warmup:
+    """A schedule whose text says where it lies in memory."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self, step: int) -> float:
+        return min(1.0, step / self.steps)
+
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl])
+@pytest.mark.parametrize("rate", ["0.1", None, -0.1, float("nan"), float("inf"), True, Polynomial])
+def test_rule_with_impossible_learning_rate_is_refused(make: type, rate: object) -> None:
+    with pytest.raises(ConfigError, match=r"^the learning rate is .*; expected a schedule or a"):
+        make(rate)
+
+
+@pytest.mark.parametrize("make", [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl])
+@pytest.mark.parametrize("schedule", [lambda step: 0.1, Warmup(100)], ids=["lambda", "object"])
+def test_rule_with_schedule_that_has_no_stable_text_is_refused(
+    make: type, schedule: object
+) -> None:
+    with pytest.raises(ConfigError, match="make the schedule a frozen dataclass"):
+        make(schedule)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (partial(Momentum, 0.1, momentum=1.0), "Momentum: momentum is 1.0"),
+        (partial(Momentum, 0.1, momentum=-0.1), "Momentum: momentum is -0.1"),
+        (partial(Adagrad, 0.1, initial_accumulator=0.0), "Adagrad: initial_accumulator is 0.0"),
+        (partial(Adagrad, 0.1, initial_accumulator=-1, epsilon=1), "Adagrad: initial_accumulator"),
+        (partial(Adagrad, 0.1, epsilon=-1e-7), "Adagrad: epsilon is -1e-07"),
+        (partial(RMSProp, 0.1, rho=1.0), "RMSProp: rho is 1.0"),
+        (partial(RMSProp, 0.1, momentum=2), "RMSProp: momentum is 2"),
+        (partial(RMSProp, 0.1, epsilon=0.0), "RMSProp: epsilon is 0.0"),
+        (partial(RMSProp, 0.1, initial_mean_square=-1.0), "RMSProp: initial_mean_square is -1.0"),
+        (partial(Adam, beta1=1.0), "Adam: beta1 is 1.0"),
+        (partial(Adam, beta2=float("nan")), "Adam: beta2 is nan"),
+        (partial(Adam, epsilon=0), "Adam: epsilon is 0"),
+        (partial(Adam, epsilon="1e-8"), "Adam: epsilon is '1e-8'"),
+        (partial(Ftrl, 0.1, learning_rate_power=0.5), "Ftrl: learning_rate_power is 0.5"),
+        (partial(Ftrl, 0.1, initial_accumulator=0.0), "Ftrl: initial_accumulator is 0.0"),
+        (partial(Ftrl, 0.1, l1=-1.0), "Ftrl: l1 is -1.0"),
+        (partial(Ftrl, 0.1, l2=-1.0), "Ftrl: l2 is -1.0"),
+        (partial(Ftrl, 0.1, l2_shrinkage=-1.0), "Ftrl: l2_shrinkage is -1.0"),
+        (partial(Ftrl, 0.1, beta=-1.0), "Ftrl: beta is -1.0"),
+    ],
+)
+def test_rule_with_impossible_hyperparameter_is_refused(make: partial, complaint: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{complaint}.*; expected a .*; correct .* in the job$"
+    ):
+        make()
+
+
+def test_ftrl_whose_schedule_ends_at_zero_says_at_which_step() -> None:
+    rule = Ftrl(Polynomial(0.1, 10, end=0.0))
+    w = np.ones(1, np.float32)
+    with pytest.raises(ConfigError, match="Ftrl: the learning rate is 0 at step 10; expected one"):
+        rule.update(w, w.copy(), new_slots(rule, w), step=10)
+
+
+def test_rule_once_made_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Adam().beta1 = 0.5
+
+
+def test_rule_of_a_zero_learning_rate_leaves_the_parameters() -> None:
+    w = np.ones(1, np.float32)
+    SGD(0.0).update(w, w.copy(), {}, step=0)
+    assert w[0] == 1.0

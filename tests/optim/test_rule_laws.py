@@ -1,0 +1,220 @@
+"""Laws that every rule keeps; a new rule joins by one row in RULES."""
+
+from __future__ import annotations
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Constant,
+    Cosine,
+    Exponential,
+    Flat,
+    Ftrl,
+    InverseTime,
+    Momentum,
+    RMSProp,
+    Rule,
+    Update,
+    new_slots,
+)
+from zmqtrain.optim.blocks import BLOCK_SIZE
+
+RULES: list[Rule] = [
+    SGD(0.1),
+    SGD(Constant(0.1)),
+    Momentum(0.05),
+    Momentum(0.05, nesterov=True),
+    Momentum(0.05, scaled_velocity=True),
+    Momentum(InverseTime(0.05, 100, 0.1), nesterov=True, scaled_velocity=True),
+    Adagrad(1.0),
+    Adagrad(1.0, initial_accumulator=0.0, epsilon=1e-7, epsilon_inside_sqrt=True),
+    RMSProp(Cosine(0.1, 400, alpha=0.01)),
+    RMSProp(Cosine(0.05, 400, alpha=0.01), momentum=0.5, epsilon_inside_sqrt=False),
+    RMSProp(Exponential(0.1, 20, 0.7), centered=True, epsilon=1e-3),
+    Adam(0.1),
+    Adam(Cosine(0.1, 400, alpha=0.01), nesterov=True),
+    Ftrl(1.0),
+    Ftrl(1.0, learning_rate_power=-0.3, l1=1e-3, l2=1e-3, l2_shrinkage=1e-3, beta=0.1),
+    Update(SGD(0.1)),
+    Update(Adam(0.1), l2=1e-3, moving_average=0.9),
+    Update(Ftrl(1.0, l1=1e-3), l2=1e-3, moving_average=0.9),
+]
+
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: repr(rule)[:70])
+
+
+class Run:
+    """Parameters and slots, with a gradient for each step that only its number decides."""
+
+    def __init__(self, rule: Rule, size: int, seed: int = 0) -> None:
+        self.rule = rule
+        self.seed = seed
+        self.parameters: Flat = self._normal(size, 10**6)
+        self.slots = new_slots(rule, self.parameters)
+
+    def step(self, step: int, cuts: list[int] | None = None) -> None:
+        """Update all of the memory, in one call or in one for each run between ``cuts``."""
+        gradient = self._normal(len(self.parameters), step)
+        bounds = [0, *sorted(cuts or []), len(self.parameters)]
+        for start, stop in pairwise(bounds):
+            self.rule.update(
+                self.parameters[start:stop],
+                gradient[start:stop],
+                {name: slot[start:stop] for name, slot in self.slots.items()},
+                step,
+            )
+
+    def steps(self, count: int) -> Run:
+        for step in range(count):
+            self.step(step)
+        return self
+
+    def _normal(self, size: int, number: int) -> Flat:
+        return np.random.default_rng([self.seed, number]).standard_normal(size, np.float32)
+
+    @property
+    def memory(self) -> dict[str, bytes]:
+        return {"parameters": self.parameters.tobytes()} | {
+            name: slot.tobytes() for name, slot in self.slots.items()
+        }
+
+
+@every_rule
+def test_rule_on_a_parabola_finds_its_minimum(rule: Rule) -> None:
+    w = np.array([5.0, -2.0, 3.1], np.float32)
+    slots = new_slots(rule, w)
+    for step in range(400):
+        rule.update(w, w - np.float32(3), slots, step)
+    np.testing.assert_allclose(w, 3.0, atol=0.03)
+
+
+@every_rule
+@given(cuts=st.lists(st.integers(0, 50), max_size=6))
+def test_rule_run_by_run_equals_the_whole_bit_for_bit(rule: Rule, cuts: list[int]) -> None:
+    whole, cut = Run(rule, 50), Run(rule, 50)
+    for step in range(2):
+        whole.step(step)
+        cut.step(step, cuts)
+    assert cut.memory == whole.memory
+
+
+@every_rule
+def test_rule_over_several_blocks_equals_smaller_runs_bit_for_bit(rule: Rule) -> None:
+    size = 2 * BLOCK_SIZE + 3
+    whole, cut = Run(rule, size), Run(rule, size)
+    whole.step(0)
+    cut.step(0, [1000, BLOCK_SIZE + 1])
+    assert cut.memory == whole.memory
+
+
+@every_rule
+def test_rule_run_twice_gives_the_same_bits(rule: Rule) -> None:
+    assert Run(rule, 1000).steps(5).memory == Run(rule, 1000).steps(5).memory
+
+
+@every_rule
+def test_rule_shared_by_threads_gives_the_bits_of_each_alone(rule: Rule) -> None:
+    size = BLOCK_SIZE + 1
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda seed: Run(rule, size, seed).steps(3).memory, (1, 2)))
+    assert together == [Run(rule, size, seed).steps(3).memory for seed in (1, 2)]
+
+
+@every_rule
+def test_update_changes_values_and_keeps_dtype_and_shape(rule: Rule) -> None:
+    run = Run(rule, 10)
+    before = run.memory
+    run.steps(2)
+    for array in (run.parameters, *run.slots.values()):
+        assert (array.dtype, array.shape) == (np.float32, (10,))
+    assert all(run.memory[name] != value for name, value in before.items())
+
+
+@every_rule
+def test_update_leaves_memory_around_its_run_alone(rule: Rule) -> None:
+    names = ["parameters", *(slot.name for slot in rule.slots)]
+    arena = {name: np.full(30, 7.5, np.float32) for name in names}
+    run = {name: memory[10:20] for name, memory in arena.items()}
+    run["parameters"][:] = 1.0
+    for name, slot in new_slots(rule, run["parameters"]).items():
+        run[name][:] = slot
+    rule.update(run["parameters"], np.ones(10, np.float32), run, step=0)
+    for memory in arena.values():
+        assert (memory[:10] == 7.5).all()
+        assert (memory[20:] == 7.5).all()
+
+
+@every_rule
+def test_update_only_reads_the_gradient(rule: Rule) -> None:
+    run = Run(rule, BLOCK_SIZE + 1)
+    gradient = np.ones(BLOCK_SIZE + 1, np.float32)
+    gradient.flags.writeable = False
+    rule.update(run.parameters, gradient, run.slots, step=0)
+    assert (gradient == 1).all()
+
+
+@every_rule
+def test_update_of_an_empty_run_does_nothing(rule: Rule) -> None:
+    run = Run(rule, 0)
+    run.step(0)
+    assert run.parameters.size == 0
+
+
+@every_rule
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_non_finite_gradient_stays_in_its_element_and_warns_nobody(
+    rule: Rule, poison: float
+) -> None:
+    quiet = rule if isinstance(rule, Update) else Update(rule)
+    clean, hurt = Run(quiet, 5), Run(quiet, 5)
+    gradient = np.ones(5, np.float32)
+    quiet.update(clean.parameters, gradient, clean.slots, step=0)
+    gradient[2] = poison
+    quiet.update(hurt.parameters, gradient, hurt.slots, step=0)
+    others = [0, 1, 3, 4]
+    assert hurt.parameters[others].tobytes() == clean.parameters[others].tobytes()
+    assert np.isfinite(hurt.parameters[others]).all()
+
+
+@every_rule
+def test_update_of_a_large_run_allocates_a_few_blocks(rule: Rule) -> None:
+    run = Run(rule, 40 * BLOCK_SIZE)
+    gradient = np.ones_like(run.parameters)
+    tracemalloc.start()
+    try:
+        rule.update(run.parameters, gradient, run.slots, step=0)
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 4 * (4 * BLOCK_SIZE)
+
+
+@every_rule
+def test_rule_written_as_text_and_read_back_is_equal(rule: Rule) -> None:
+    assert eval(repr(rule)) == rule
+    assert isinstance(rule, Rule)
+
+
+def test_rules_that_differ_have_different_texts() -> None:
+    assert len({repr(rule) for rule in RULES}) == len(RULES)
+
+
+def test_slots_of_a_rule_start_as_declared() -> None:
+    parameters = np.array([1.0, 2.0], np.float32)
+    slots = new_slots(Update(RMSProp(0.1, momentum=0.5), moving_average=0.9), parameters)
+    assert {name: slot.tolist() for name, slot in slots.items()} == {
+        "mean_square": [1.0, 1.0],
+        "momentum": [0.0, 0.0],
+        "average": [1.0, 2.0],
+    }
+    assert not np.shares_memory(slots["average"], parameters)

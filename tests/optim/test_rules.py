@@ -1,0 +1,261 @@
+"""Rules against their formulas, element by element in float64, and against known numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import copysign, sqrt
+
+import numpy as np
+import pytest
+
+from zmqtrain.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Flat,
+    Ftrl,
+    Momentum,
+    Piecewise,
+    RMSProp,
+    Rule,
+    new_slots,
+)
+from zmqtrain.optim.blocks import BLOCK_SIZE
+
+RATES = (0.1, 0.03, 0.03, 0.2, 0.2)
+SCHEDULE = Piecewise((0, 2), (0.1, 0.03, 0.2))
+
+State = dict[str, float]
+Step = Callable[[float, float, float, int, State], float]
+"""(w, g, lr, t, state) -> w after update number t = 1, 2, ...; the state starts empty."""
+
+
+def sgd(w: float, g: float, lr: float, t: int, s: State) -> float:
+    return w - lr * g
+
+
+def momentum(mu: float, nesterov: bool = False) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["a"] = mu * s.get("a", 0.0) + g
+        return w - lr * g - lr * mu * s["a"] if nesterov else w - lr * s["a"]
+
+    return step
+
+
+def keras_momentum(mu: float, nesterov: bool = False) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["v"] = mu * s.get("v", 0.0) - lr * g
+        return w + mu * s["v"] - lr * g if nesterov else w + s["v"]
+
+    return step
+
+
+def adagrad(a0: float, root: Callable[[float], float]) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["a"] = s.get("a", a0) + g * g
+        return w - lr * g / root(s["a"])
+
+    return step
+
+
+def rmsprop(
+    rho: float, mu: float, ms0: float, root: Callable[[float], float], centered: bool = False
+) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["ms"] = rho * s.get("ms", ms0) + (1 - rho) * g * g
+        s["mg"] = rho * s.get("mg", 0.0) + (1 - rho) * g
+        spread = s["ms"] - s["mg"] ** 2 if centered else s["ms"]
+        s["mom"] = mu * s.get("mom", 0.0) + lr * g / root(spread)
+        return w - s["mom"]
+
+    return step
+
+
+def adam(b1: float, b2: float, eps: float, nesterov: bool = False) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
+        direction = b1 * s["m"] + (1 - b1) * g if nesterov else s["m"]
+        alpha = lr * sqrt(1 - b2**t) / (1 - b1**t)
+        return w - alpha * direction / (sqrt(s["v"]) + eps)
+
+    return step
+
+
+def ftrl(
+    power: float, n0: float, l1: float, l2: float, shrinkage: float = 0.0, beta: float = 0.0
+) -> Step:
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        old = s.get("n", n0)
+        new = old + g * g
+        sigma = (new**-power - old**-power) / lr
+        z = s.get("z", 0.0) + g + 2 * shrinkage * w - sigma * w
+        s["n"], s["z"] = new, z
+        if abs(z) <= l1:
+            return 0.0
+        return (copysign(l1, z) - z) / (new**-power / lr + 2 * (l2 + beta / (2 * lr)))
+
+    return step
+
+
+REFERENCES: list[tuple[Rule, Step]] = [
+    (SGD(SCHEDULE), sgd),
+    (Momentum(SCHEDULE), momentum(0.9)),
+    (Momentum(SCHEDULE, momentum=0.0), sgd),
+    (Momentum(SCHEDULE, momentum=0.5, nesterov=True), momentum(0.5, nesterov=True)),
+    (Momentum(SCHEDULE, scaled_velocity=True), keras_momentum(0.9)),
+    (Momentum(SCHEDULE, 0.8, True, scaled_velocity=True), keras_momentum(0.8, nesterov=True)),
+    (Adagrad(SCHEDULE), adagrad(0.1, sqrt)),
+    (Adagrad(SCHEDULE, 0.0, epsilon=0.01), adagrad(0.0, lambda a: sqrt(a) + 0.01)),
+    (
+        Adagrad(SCHEDULE, 0.5, 0.01, epsilon_inside_sqrt=True),
+        adagrad(0.5, lambda a: sqrt(a + 0.01)),
+    ),
+    (RMSProp(SCHEDULE), rmsprop(0.9, 0.0, 1.0, lambda s: sqrt(s + 1e-10))),
+    (
+        RMSProp(SCHEDULE, rho=0.7, momentum=0.6, epsilon=0.02, initial_mean_square=0.0),
+        rmsprop(0.7, 0.6, 0.0, lambda s: sqrt(s + 0.02)),
+    ),
+    (
+        RMSProp(SCHEDULE, epsilon=0.02, epsilon_inside_sqrt=False),
+        rmsprop(0.9, 0.0, 1.0, lambda s: sqrt(s) + 0.02),
+    ),
+    (
+        RMSProp(SCHEDULE, momentum=0.5, epsilon=0.02, centered=True),
+        rmsprop(0.9, 0.5, 1.0, lambda s: sqrt(s + 0.02), centered=True),
+    ),
+    (Adam(SCHEDULE), adam(0.9, 0.999, 1e-8)),
+    (Adam(SCHEDULE, beta1=0.5, beta2=0.9, epsilon=0.1), adam(0.5, 0.9, 0.1)),
+    (Adam(SCHEDULE, beta1=0.0), adam(0.0, 0.999, 1e-8)),
+    (Adam(SCHEDULE, epsilon=0.01, nesterov=True), adam(0.9, 0.999, 0.01, nesterov=True)),
+    (Ftrl(SCHEDULE), ftrl(-0.5, 0.1, 0.0, 0.0)),
+    (Ftrl(SCHEDULE, l1=0.4, l2=0.3), ftrl(-0.5, 0.1, 0.4, 0.3)),
+    (Ftrl(SCHEDULE, -0.7, 0.2, l2_shrinkage=0.1), ftrl(-0.7, 0.2, 0.0, 0.0, shrinkage=0.1)),
+    (Ftrl(SCHEDULE, 0.0, beta=0.5), ftrl(0.0, 0.1, 0.0, 0.0, beta=0.5)),
+    (Ftrl(SCHEDULE, initial_accumulator=0.0, beta=0.5), ftrl(-0.5, 0.0, 0.0, 0.0, beta=0.5)),
+]
+
+LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3)
+
+# A period of 7 does not divide a block, so a block taken from the wrong place shows.
+PARAMETERS = (0.5, -1.0, 0.0, 2.0, 1e-3, -0.25, 1.5)
+GRADIENTS = (
+    (0.1, -0.5, 1.0, 0.0, 2.0, -1e-3, 0.7),
+    (0.3, 0.5, 1.5, 0.0, -2.0, -2e-3, 0.7),
+    (-0.2, -0.1, 0.0, 1.0, 0.5, 4e-3, 0.7),
+    (0.2, 0.9, -1.0, -0.1, 0.5, 1e-2, 0.7),
+    (1.2, -0.4, -3.0, 0.3, 0.1, 1.0, 0.7),
+)
+
+
+def parameters_by_reference(step: Step) -> list[list[float]]:
+    """Return the seven parameters after each update."""
+    columns = []
+    for w, gradients in zip(PARAMETERS, zip(*GRADIENTS, strict=True), strict=True):
+        state: State = {}
+        column = []
+        for t, (g, lr) in enumerate(zip(gradients, RATES, strict=True), start=1):
+            w = step(w, g, lr, t, state)
+            column.append(w)
+        columns.append(column)
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def as_flat(values: object, size: int) -> Flat:
+    return np.resize(np.array(values, np.float32), size)
+
+
+def train(rule: Rule, parameters: object, gradients: list[object]) -> Flat:
+    """Return the parameters after one update for each gradient."""
+    w = np.array(parameters, np.float32)
+    slots = new_slots(rule, w)
+    for step, gradient in enumerate(gradients):
+        rule.update(w, np.array(gradient, np.float32), slots, step)
+    return w
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+@pytest.mark.parametrize(("rule", "reference"), REFERENCES, ids=lambda value: repr(value)[:60])
+def test_rule_over_several_steps_follows_its_formula(
+    rule: Rule, reference: Step, size: int
+) -> None:
+    w = as_flat(PARAMETERS, size)
+    slots = new_slots(rule, w)
+    for step, expected in enumerate(parameters_by_reference(reference)):
+        rule.update(w, as_flat(GRADIENTS[step], size), slots, step)
+        np.testing.assert_allclose(w, np.resize(expected, size), rtol=3e-5, atol=3e-6)
+
+
+def test_rmsprop_first_step_starts_from_a_mean_square_of_one() -> None:
+    # 1 + 0.1 * (2^2 - 1) = 1.3; from 0 the step would be 0.1 / sqrt(0.1) = 0.316.
+    assert train(RMSProp(0.1), [0.0], [[2.0]])[0] == pytest.approx(-0.2 / sqrt(1.3), rel=1e-6)
+
+
+def test_adagrad_first_step_adds_a_tenth_and_no_epsilon() -> None:
+    assert train(Adagrad(0.1), [0.0], [[1.0]])[0] == pytest.approx(-0.1 / sqrt(1.1), rel=1e-6)
+
+
+def test_adagrad_with_zero_gradient_stays_where_it_is() -> None:
+    assert train(Adagrad(0.1), [0.5], [[0.0]])[0] == 0.5
+
+
+def test_adam_epsilon_is_added_to_the_uncorrected_root() -> None:
+    # alpha = 0.1 * sqrt(0.001) / 0.1, m = 0.1; the paper's Algorithm 1 would step by 0.05.
+    expected = -sqrt(0.001) * 0.1 / (sqrt(0.001) + 1)
+    assert expected == pytest.approx(-0.00306534, rel=1e-5)
+    assert train(Adam(0.1, epsilon=1.0), [0.0], [[1.0]])[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_adam_first_step_is_the_learning_rate_whatever_the_gradient() -> None:
+    w = train(Adam(), [0.0, 0.0], [[100.0, -1.0]])
+    np.testing.assert_allclose(w, [-1e-3, 1e-3], rtol=1e-6)
+
+
+def test_ftrl_within_the_threshold_is_exactly_zero() -> None:
+    # z is the gradient here: 0.5 and 1.0 are within l1 = 1, 1.5 is 0.5 beyond it.
+    w = train(Ftrl(0.1, l1=1.0), [0.0, 0.0, 0.0, 0.0], [[0.5, -1.0, 1.5, -1.5]])
+    beyond = 0.5 / (sqrt(0.1 + 2.25) / 0.1)
+    assert w[0] == 0.0
+    assert w[1] == 0.0
+    np.testing.assert_allclose(w[2:], [-beyond, beyond], rtol=1e-6)
+
+
+def test_ftrl_with_zero_gradient_forgets_the_initial_parameter() -> None:
+    assert train(Ftrl(0.1), [3.0], [[0.0]])[0] == 0.0
+
+
+def test_momentum_forms_differ_once_the_learning_rate_changes() -> None:
+    rate = Piecewise((0,), (1.0, 0.1))
+    # TensorFlow: 0 - 1 - 0.1 * (0.9 + 1); Keras: 0 - 1 - (0.9 * 1 + 0.1 * 1).
+    assert train(Momentum(rate), [0.0], [[1.0], [1.0]])[0] == pytest.approx(-1.19)
+    keras = Momentum(rate, scaled_velocity=True)
+    assert train(keras, [0.0], [[1.0], [1.0]])[0] == pytest.approx(-2.0)
+
+
+def test_centered_rmsprop_of_a_constant_gradient_stays_finite() -> None:
+    # mean_square - mean_gradient^2 goes to 0 and, rounded, below.
+    gradient = [tenths / 10 for tenths in range(1, 60)]
+    w = train(RMSProp(1e-6, rho=0.5, centered=True), [0.0] * 59, [gradient] * 200)
+    assert np.isfinite(w).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "parameters", "gradient", "steps", "expected"),
+    [
+        (Momentum(2.0), [1.0, 2.0], [0.1, 0.1], 2, [0.42, 1.42]),
+        (Adagrad(3.0), [1.0, 2.0], [0.1, 0.1], 3, [-1.6026099, -0.6026099]),
+        (Ftrl(3.0), [0.0, 0.0], [0.1, 0.2], 3, [-2.60260963, -4.29698515]),
+        (Ftrl(3.0), [0.0, 0.0], [0.01, 0.02], 3, [-0.28432083, -0.56694895]),
+        (
+            Ftrl(3.0, l1=0.001, l2=2.0),
+            [1.0, 2.0],
+            [0.1, 0.2],
+            10,
+            [-0.24059935, -0.46829352],
+        ),
+    ],
+)
+def test_rule_on_the_inputs_of_tensorflows_tests_gives_their_numbers(
+    rule: Rule, parameters: list[float], gradient: list[float], steps: int, expected: list[float]
+) -> None:
+    np.testing.assert_allclose(train(rule, parameters, [gradient] * steps), expected, rtol=2e-6)

@@ -1,0 +1,109 @@
+"""A small job whose checkpoints the tests of this directory write, damage and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.store.checkpoint import begin, commit, write_shard
+from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.manifest import Manifest, ShardFile, tensor_records
+from zmqtrain.store.placement import place
+
+Values = Mapping[str, np.ndarray]
+
+SHAPES = {
+    "hidden/kernel": (13, 3),
+    "hidden/bias": (3,),
+    "scale": (),
+    "empty_rows": (0, 4),
+    "empty_columns": (5, 0),
+    "name with @7/ and ü": (7, 2, 2),
+}
+
+
+class SmallJob:
+    """Variables with two slots, each element a different value, NaN and infinity among them."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> None:
+        self.variables = tuple(Variable(name, shape) for name, shape in shapes.items())
+        self.state: dict[str, Values] = {
+            key: self._values(seed) for seed, key in enumerate(("parameters", "m", "average"))
+        }
+
+    def _values(self, seed: int) -> Values:
+        random = np.random.default_rng(seed)
+        values = {v.name: random.normal(size=v.shape).astype(np.float32) for v in self.variables}
+        first = next(iter(values.values()))
+        first.flat[:2] = (np.nan, -np.inf)[: first.size]
+        return values
+
+    def layouts(self, shards: int, partition_nbytes: int = 16) -> tuple[ShardLayout, ...]:
+        return place(self.variables, shards, "greedy", partition_nbytes)
+
+    def flats(self, layout: ShardLayout) -> dict[str, np.ndarray]:
+        """The shard's part of the parameters and of each slot, flat."""
+        flats = {key: np.empty(layout.size, np.float32) for key in self.state}
+        for key, flat in flats.items():
+            layout.gather(self.state[key], flat)
+        return flats
+
+    def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
+        slots = self.flats(layout)
+        return write_shard(temporary, layout, slots.pop("parameters"), slots, version)
+
+    def write(
+        self,
+        logdir: Path,
+        step: int,
+        layouts: Sequence[ShardLayout] | None = None,
+        **fields: Any,
+    ) -> tuple[Path, Manifest]:
+        """Everything up to the commit: (temporary directory, manifest)."""
+        layouts = self.layouts(2) if layouts is None else layouts
+        temporary = begin(logdir, step)
+        files = [self.write_shard(temporary, at, version=step + at.shard) for at in layouts]
+        told: dict[str, Any] = {
+            "fingerprint": {"model": "small"},
+            "epoch": 1,
+            "global_step": step,
+            "policy": "hogwild",
+            "ledger": {"next_batch": 7, "open_batches": [3, 5]},
+            "worker_marks": {"worker 0": 12},
+            "files": tuple(files),
+            "tensors": tensor_records(self.variables, layouts, list(self.state)[1:]),
+        }
+        return temporary, Manifest(**(told | fields))
+
+    def save(self, logdir: Path, step: int = 1200, **fields: Any) -> Path:
+        return commit(*self.write(logdir, step, **fields))
+
+
+@pytest.fixture
+def job() -> SmallJob:
+    return SmallJob()
+
+
+@pytest.fixture(scope="session")
+def make_job() -> Callable[[Mapping[str, tuple[int, ...]]], SmallJob]:
+    return SmallJob
+
+
+@pytest.fixture
+def sealed() -> Callable[[Path, Any], Path]:
+    """Write any fields as a manifest with a valid checksum; return the file."""
+
+    def write(path: Path, fields: Any) -> Path:
+        body = json.dumps(fields).encode()
+        digest = blake2b(body, digest_size=32).hexdigest().encode()
+        file = path / "manifest.json"
+        file.write_bytes(b'{"blake2b": "' + digest + b'",\n"manifest": ' + body + b"}\n")
+        return file
+
+    return write

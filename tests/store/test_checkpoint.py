@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from safetensors.numpy import load_file
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.checkpoint import (
+    begin,
+    commit,
+    read_parameters,
+    read_shard,
+    write_shard,
+)
+from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.manifest import Manifest, read_manifest, verify
+from zmqtrain.store.placement import place
+
+
+def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and left.tobytes() == right.tobytes()
+    )
+
+
+def _assert_restored(job, path: Path, layouts: tuple[ShardLayout, ...]) -> None:
+    manifest = read_manifest(path)
+    verify(path, manifest)
+    for layout in layouts:
+        parameters, slots, _ = read_shard(path, manifest, layout, ("m", "average"))
+        expected = job.flats(layout)
+        assert _same_bits(parameters, expected.pop("parameters"))
+        assert slots.keys() == expected.keys()
+        assert all(_same_bits(slots[name], flat) for name, flat in expected.items())
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+@pytest.mark.parametrize("before", [1, 2, 3, 5])
+def test_checkpoint_of_any_placement_is_read_bit_for_bit_into_any_other(
+    job, tmp_path: Path, before: int, after: int
+) -> None:
+    path = job.save(tmp_path, layouts=job.layouts(before))
+    _assert_restored(job, path, job.layouts(after))
+    _assert_restored(job, path, job.layouts(after, partition_nbytes=0))
+    _assert_restored(job, path, place(job.variables, after, "round-robin", 40))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.integers(0, 7), max_size=3).map(tuple), min_size=1, max_size=4),
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    st.tuples(st.integers(0, 64), st.integers(0, 64)),
+)
+def test_resharding_keeps_every_bit_whatever_the_shapes(
+    tmp_path_factory, make_job, shapes: list, shards: tuple, partition_nbytes: tuple
+) -> None:
+    job = make_job({f"v{number}": shape for number, shape in enumerate(shapes)})
+    before, after = (job.layouts(*how) for how in zip(shards, partition_nbytes, strict=True))
+    path = job.save(tmp_path_factory.mktemp("logdir"), layouts=before)
+    _assert_restored(job, path, after)
+
+
+def test_checkpoint_lies_in_a_directory_named_after_its_step(job, tmp_path: Path) -> None:
+    path = job.save(tmp_path, 1200)
+    assert path == tmp_path / "checkpoints" / "step-00001200"
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "shard-00000.safetensors",
+        "shard-00001.safetensors",
+    ]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["LATEST", "step-00001200"]
+    assert (path.parent / "LATEST").read_text() == "step-00001200\n"
+
+
+def test_step_of_the_manifest_names_the_checkpoint(job, tmp_path: Path) -> None:
+    assert job.save(tmp_path, 1200, global_step=1207).name == "step-00001207"
+
+
+def test_manifest_is_read_as_it_was_written(job, tmp_path: Path) -> None:
+    temporary, manifest = job.write(tmp_path, 1200, epoch=4)
+    assert read_manifest(commit(temporary, manifest)) == manifest
+
+
+def test_manifest_is_plain_json_with_global_coordinates(job, tmp_path: Path) -> None:
+    written = json.loads((job.save(tmp_path) / "manifest.json").read_text())
+    manifest = written["manifest"]
+    assert list(written) == ["blake2b", "manifest"]
+    assert (manifest["format"], manifest["epoch"], manifest["global_step"]) == (1, 1, 1200)
+    assert manifest["tensors"]["m"]["hidden/kernel"] == {
+        "dtype": "float32",
+        "shape": [13, 3],
+        "slices": [
+            {"shard": 0, "start": 0, "rows": 7, "tensor": "m/hidden/kernel@0"},
+            {"shard": 1, "start": 7, "rows": 6, "tensor": "m/hidden/kernel@7"},
+        ],
+    }
+
+
+def test_report_of_a_shard_is_plain_json(job, tmp_path: Path) -> None:
+    (layout,) = job.layouts(1)
+    written = job.write_shard(begin(tmp_path, 5), layout, version=9)
+    assert json.loads(json.dumps(asdict(written))) == asdict(written)
+    assert (written.shard, written.file, written.version) == (0, "shard-00000.safetensors", 9)
+
+
+def test_shard_file_is_read_by_safetensors_alone(job, tmp_path: Path) -> None:
+    tensors = load_file(job.save(tmp_path) / "shard-00001.safetensors")
+    kernel = job.state["average"]["hidden/kernel"]
+    assert _same_bits(tensors["average/hidden/kernel@7"], kernel[7:])
+
+
+def test_files_are_as_open_as_their_directory(job, tmp_path: Path) -> None:
+    temporary = begin(tmp_path, 1)
+    os.chmod(temporary, 0o750)
+    written = job.write_shard(temporary, job.layouts(2)[0], version=0)
+    assert (temporary / written.file).stat().st_mode & 0o777 == 0o640
+
+
+def test_restored_shards_all_start_at_the_highest_version(job, tmp_path: Path) -> None:
+    path = job.save(tmp_path, 1200, layouts=job.layouts(3))
+    manifest = read_manifest(path)
+    assert [file.version for file in manifest.files] == [1200, 1201, 1202]
+    versions = [read_shard(path, manifest, layout, ())[2] for layout in job.layouts(2)]
+    assert versions == [1202, 1202]
+
+
+@pytest.mark.parametrize(("average", "key"), [(False, "parameters"), (True, "average")])
+def test_whole_variables_are_read_in_creation_order(
+    job, tmp_path: Path, average: bool, key: str
+) -> None:
+    path = job.save(tmp_path, layouts=job.layouts(3))
+    values = read_parameters(path, read_manifest(path), average)
+    assert list(values) == [variable.name for variable in job.variables]
+    assert all(_same_bits(values[name], value) for name, value in job.state[key].items())
+
+
+def test_average_of_a_job_without_averages_is_refused(job, tmp_path: Path) -> None:
+    del job.state["average"]
+    path = job.save(tmp_path)
+    with pytest.raises(CheckpointError, match="it has no optimizer slot 'average'; its slots: m;"):
+        read_parameters(path, read_manifest(path), average=True)
+
+
+def _one(variable: Variable) -> ShardLayout:
+    (layout,) = place([variable], 1)
+    return layout
+
+
+@pytest.mark.parametrize(
+    ("variable", "slots", "text"),
+    [
+        (
+            Variable("hidden/kernel", (13, 4)),
+            (),
+            (
+                "variable 'hidden/kernel' has shape (13, 3) in it and shape (13, 4) in the job; "
+                "go back to the model that wrote it, or train in a new logdir"
+            ),
+        ),
+        (
+            Variable("hidden/kernal", (13, 3)),
+            (),
+            (
+                "it has no variable 'hidden/kernal', which the job has with shape (13, 3); "
+                "its variables: hidden/kernel, hidden/bias, scale, "
+            ),
+        ),
+        (
+            Variable("scale", ()),
+            ("m", "v"),
+            (
+                "it has no optimizer slot 'v'; its slots: average, m; it was written with another "
+                "optimizer; go back to that one, or train in a new logdir"
+            ),
+        ),
+        (Variable("scale", (1,)), (), "has shape () in it and shape (1,) in the job"),
+    ],
+)
+def test_job_that_does_not_fit_the_checkpoint_is_refused_with_both_sides(
+    job, tmp_path: Path, variable: Variable, slots: tuple[str, ...], text: str
+) -> None:
+    path = job.save(tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(f"{path}: ") + ".*" + re.escape(text)):
+        read_shard(path, read_manifest(path), _one(variable), slots)
+
+
+def test_missing_slot_is_refused_by_an_empty_shard_too(job, tmp_path: Path) -> None:
+    path = job.save(tmp_path)
+    with pytest.raises(CheckpointError, match="no optimizer slot 'v'"):
+        read_shard(path, read_manifest(path), ShardLayout(4, ()), ("v",))
+
+
+def test_slots_not_asked_for_are_left_out(job, tmp_path: Path) -> None:
+    path = job.save(tmp_path)
+    (layout,) = job.layouts(1)
+    assert read_shard(path, read_manifest(path), layout, ())[1] == {}
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "parameters"])
+def test_slot_name_that_would_be_ambiguous_is_refused(job, tmp_path: Path, name: str) -> None:
+    layout = _one(Variable("w", (2,)))
+    flat = np.zeros(2, np.float32)
+    with pytest.raises(CheckpointError, match=f"slot name '{name}'"):
+        write_shard(begin(tmp_path, 1), layout, flat, {name: flat}, 0)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [np.zeros(3, np.float64), np.zeros(4, np.float32), np.zeros(6, np.float32)[::2]],
+    ids=["dtype", "shape", "stride"],
+)
+def test_array_that_does_not_fit_the_layout_is_not_written(tmp_path: Path, flat) -> None:
+    layout = _one(Variable("w", (3,)))
+    temporary = begin(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"m of shard 0 is float.*expected contiguous"):
+        write_shard(temporary, layout, np.zeros(3, np.float32), {"m": flat}, 0)
+    assert not list(temporary.iterdir())
+
+
+def test_unwritable_directory_is_a_checkpoint_error_that_names_it(job, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(CheckpointError, match=re.escape(f"{gone}/shard-00000.safetensors: cannot")):
+        job.write_shard(gone, job.layouts(1)[0], version=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        begin(tmp_path / "file", 1)
+
+
+def _with_slices(*rows: tuple[int, int], dtype: str = "float32") -> dict:
+    slices = [
+        {"shard": 0, "start": start, "rows": count, "tensor": f"parameters/w@{start}"}
+        for start, count in rows
+    ]
+    return {"parameters": {"w": {"dtype": dtype, "shape": [6], "slices": slices}}}
+
+
+def _file(**changes: object) -> dict:
+    fields = {"shard": 0, "file": "shard-0", "nbytes": 1, "blake2b": "0" * 64, "version": 1}
+    return fields | changes
+
+
+CONTRADICTIONS = {
+    "hole": ("tensors", _with_slices((0, 2), (3, 3)), "no slice holds rows 2 to 2"),
+    "hole at start": ("tensors", _with_slices((1, 5)), "no slice holds rows 0 to 0"),
+    "hole at end": ("tensors", _with_slices((0, 4)), "the slices hold 4 rows of the shape's 6"),
+    "overlap": ("tensors", _with_slices((0, 4), (3, 3)), "two slices hold row 3"),
+    "twice": ("tensors", _with_slices((0, 6), (0, 6)), "two slices hold row 0"),
+    "too long": ("tensors", _with_slices((0, 7)), "the slices hold 7 rows of the shape's 6"),
+    "negative": ("tensors", _with_slices((-1, 7)), "greater than or equal to 0"),
+    "no file": ("files", [], "there is none; expected one for each shard"),
+    "other file": ("files", [_file(shard=1)], "a slice lies in a shard without file"),
+    "same file": ("files", [_file(), _file(shard=1)], "two entries share a shard or a file name"),
+    "same shard": ("files", [_file(), _file(file="b")], "two entries share a shard or a file name"),
+    "parent": ("files", [_file(file="../secret")], "files.0.file"),
+    "absolute": ("files", [_file(file="/etc/passwd")], "files.0.file"),
+    "dots": ("files", [_file(file="..")], "files.0.file"),
+    "newline": ("files", [_file(file="shard-0\n")], "files.0.file"),
+    "short checksum": ("files", [_file(blake2b="00")], "files.0.blake2b"),
+    "text for number": ("global_step", "12", "field global_step: Input should be a valid integer"),
+    "negative epoch": ("epoch", -1, "field epoch: "),
+    "no parameters": ("tensors", {"m": {}}, "'parameters' is missing"),
+    "slot of less": ("tensors", {**_with_slices((0, 6)), "m": {}}, "tensors.m: other variables"),
+    "unknown field": ("colour", "red", "field colour: Extra inputs"),
+    "other dtype": ("tensors", _with_slices((0, 6), dtype="float64"), "parameters.w.dtype"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
+    sealed, tmp_path: Path, field: str, value: object, text: str
+) -> None:
+    sound = {
+        "format": 1,
+        "created": "2024-02-03T04:05:06Z",
+        "fingerprint": {},
+        "epoch": 1,
+        "global_step": 12,
+        "policy": "hogwild",
+        "ledger": {},
+        "worker_marks": {},
+        "files": [_file()],
+        "tensors": _with_slices((0, 2), (2, 4)),
+    }
+    sealed(tmp_path, sound)
+    assert read_manifest(tmp_path).global_step == 12
+    file = sealed(tmp_path, sound | {field: value})
+    with pytest.raises(CheckpointError, match=re.escape(f"{file}: ") + ".*" + re.escape(text)):
+        read_manifest(tmp_path)
+
+
+def test_manifest_of_another_format_is_refused_before_its_fields_are_read(
+    sealed, tmp_path: Path
+) -> None:
+    file = sealed(tmp_path, {"format": 2, "colour": "red"})
+    with pytest.raises(CheckpointError) as refused:
+        read_manifest(tmp_path)
+    assert str(refused.value) == (
+        f"{file}: written in format 2; this zmqtrain reads format 1; use the version of zmqtrain "
+        "that wrote it"
+    )
+
+
+def test_manifest_cannot_be_made_from_a_contradiction(job, tmp_path: Path) -> None:
+    _, manifest = job.write(tmp_path, 1)
+    with pytest.raises(ValidationError, match="a slice lies in a shard without file"):
+        Manifest(**(dict(manifest) | {"files": manifest.files[:1]}))
+    outside = tuple(replace(file, file=f"../{file.file}") for file in manifest.files)
+    with pytest.raises(ValidationError, match=r"files\.0\.file"):
+        Manifest(**(dict(manifest) | {"files": outside}))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.store.layout import Variable, empty_values
+from zmqtrain.store.placement import place
+
+
+def _variables(*shapes: tuple[int, ...]) -> list[Variable]:
+    return [Variable(f"v{number}", shape) for number, shape in enumerate(shapes)]
+
+
+def _rows(variable: Variable, shards: int, partition_nbytes: int) -> list[int]:
+    layouts = place([variable], shards, "round-robin", partition_nbytes)
+    pieces = [piece for layout in layouts for piece in layout.slices]
+    return [piece.rows for piece in sorted(pieces, key=lambda piece: piece.start)]
+
+
+def _shard_of_each(layouts: tuple, names: list[str]) -> list[int]:
+    held = {piece.variable.name: at.shard for at in layouts for piece in at.slices}
+    return [held[name] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("shape", "shards", "partition_nbytes", "expected"),
+    [
+        ((13,), 5, 1, [3, 3, 3, 2, 2]),
+        ((12,), 3, 1, [4, 4, 4]),
+        ((2, 100), 5, 1, [1, 1]),  # no more parts than rows
+        ((100,), 3, 1, [34, 33, 33]),  # no more parts than shards
+        ((100,), 8, 200, [50, 50]),  # 400 bytes
+        ((100,), 8, 199, [34, 33, 33]),  # the quotient is rounded up
+        ((100,), 8, 400, [100]),
+        ((100,), 8, 0, [100]),  # cutting turned off
+        ((), 5, 1, [1]),
+        ((1,), 5, 1, [1]),
+        ((0,), 5, 1, [0]),
+        ((0, 3), 5, 1, [0]),
+        ((4, 0), 5, 1, [4]),
+    ],
+)
+def test_variable_is_cut_by_the_min_max_rule(
+    shape: tuple[int, ...], shards: int, partition_nbytes: int, expected: list[int]
+) -> None:
+    assert _rows(Variable("v", shape), shards, partition_nbytes) == expected
+
+
+def test_default_partition_size_is_256_kib() -> None:
+    rows = 256 * 1024 // 4
+    assert [len(at.slices) for at in place([Variable("v", (rows,))], 3)] == [1, 0, 0]
+    assert [len(at.slices) for at in place([Variable("v", (rows + 1,))], 3)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "expected"),
+    [
+        ("round-robin", [8, 1, 1, 1, 1], [0, 1, 2, 0, 1]),
+        ("round-robin", [0, 8, 0, 8], [0, 1, 2, 0]),
+        ("greedy", [8, 1, 1, 1, 1], [0, 1, 2, 1, 2]),
+        ("greedy", [2, 2, 2, 2], [0, 1, 2, 0]),  # ties go to the lowest index
+        ("greedy", [1, 2, 8, 8], [0, 1, 2, 0]),  # creation order, not sorted by size
+        ("greedy", [0, 0, 3, 0], [0, 0, 0, 1]),  # nothing to carry leaves the tie as it was
+    ],
+)
+def test_whole_variables_go_where_the_strategy_says(
+    strategy: str, sizes: list[int], expected: list[int]
+) -> None:
+    variables = _variables(*[(size,) for size in sizes])
+    layouts = place(variables, 3, strategy, 0)
+    assert _shard_of_each(layouts, [v.name for v in variables]) == expected
+
+
+def test_round_robin_counter_runs_on_over_parts() -> None:
+    layouts = place(_variables((2,), (2,), (1,)), 3, "round-robin", 4)
+    held = [[(piece.variable.name, piece.start) for piece in at.slices] for at in layouts]
+    assert held == [[("v0", 0), ("v1", 1)], [("v0", 1), ("v2", 0)], [("v1", 0)]]
+
+
+def test_greedy_places_each_part_on_its_own() -> None:
+    layouts = place(_variables((5,), (4,)), 2, "greedy", 8)
+    held = [[(p.variable.name, p.start, p.rows, p.offset) for p in at.slices] for at in layouts]
+    assert held == [
+        [("v0", 0, 3, 0), ("v1", 2, 2, 3)],
+        [("v0", 3, 2, 0), ("v1", 0, 2, 2)],
+    ]
+
+
+def test_parts_on_the_same_shard_stay_separate_slices() -> None:
+    layouts = place(_variables((1, 10), (1, 10), (3,)), 3, "greedy", 4)
+    assert [(p.variable.name, p.start, p.rows, p.offset) for p in layouts[2].slices] == [
+        ("v2", 0, 1, 0),
+        ("v2", 1, 1, 1),
+        ("v2", 2, 1, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "shards", "strategy", "partition_nbytes", "text"),
+    [
+        ([], 0, "greedy", 1, "0 shards; expected at least 1; start at least one ps"),
+        (
+            [],
+            1,
+            "best",
+            1,
+            "unknown placement strategy 'best'; expected one of round-robin, greedy",
+        ),
+        (
+            [],
+            1,
+            "greedy",
+            -1,
+            "partition_nbytes is -1; expected a size in bytes, or 0 to keep every variable whole",
+        ),
+        (
+            [Variable("w", (1,)), Variable("b", (1,)), Variable("w", (2,))],
+            1,
+            "greedy",
+            1,
+            "variables share a name: w; give each parameter its own",
+        ),
+    ],
+)
+def test_impossible_placement_is_refused(
+    variables: list[Variable], shards: int, strategy: str, partition_nbytes: int, text: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        place(variables, shards, strategy, partition_nbytes)
+    assert str(refused.value) == text
+
+
+shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
+strategies = st.sampled_from(["round-robin", "greedy"])
+
+
+@settings(deadline=None)
+@given(shapes, st.integers(1, 9), strategies, st.integers(0, 200))
+def test_every_element_is_held_exactly_once(
+    shapes: list[tuple[int, ...]], shards: int, strategy: str, partition_nbytes: int
+) -> None:
+    variables = _variables(*shapes)
+    layouts = place(variables, shards, strategy, partition_nbytes)
+    assert layouts == place(variables, shards, strategy, partition_nbytes)
+    assert [layout.shard for layout in layouts] == list(range(shards))
+    held = {v.name: np.zeros(v.shape, np.int64) for v in variables}
+    for layout in layouts:
+        end = 0
+        for piece in layout.slices:
+            assert piece.offset == end
+            end += piece.size
+            part = piece.of(held[piece.variable.name])
+            assert part.shape == piece.shape
+            part += 1
+        assert layout.size == end
+    assert all((counts == 1).all() for counts in held.values())
+
+
+@settings(deadline=None)
+@given(shapes, st.integers(1, 9), strategies, st.integers(0, 200))
+def test_scatter_after_gather_gives_the_values_back(
+    shapes: list[tuple[int, ...]], shards: int, strategy: str, partition_nbytes: int
+) -> None:
+    variables = _variables(*shapes)
+    random = np.random.default_rng(0)
+    values = {v.name: random.normal(size=v.shape).astype(np.float32) for v in variables}
+    back = empty_values(variables)
+    for layout in place(variables, shards, strategy, partition_nbytes):
+        flat = np.empty(layout.size, np.float32)
+        layout.gather(values, flat)
+        layout.scatter(flat, back)
+    for name, value in values.items():
+        np.testing.assert_array_equal(back[name], value)

@@ -1,0 +1,214 @@
+"""An actor: one task of the cluster on one event loop.
+
+It owns its endpoints, its links and every background task; it hands each message to the handler
+of its type, one at a time. Handlers are plain functions that return at once: whatever takes longer
+replies later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.waits import Waits
+from zmqtrain.cluster import Task
+from zmqtrain.errors import ProtocolError, ZmqTrainError
+from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Endpoint, Peer, Transport, UnreachableError
+from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
+from zmqtrain.wire.messages import Heartbeat, Message
+from zmqtrain.wire.refusals import refusal_of
+
+log = logging.getLogger(__name__)
+
+
+class Request:
+    """A received envelope, and the way back to its sender."""
+
+    __slots__ = ("_actor", "_endpoint", "_peer", "envelope")
+
+    def __init__(self, actor: Actor, endpoint: Endpoint, peer: Peer, envelope: Envelope) -> None:
+        self._actor = actor
+        self._endpoint = endpoint
+        self._peer = peer
+        self.envelope = envelope
+
+    @property
+    def sender(self) -> Sender:
+        return self.envelope.sender
+
+    def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
+        """Answer; a sender that is gone or full will ask again."""
+        self._actor.send(self._endpoint, message, self.envelope.request_id, tensors, self._peer)
+
+    def refuse(self, error: ZmqTrainError) -> None:
+        """Answer with an error, unless the sender asked for no reply."""
+        if self.envelope.request_id:
+            self.reply(refusal_of(error))
+
+    def tell(self, message: Message) -> None:
+        """Send the sender something that is no reply to this request."""
+        self._actor.send(self._endpoint, message, 0, (), self._peer)
+
+
+Handler = Callable[[Request], None]
+
+
+class Actor:
+    """Base of the roles: subclasses fill ``handlers`` and write ``main``."""
+
+    def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
+        self.task = task
+        self.transport = transport
+        self.metrics = metrics
+        self.timing = timing
+        self.incarnation = 0
+        self.epoch = 0
+        self.waits = Waits(str(task))
+        self.handlers: dict[type, Handler] = {}
+        self.links: list[Link] = []
+        self.stopping = asyncio.Event()
+        self.stop_code = 0
+        self._listeners: list[Endpoint] = []
+        self._background: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._companions: list[Coroutine[Any, Any, None]] = []
+
+    async def main(self) -> int:
+        """The role's own life; its return value is the exit code."""
+        raise NotImplementedError
+
+    async def run(self) -> int:
+        """Run ``main`` and everything it started; whatever fails first ends all of it."""
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                for companion in self._companions:
+                    self.spawn(companion)
+                try:
+                    return await self.main()
+                finally:
+                    for task in self._background:
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            raise first_of(group) from None
+        finally:
+            for link in self.links:
+                link.close()
+            for listener in self._listeners:
+                listener.close()
+
+    def stop(self, exit_code: int) -> None:
+        """Ask the actor to end (a signal, or the chief's word); the first call decides the code."""
+        if not self.stopping.is_set():
+            self.stop_code = exit_code
+            self.stopping.set()
+
+    def accompany(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Have a background task begin with the actor."""
+        self._companions.append(coroutine)
+
+    def crash(self, error: Exception) -> None:
+        """End the actor with an error that a callback met."""
+        self.spawn(_raise(error))
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a background task for as long as the actor lives."""
+        if self._group is None:
+            raise RuntimeError("spawn is for a running actor")
+        task = self._group.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def listen(self, address: str) -> Endpoint:
+        """Bind ``address`` and dispatch what arrives there."""
+        endpoint = self.transport.bind(address)
+        self._listeners.append(endpoint)
+        endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
+        return endpoint
+
+    def link(self, peer: Task, address: str) -> Link:
+        """Connect to a ps and keep up a pulse with it."""
+        endpoint = self.transport.connect(address)
+        link = Link(
+            str(peer),
+            endpoint,
+            self.waits,
+            identify=self.identify,
+            on_envelope=lambda envelope: self._dispatch(Request(self, endpoint, b"", envelope)),
+            heartbeat=self.heartbeat,
+            heartbeat_s=self.timing.heartbeat_s,
+            peer_timeout_s=self.timing.peer_timeout_s,
+        )
+        self.links.append(link)
+        self.spawn(link.beat())
+        return link
+
+    def identify(self) -> tuple[Sender, int]:
+        """Return (this life of this task, its epoch) for an envelope's label."""
+        return Sender(self.task.role.value, self.task.index, self.incarnation), self.epoch
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what the links' next heartbeats say."""
+        return Heartbeat(waits=self.waits.snapshot())
+
+    def send(
+        self,
+        endpoint: Endpoint,
+        message: Message,
+        request_id: int,
+        tensors: tuple[Tensor, ...],
+        peer: Peer,
+    ) -> None:
+        """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
+        sender, epoch = self.identify()
+        try:
+            endpoint.send(encode(Envelope(message, sender, request_id, epoch, tensors)), peer)
+        except UnreachableError as error:
+            log.debug("not sent: %s", error)
+
+    def _receive(self, endpoint: Endpoint, peer: Peer, frames: Sequence[Buffer]) -> None:
+        try:
+            envelope = decode(frames)
+        except ProtocolError as error:
+            self.metrics.decode_errors.inc()
+            log.warning("refused a message: %s", error)
+            refusal = refusal_of(error)
+            self.send(endpoint, refusal, request_id_of(frames), (), peer)
+            return
+        self._dispatch(Request(self, endpoint, peer, envelope))
+
+    def _dispatch(self, request: Request) -> None:
+        """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""
+        kind = type(request.envelope.message)
+        handler = self.handlers.get(kind)
+        try:
+            if handler is None:
+                raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
+            handler(request)
+        except ZmqTrainError as error:
+            log.info("refused %s of %s: %s", kind.__name__, request.sender, error)
+            request.refuse(error)
+        except Exception as error:
+            self.crash(error)
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error that a group is about: one raised on purpose before any other."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    return next((error for error in leaves if isinstance(error, ZmqTrainError)), leaves[0])

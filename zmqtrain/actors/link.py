@@ -1,0 +1,234 @@
+"""A link: an actor's connection to one ps, with its outstanding requests and its pulse.
+
+Every request has a reason that can be shown and ends by a reply, a refusal, its deadline, or the
+silence of the peer. What was lost on the way is sent again: pushes when the peer's answer to a
+heartbeat shows that it never saw them (or that its reply was lost), everything else periodically.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zmqtrain.actors.waits import Waits
+from zmqtrain.errors import PeerLostError, ProtocolError
+from zmqtrain.transport.base import Endpoint, Peer, UnreachableError
+from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Alive, Heartbeat, Message, Refusal
+from zmqtrain.wire.refusals import error_of
+
+RESEND_S = 5.0
+PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    future: asyncio.Future[Envelope]
+    envelope: Envelope
+    sequence: int | None  # of a push or pull: resent on evidence, not periodically
+    sent_at: float
+    asked_at: float
+    reason: str
+    told: bool = False
+
+
+class Link:
+    """One connection to ``peer``. Owned by an actor, which runs :meth:`beat` for its lifetime."""
+
+    def __init__(
+        self,
+        peer: str,
+        endpoint: Endpoint,
+        waits: Waits,
+        *,
+        identify: Callable[[], tuple[Sender, int]],
+        on_envelope: Callable[[Envelope], None],
+        heartbeat: Callable[[], Heartbeat],
+        heartbeat_s: float,
+        peer_timeout_s: float,
+    ) -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.joined = False  # heartbeats begin once the peer has welcomed us
+        self.lost: PeerLostError | None = None
+        self._gone = asyncio.Event()
+        self._waits = waits
+        self._identify = identify
+        self._on_envelope = on_envelope
+        self._heartbeat = heartbeat
+        self._heartbeat_s = heartbeat_s
+        self._peer_timeout_s = peer_timeout_s
+        self._outstanding: dict[int, _Outstanding] = {}
+        self._last_id = 0
+        self._covered: int | None = None  # request that the last heartbeat was sent behind
+        self.heard_at: float | None = None
+        endpoint.start(self._receive)
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        reason: str,
+        tensors: tuple[Tensor, ...] = (),
+        timeout_s: float | None = None,
+        sequence: int | None = None,
+    ) -> Envelope:
+        """Send a request and return the envelope of its reply.
+
+        Without ``timeout_s`` the request may take as long as the peer shows life.
+
+        Raises:
+            RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
+            PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
+        """
+        if self.lost is not None:
+            raise self.lost
+        loop = asyncio.get_running_loop()
+        self._last_id += 1
+        request_id = self._last_id
+        sender, epoch = self._identify()
+        now = time.monotonic()
+        outstanding = self._outstanding[request_id] = _Outstanding(
+            loop.create_future(),
+            Envelope(message, sender, request_id, epoch, tensors),
+            sequence,
+            now,
+            now,
+            reason,
+        )
+        token = self._waits.begin(self.peer, reason, timeout_s)
+        timer = None
+        if timeout_s is not None:
+            timer = loop.call_later(timeout_s, self._expire, request_id, timeout_s)
+        self._send(outstanding)
+        try:
+            return await outstanding.future
+        finally:
+            self._waits.end(token)
+            self._outstanding.pop(request_id, None)
+            if timer is not None:
+                timer.cancel()
+
+    async def silence(self) -> None:
+        """Wait until the peer is given up.
+
+        Raises:
+            PeerLostError: always, in the end.
+        """
+        await self._gone.wait()
+        raise self.lost or PeerLostError(f"{self.peer} is gone")
+
+    def tell(self, message: Message) -> None:
+        """Send a message that asks for no reply; it may be lost."""
+        sender, epoch = self._identify()
+        self._try_send(Envelope(message, sender, 0, epoch))
+
+    async def beat(self) -> None:
+        """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
+        started = time.monotonic()
+        while True:
+            if self.joined:
+                self._pulse()
+            await asyncio.sleep(self._heartbeat_s)
+            now = time.monotonic()
+            for outstanding in self._outstanding.values():
+                self._review(outstanding, now)
+            heard_at = self.heard_at if self.heard_at is not None else started
+            if self.heard_at is not None and now - heard_at > self._peer_timeout_s:
+                self._lose(f"{self.peer} has been silent for {now - heard_at:.1f} s")
+
+    def close(self) -> None:
+        self._lose(f"the link to {self.peer} was closed")
+        self.endpoint.close()
+
+    def _pulse(self) -> None:
+        self._last_id += 1
+        sender, epoch = self._identify()
+        self._covered = next(
+            (i for i, out in self._outstanding.items() if out.sequence is not None), None
+        )
+        self._try_send(Envelope(self._heartbeat(), sender, self._last_id, epoch))
+
+    def _review(self, outstanding: _Outstanding, now: float) -> None:
+        if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
+            outstanding.told = True
+            log.info("waiting for %s: %s", self.peer, outstanding.reason)
+        if outstanding.sequence is None and now - outstanding.sent_at > RESEND_S:
+            self._send(outstanding)
+
+    def _send(self, outstanding: _Outstanding) -> None:
+        outstanding.sent_at = time.monotonic()
+        self._try_send(outstanding.envelope)
+
+    def _try_send(self, envelope: Envelope) -> None:
+        try:
+            self.endpoint.send(encode(envelope))
+        except UnreachableError as error:
+            log.debug("%s: not sent: %s", self.peer, error)  # resent, or replaced by the next
+
+    def _receive(self, _: Peer, frames: list[Buffer]) -> None:
+        try:
+            envelope = decode(frames)
+        except ProtocolError as error:
+            log.error("%s sent what is not a message: %s", self.peer, error)
+            return
+        self.heard_at = time.monotonic()
+        outstanding = self._outstanding.get(envelope.request_id)
+        message = envelope.message
+        if type(message) is Alive:
+            self._on_alive(message)
+        elif outstanding is None and type(message) is Refusal:
+            self._fail_pushes(message)
+        elif outstanding is None:
+            self._on_envelope(envelope)
+        elif outstanding.future.done():
+            return  # a second reply to a request that was sent twice
+        elif type(message) is Refusal:
+            outstanding.future.set_exception(error_of(message, self.peer))
+        else:
+            outstanding.future.set_result(envelope)
+
+    def _on_alive(self, alive: Alive) -> None:
+        """Resend a push that the peer never got, or whose reply never came back.
+
+        Messages of one connection keep their order: a heartbeat sent behind a push that arrives
+        without it, or an answer that overtakes the push's reply, proves the loss.
+        """
+        outstanding = self._outstanding.get(self._covered or 0)
+        if outstanding is None or outstanding.sequence is None:
+            return
+        lost = alive.received < outstanding.sequence or alive.answered >= outstanding.sequence
+        if lost and not outstanding.future.done():
+            log.info("%s: sending push %d again", self.peer, outstanding.sequence)
+            self._send(outstanding)
+
+    def _fail_pushes(self, refusal: Refusal) -> None:
+        """A heartbeat was refused: the peer does not know this incarnation, nor its pushes."""
+        for outstanding in self._outstanding.values():
+            if outstanding.sequence is not None and not outstanding.future.done():
+                outstanding.future.set_exception(error_of(refusal, self.peer))
+
+    def _expire(self, request_id: int, timeout_s: float) -> None:
+        outstanding = self._outstanding.get(request_id)
+        if outstanding is not None and not outstanding.future.done():
+            outstanding.future.set_exception(
+                PeerLostError(
+                    f"{self.peer} at {self.endpoint.address} did not answer within "
+                    f"{timeout_s:g} s ({outstanding.reason}): is it running, and is this its "
+                    "address?"
+                )
+            )
+
+    def _lose(self, text: str) -> None:
+        if self.lost is None:
+            self.lost = PeerLostError(text)
+            self._gone.set()
+        for outstanding in self._outstanding.values():
+            if not outstanding.future.done():
+                outstanding.future.set_exception(PeerLostError(text))

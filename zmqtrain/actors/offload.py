@@ -1,0 +1,41 @@
+"""Blocking work without a blocked event loop: long work runs in a thread, short work in place.
+
+Handing work to a thread costs about 100 us, as much as a small gradient; keeping long work on the
+loop would silence heartbeats. Which is which is measured, not guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+LONG_S = 0.02
+
+
+class Offload:
+    """Runs one kind of work, one piece at a time, in one thread or in place."""
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._last_s = float("inf")  # unknown work is long until it was seen to be short
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` returns, raise what it raises."""
+        if self._last_s < LONG_S:
+            return self._timed(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, work)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._last_s = time.perf_counter() - started

@@ -1,0 +1,61 @@
+"""Who waits for whom: every await on a peer is entered here while it lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from zmqtrain.wire.messages import Wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    peer: str
+    reason: str
+    since: float
+    until: float | None
+
+
+class Waits:
+    """The waits of one task; times are of the monotonic clock."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._entries: dict[int, _Entry] = {}
+        self._last = 0
+
+    def begin(self, peer: str, reason: str, timeout_s: float | None = None) -> int:
+        """Enter a wait; return the token that ends it."""
+        self._last += 1
+        now = time.monotonic()
+        until = None if timeout_s is None else now + timeout_s
+        self._entries[self._last] = _Entry(peer, reason, now, until)
+        return self._last
+
+    def end(self, token: int) -> None:
+        self._entries.pop(token, None)
+
+    @contextmanager
+    def on(self, peer: str, reason: str, timeout_s: float | None = None) -> Iterator[None]:
+        """Enter a wait for as long as the block lasts."""
+        token = self.begin(peer, reason, timeout_s)
+        try:
+            yield
+        finally:
+            self.end(token)
+
+    def snapshot(self) -> tuple[Wait, ...]:
+        """Return the waits of this moment, the longest first."""
+        now = time.monotonic()
+        return tuple(
+            Wait(
+                self._owner,
+                entry.peer,
+                entry.reason,
+                now - entry.since,
+                None if entry.until is None else max(0.0, entry.until - now),
+            )
+            for entry in sorted(self._entries.values(), key=lambda entry: entry.since)
+        )

@@ -1,0 +1,234 @@
+"""The lead shard's mind: events in, orders for every shard out. Pure, like the policies.
+
+It knows the workers, asks the policy, leases batches, stops the run at the last step, and changes
+the policy at a version barrier. Times, sockets and gradients are other people's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.policies import Accumulate, Apply, Decision, Drop, Held, Policy, Reduce, Release
+from zmqtrain.wire.messages import Order
+
+
+@dataclass(slots=True)
+class Member:
+    """A live worker, as the coordinator sees it."""
+
+    incarnation: int
+    sequence: int = -1  # last arrival that is complete; 0 is the pull
+    arriving: int = -1  # sequence that lies ready on some shards
+    shards: set[int] = field(default_factory=set)  # those shards
+    batch: int = -1  # that it was computed from
+    finite: bool = True  # false if any of them saw a non-finite gradient
+    computing: bool = False  # released, and not arrived since
+    starved: bool = False  # may go on but there is no batch to lease
+    stopped: bool = False  # was told that the job needs no more gradients
+
+
+class Coordinator:
+    """Decides for all shards.
+
+    ``steps``: global step at which the job needs no more gradients. ``lookahead``: batches leased
+    to a worker beyond the one it computes on, so that it can prepare them.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        shards: int,
+        workers: int,
+        steps: int,
+        version: int = 0,
+        ledger: Ledger | None = None,
+        lookahead: int = 1,
+    ) -> None:
+        self.policy = policy
+        self.shards = shards
+        self.steps = steps
+        self.version = version
+        self.ledger = ledger or Ledger()
+        self.lookahead = lookahead
+        self.members: dict[int, Member] = {}
+        self.next_policy: Policy | None = None
+        self.refused = 0  # pushes with non-finite gradients
+        policy.start(version, workers)
+
+    @property
+    def finished(self) -> bool:
+        return self.version >= self.steps
+
+    def join(self, worker: int, incarnation: int) -> list[Order]:
+        """A new life of a worker begins; it takes part once its pull has arrived everywhere."""
+        orders = self.leave(worker)
+        self.members[worker] = Member(incarnation)
+        return orders
+
+    def leave(self, worker: int) -> list[Order]:
+        """A worker is gone: what waits for it is released, what it held goes to others."""
+        member = self.members.pop(worker, None)
+        if member is None:
+            return []
+        self.ledger.leave(worker)
+        decisions = self.policy.leave(worker) if member.sequence >= 0 else []
+        return [Order("leave", (worker,)), *self._orders(decisions)]
+
+    def arrived(
+        self, worker: int, sequence: int, shard: int, *, finite: bool = True, batch: int = -1
+    ) -> list[Order]:
+        """A worker's push (or its pull, sequence 0) lies ready on ``shard``.
+
+        ``batch`` is the batch of a push, known from its arrival at the lead shard.
+        """
+        member = self.members.get(worker)
+        if member is None or sequence <= member.sequence:
+            return []  # a repeated report
+        if sequence != member.arriving:
+            member.arriving, member.shards, member.finite = sequence, set(), True
+        member.shards.add(shard)
+        member.finite = member.finite and finite
+        if batch >= 0:
+            member.batch = batch
+        needed = self.shards if self.policy.coordinated else 1
+        if len(member.shards) < needed or 0 not in member.shards:
+            return []
+        member.sequence, member.computing = sequence, False
+        if sequence and self.ledger.holds(worker, member.batch):
+            self.ledger.arrive(worker, member.batch)
+        return self._orders(self._decide(worker, member))
+
+    def switch(self, policy: Policy) -> None:
+        """Change to ``policy`` once no worker computes; see :meth:`settle`."""
+        self.next_policy = policy
+
+    def settle(self) -> list[Order]:
+        """Carry out a switch whose barrier is reached, feed starved workers, end the run."""
+        return self._orders([])
+
+    def held(self) -> Iterable[Held]:
+        """Yield the workers that are kept waiting, and by whom."""
+        if self.next_policy is not None:
+            by = tuple(w for w, member in self.members.items() if member.computing)
+            for worker, member in self.members.items():
+                if not member.computing and member.sequence >= 0:
+                    yield Held(worker, f"the policy changes to {self.next_policy.spec}", by)
+            return
+        yield from self.policy.held()
+        for worker, member in self.members.items():
+            if member.starved:
+                others = tuple(w for w in self.ledger.leases if w != worker)
+                yield Held(worker, "every batch up to the last step is with another worker", others)
+
+    def _decide(self, worker: int, member: Member) -> list[Decision]:
+        if self.finished:
+            return [Drop(worker, "the job is complete")] if member.sequence else []
+        if member.sequence == 0:
+            return self.policy.join(worker)
+        if not member.finite:
+            self.refused += 1
+            self.ledger.skip(worker)
+            return [Release(worker)]  # still computing, as far as the policy knows
+        return self.policy.push(worker)
+
+    def _orders(self, decisions: list[Decision]) -> list[Order]:
+        """Turn decisions into orders, with all that follows from them."""
+        orders: list[Order] = []
+        released = self._carry_out(decisions, orders)
+        if self.next_policy is not None:
+            released = self._at_barrier(orders)
+        while released and not self.finished:
+            released = self._carry_out(self._release(released, orders), orders)
+        if self.finished:
+            self.next_policy = None
+            self._end(orders)
+        return orders
+
+    def _carry_out(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
+        """Add the orders for decisions; return the workers to release after them."""
+        released: list[int] = []
+        for decision in decisions:
+            match decision:
+                case Apply(worker):
+                    self.version += 1
+                    self.ledger.count(worker)
+                    orders.append(Order("apply", (worker,)))
+                case Reduce(workers):
+                    self.version += 1
+                    self.ledger.count_all()
+                    orders.append(Order("reduce", workers))
+                case Accumulate(worker):
+                    orders.append(Order("accumulate", (worker,)))
+                case Drop(worker, reason):
+                    self.ledger.give_back(worker)
+                    orders.append(Order("drop", (worker,), reason))
+                case Release(worker):
+                    released.append(worker)
+        return released
+
+    def _at_barrier(self, orders: list[Order]) -> list[int]:
+        """Hold everyone until no worker computes, then begin the next policy with all of them."""
+        following = self.next_policy
+        if following is None or any(member.computing for member in self.members.values()):
+            return []
+        self._carry_out(self.policy.drain(), orders)
+        self.policy, self.next_policy = following, None
+        orders.append(Order("switch", (), following.spec))
+        joined = sorted(w for w, m in self.members.items() if m.sequence >= 0)
+        following.start(self.version, len(joined))
+        released: list[int] = []
+        for worker in joined:
+            self.members[worker].starved = False
+            released += self._carry_out(following.join(worker), orders)
+        return released
+
+    def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
+        """Let workers go on with leased batches; return what the policy says to the rest.
+
+        A worker for whom there is no batch is not waited for: to the policy it has left until one
+        comes back.
+        """
+        leased = self._top_up(workers)
+        decisions: list[Decision] = []
+        for worker in workers:
+            member = self.members[worker]
+            member.computing = bool(self.ledger.leases.get(worker))
+            member.starved = not member.computing
+            if member.starved:
+                decisions += self.policy.leave(worker)
+            else:
+                orders.append(self._release_order(worker, tuple(leased[worker])))
+        if self._may_lease():
+            for worker, member in self.members.items():
+                if member.starved:
+                    decisions += self.policy.join(worker)
+        return decisions
+
+    def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
+        """Lease batches in rounds, so that batch numbers follow (step, worker) when all go on."""
+        leased: dict[int, list[int]] = {worker: [] for worker in workers}
+        for depth in range(1 + self.lookahead):
+            for worker in workers:
+                if len(self.ledger.leases.get(worker, ())) <= depth and self._may_lease():
+                    leased[worker].append(self.ledger.lease(worker))
+        return leased
+
+    def _release_order(
+        self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False
+    ) -> Order:
+        member = self.members[worker]
+        return Order("release", (worker,), "", member.incarnation, member.sequence, batches, stop)
+
+    def _may_lease(self) -> bool:
+        if not self.policy.step_per_push:
+            return True  # the version alone ends the run; what is computed too much is dropped
+        return self.version + self.ledger.outstanding < self.steps
+
+    def _end(self, orders: list[Order]) -> None:
+        for worker, member in self.members.items():
+            if member.sequence >= 0 and not member.computing and not member.stopped:
+                member.stopped = True
+                orders.append(self._release_order(worker, stop=True))

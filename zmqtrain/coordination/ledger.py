@@ -1,0 +1,84 @@
+"""Which batch is whose: every batch of the endless shuffled stream is counted exactly once.
+
+A batch number is leased to a worker, comes back with the push that was computed from it, and is
+counted when that push is applied. What is not counted (a dropped push, a worker that left) is
+leased again, lowest number first. The ledger lives with the lead shard because consumption has to
+be recorded in the same place as the update.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+
+class LedgerState(BaseModel):
+    """What a checkpoint keeps of a ledger; ``examples`` have been counted in all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    next_batch: NonNegativeInt
+    open_batches: tuple[NonNegativeInt, ...]
+    examples: NonNegativeInt
+
+
+class Ledger:
+    """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for."""
+
+    def __init__(self, next_batch: int = 0, open_batches: Iterable[int] = ()) -> None:
+        """Go on where a checkpoint's ledger was; ``open_batches`` were leased but not counted."""
+        self.next_batch = next_batch
+        self.returned = sorted(open_batches)  # a heap
+        self.leases: dict[int, list[int]] = {}  # worker -> batches it holds, in leasing order
+        self.pending: dict[int, list[int]] = {}  # worker -> batches of gradients not yet counted
+
+    @property
+    def outstanding(self) -> int:
+        """Batches leased or pending: each may still become a counted one."""
+        return sum(map(len, self.leases.values())) + sum(map(len, self.pending.values()))
+
+    def lease(self, worker: int) -> int:
+        """Give the worker the next batch."""
+        if self.returned:
+            batch = heapq.heappop(self.returned)
+        else:
+            batch = self.next_batch
+            self.next_batch += 1
+        self.leases.setdefault(worker, []).append(batch)
+        return batch
+
+    def holds(self, worker: int, batch: int) -> bool:
+        return batch in self.leases.get(worker, ())
+
+    def arrive(self, worker: int, batch: int) -> None:
+        """The worker's gradient of this leased batch lies ready."""
+        self.leases[worker].remove(batch)
+        self.pending.setdefault(worker, []).append(batch)
+
+    def count(self, worker: int) -> None:
+        """What the worker has pending was applied."""
+        self.pending.pop(worker, None)
+
+    def count_all(self) -> None:
+        """All that is pending was applied."""
+        self.pending.clear()
+
+    def give_back(self, worker: int) -> None:
+        """The worker's last pending gradient was dropped: its batch goes to someone again."""
+        heapq.heappush(self.returned, self.pending[worker].pop())
+
+    def skip(self, worker: int) -> None:
+        """The worker's last pending batch cannot be learned from (a non-finite gradient)."""
+        self.pending[worker].pop()
+
+    def leave(self, worker: int) -> None:
+        """Take back what the worker holds; what is pending stays so."""
+        for batch in self.leases.pop(worker, ()):
+            heapq.heappush(self.returned, batch)
+
+    def open_batches(self) -> tuple[int, ...]:
+        """Return the numbers below ``next_batch`` that are not counted, in order."""
+        held = [*self.leases.values(), *self.pending.values()]
+        return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))

@@ -1,0 +1,69 @@
+"""Reading batches before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.models.base import Batch, Dataset
+
+
+class Prefetcher:
+    """Reads the batches of a plan ahead of time, in one background thread.
+
+    At most ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two
+    threads at once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be
+    called by another.
+    """
+
+    def __init__(self, dataset: Dataset, plan: BatchPlan, limit: int = 64) -> None:
+        self._dataset = dataset
+        self._plan = plan
+        self._limit = limit
+        self._reading = Lock()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._futures: dict[int, Future[Batch]] = {}
+        self._closed = False
+
+    def prepare(self, number: int) -> bool:
+        """Start reading batch ``number`` unless that was done before.
+
+        Returns whether the batch is held: False when ``limit`` others are, or after ``close``;
+        ``take`` then reads it itself.
+        """
+        if number in self._futures:
+            return True
+        if self._closed or len(self._futures) >= self._limit:
+            return False
+        self._futures[number] = self._executor.submit(self._read, number)
+        return True
+
+    def take(self, number: int) -> Batch:
+        """Return batch ``number`` and let go of it.
+
+        A prepared batch is waited for; another is read in the calling thread.
+
+        Raises:
+            Whatever ``Dataset.take`` raised for this batch.
+        """
+        future = self._futures.pop(number, None)
+        return self._read(number) if future is None else future.result()
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Let go of prepared batches that will not be taken."""
+        for number in numbers:
+            future = self._futures.pop(number, None)
+            if future is not None:
+                future.cancel()
+
+    def close(self) -> None:
+        """Forget every batch and end the thread, waiting for a read in progress."""
+        self._closed = True
+        self.forget(tuple(self._futures))
+        self._executor.shutdown()
+
+    def _read(self, number: int) -> Batch:
+        with self._reading:
+            return self._dataset.take(self._plan.indices(number))

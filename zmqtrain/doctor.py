@@ -1,0 +1,369 @@
+"""Says what is wrong with a configuration before anything is started.
+
+:func:`diagnose` looks at one task, :func:`compare` at the TF_CONFIGs of several. Both only look:
+what has to be asked of the operating system or the network comes in as :class:`Probes`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from zmqtrain.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
+from zmqtrain.config import (
+    ENVIRON,
+    TF_CONFIG,
+    FindCounts,
+    TaskConfig,
+    load_overrides,
+    load_task,
+)
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import JobOverrides
+from zmqtrain.options import PREFIX, fields_of, given, names_of, variable_of
+from zmqtrain.procfile import KILL_WAIT_S, PROCESS_NAME, process_of, running_counts
+from zmqtrain.tf_config import Reading, read_tf_config
+
+CONNECT_TIMEOUT_S = 2.0
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+ANYWHERE = ("*", "")
+
+Probe: TypeAlias = Callable[[str, int], None]
+
+
+class Severity(StrEnum):
+    """How bad a finding is; an error keeps the run from working."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence of the diagnosis: what is wrong, what was expected, what to do."""
+
+    severity: Severity
+    text: str
+
+
+def _resolve(host: str, port: int) -> None:
+    socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+def _bind(host: str, port: int) -> None:
+    interfaces = {name for _, name in socket.if_nameindex()}
+    host = "" if host in interfaces or host in ANYWHERE else host
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Questions to the operating system about (host, port); each raises OSError for a no."""
+
+    resolve: Probe = _resolve
+    bind: Probe = _bind
+    connect: Probe = _connect
+    find_counts: FindCounts = running_counts
+
+
+def diagnose(
+    role: Role | None,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = ENVIRON,
+    probes: Probes | None = None,
+    *,
+    reach: bool = False,
+) -> list[Finding]:
+    """Return what is wrong, or may be, with the task that these flags and variables describe.
+
+    Without ``role`` it is the one that TF_CONFIG or honcho names, else a worker. ``reach`` also
+    connects to every other ps, which has to run then.
+    """
+    probes = probes or Probes()
+    reading = read_tf_config(environ.get(TF_CONFIG, ""))
+    findings = [*_of_reading(reading), *_of_environment(flags, environ, reading)]
+    try:
+        load_overrides(flags, environ)
+    except ConfigError as error:
+        findings += map(_error, str(error).splitlines())
+    if not reading.mistakes:
+        role = role or _role_named(environ, reading) or Role.WORKER
+        # A check needs no job, whereas a task does.
+        flags = {"job": "job.py", **{k: v for k, v in flags.items() if v is not None}}
+        try:
+            config = load_task(role, flags, environ, probes.find_counts)
+        except ConfigError as error:
+            findings += map(_error, str(error).splitlines())
+        else:
+            findings += [*_of_config(config, environ, reading), *_of_machine(config, probes)]
+            findings += _of_peers(config, probes) if reach else []
+            if not any(finding.severity is Severity.ERROR for finding in findings):
+                findings.append(_ok(_summary(config)))
+    return findings
+
+
+def diagnose_files(paths: Iterable[Path]) -> list[Finding]:
+    """Compare files that hold the TF_CONFIGs of the tasks of one job, see :func:`compare`."""
+    texts: dict[str, str] = {}
+    findings = []
+    for path in paths:
+        try:
+            texts[str(path)] = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            findings.append(_error(f"{path} cannot be read: {error}; expected a TF_CONFIG in it"))
+    return findings + compare(texts)
+
+
+def compare(texts: Mapping[str, str]) -> list[Finding]:
+    """Return what is wrong with TF_CONFIGs (text by name) as those of the tasks of one job."""
+    readings = {name: read_tf_config(text) for name, text in texts.items()}
+    findings = [
+        Finding(finding.severity, f"{name}: {finding.text}")
+        for name, reading in readings.items()
+        for finding in _of_reading(reading)
+    ]
+    holders: dict[Task, str] = {}
+    for name, reading in readings.items():
+        if reading.mistakes:
+            continue
+        if reading.cluster is None or reading.task is None:
+            missing = "task" if reading.cluster else "cluster"
+            findings.append(_error(f"{name} has no {missing} section; expected one; add it"))
+        elif (first := holders.setdefault(reading.task, name)) != name:
+            findings.append(
+                _error(
+                    f"{first} and {name} are both {reading.task}; expected a task of its own in "
+                    "each; correct the task's index in one of them"
+                )
+            )
+    whole = {name: r for name, r in readings.items() if r.cluster and not r.mistakes}
+    for (name, reading), (other_name, other) in combinations(whole.items(), 2):
+        if difference := _difference(name, reading, other_name, other):
+            findings.append(_error(difference))
+            break
+    findings += _absent(holders, whole.values())
+    if not any(finding.severity is Severity.ERROR for finding in findings):
+        findings.append(_ok(f"{len(texts)} TF_CONFIGs agree on the cluster"))
+    return findings
+
+
+def report(findings: Iterable[Finding]) -> str:
+    """Return the findings as text, a line each, the worst first."""
+    order = list(Severity)
+    ranked = sorted(findings, key=lambda finding: order.index(finding.severity))
+    return "\n".join(f"{finding.severity}: {finding.text}" for finding in ranked)
+
+
+def exit_code(findings: Iterable[Finding]) -> ExitCode:
+    """Return USAGE if any finding is an error, else OK."""
+    is_wrong = any(finding.severity is Severity.ERROR for finding in findings)
+    return ExitCode.USAGE if is_wrong else ExitCode.OK
+
+
+def _error(text: str) -> Finding:
+    return Finding(Severity.ERROR, text)
+
+
+def _warning(text: str) -> Finding:
+    return Finding(Severity.WARNING, text)
+
+
+def _ok(text: str) -> Finding:
+    return Finding(Severity.OK, text)
+
+
+def _role_named(environ: Mapping[str, str], reading: Reading) -> Role | None:
+    if reading.task is not None:
+        return reading.task.role
+    process = process_of(environ)
+    return Role(process.type) if process and process.type in set(Role) else None
+
+
+def _of_reading(reading: Reading) -> Iterator[Finding]:
+    """What can be seen in one TF_CONFIG alone."""
+    yield from map(_error, reading.mistakes)
+    if reading.has_evaluator:
+        yield _warning(
+            "TF_CONFIG lists an evaluator, which is left out: it counts as no worker, and the "
+            "chief evaluates; remove it"
+        )
+    near = [f"{t} ({a})" for t, a in reading.addresses.items() if is_loopback(a)]
+    far = [f"{t} ({a})" for t, a in reading.addresses.items() if not is_loopback(a)]
+    if near and far:
+        text = (
+            f"TF_CONFIG mixes loopback addresses, such as {near[0]}, with those of other hosts, "
+            f"such as {far[0]}; expected names that every host can reach; replace localhost"
+        )
+        is_ps_near = any(t.role is Role.PS and is_loopback(a) for t, a in reading.addresses.items())
+        yield _error(text) if is_ps_near else _warning(text)
+
+
+def _of_environment(
+    flags: Mapping[str, Any], environ: Mapping[str, str], reading: Reading
+) -> Iterator[Finding]:
+    """Traps that the variables lay, whatever the configuration comes to."""
+    if TF_CONFIG in environ and not environ[TF_CONFIG].strip():
+        yield _warning(
+            "TF_CONFIG is set but empty, which counts as not set; unset it or fill it in"
+        )
+    yield from _of_index(flags, environ, reading)
+    if proxies := [name for name in PROXIES if environ.get(name)]:
+        yield _warning(
+            f"{proxies[0]} is set; zmqtrain's links go through no proxy, but whoever reads metrics "
+            "and health from here may; list the cluster's hosts in NO_PROXY"
+        )
+    known = [name.upper() for model in (TaskConfig, JobOverrides) for name in fields_of(model)]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
+            close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+            remedy = f"did you mean {variable_of(close[0])}?" if close else "remove it"
+            yield _warning(f"{name} is set, but zmqtrain has no such variable; {remedy}")
+
+
+def _of_index(
+    flags: Mapping[str, Any], environ: Mapping[str, str], reading: Reading
+) -> Iterator[Finding]:
+    process = process_of(environ)
+    sources = {
+        names_of("index"): given(TaskConfig, flags, environ).get("index"),
+        "TF_CONFIG": reading.task.index if reading.task else None,
+        f"{PROCESS_NAME}={process}": process.index if process else None,
+    }
+    said = {source: str(index) for source, index in sources.items() if index is not None}
+    if len(set(said.values())) > 1:
+        (winner, index), *others = said.items()
+        against = ", ".join(f"{source} says {other}" for source, other in others if other != index)
+        yield _warning(
+            f"{winner} says that the index is {index}, but {against}; the first counts, so two "
+            "tasks may come to the same index; give it in one place"
+        )
+
+
+def _of_config(
+    config: TaskConfig, environ: Mapping[str, str], reading: Reading
+) -> Iterator[Finding]:
+    """Traps in a valid configuration."""
+    process, port = process_of(environ), environ.get("PORT")
+    for index, address in enumerate(config.ps):
+        is_port = not address.startswith(IPC) and str(parse_address(address).port) == port
+        if process is not None and is_port:
+            yield _warning(
+                f"ps {index} is at {address}, the port that honcho put into PORT for {process}; "
+                "honcho gives each process another PORT, so no two tasks agree on it; write fixed "
+                f"ports, or leave {names_of('ps')} out"
+            )
+    if process is not None and config.grace_s >= KILL_WAIT_S:
+        yield _warning(
+            f"{names_of('grace_s')} is {config.grace_s:g}, but honcho kills a process "
+            f"{KILL_WAIT_S:g} s after SIGTERM; expected less; lower it, or the end is not clean"
+        )
+    near = [address for address in config.ps if is_loopback(address)]
+    is_of_reading = reading.cluster is not None and config.ps == reading.cluster.ps
+    if near and len(near) < len(config.ps) and not is_of_reading:
+        yield _error(
+            f"{names_of('ps')} mixes the loopback address {near[0]} with those of other hosts; "
+            "expected names that every host can reach; replace it"
+        )
+
+
+def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
+    """Names that do not resolve, and own ports that are taken."""
+    for index, address in enumerate(config.ps):
+        if address.startswith(IPC) or ip_of(parse_address(address).host):
+            continue
+        parsed = parse_address(address)
+        if reason := _refusal(probes.resolve, parsed.host, parsed.port):
+            yield _error(
+                f"the host of ps {index} at {address} has no address here ({reason}); expected a "
+                "name that resolves; correct it, or start the ps's host or pod first"
+            )
+    if config.role is Role.PS and not config.bind_endpoint.startswith(IPC):
+        host, _, port = config.bind_endpoint.removeprefix("tcp://").rpartition(":")
+        yield from _of_port(f"{config.task}", host.strip("[]"), int(port), probes)
+    host, number = config.metrics_address
+    if number:
+        yield from _of_port(f"the metrics of {config.task}", host, number, probes)
+
+
+def _of_port(what: str, host: str, port: int, probes: Probes) -> Iterator[Finding]:
+    if reason := _refusal(probes.bind, host, port):
+        yield _error(
+            f"{what} cannot listen on {host} port {port} ({reason}); expected a free port of this "
+            "machine; stop what has it (an earlier run of this task?) or choose another"
+        )
+
+
+def _of_peers(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
+    for index, address in enumerate(config.ps):
+        if address.startswith(IPC) or config.task == Task(Role.PS, index):
+            continue
+        parsed = parse_address(address)
+        if reason := _refusal(probes.connect, parsed.host, parsed.port):
+            yield _error(
+                f"ps {index} at {address} cannot be reached ({reason}); expected it to accept "
+                "connections; start it, and check its address, --bind and the firewall"
+            )
+        else:
+            yield _ok(f"ps {index} at {address} can be reached")
+
+
+def _refusal(probe: Probe, host: str, port: int) -> str:
+    """Return why a probe says no, "" if it says yes."""
+    try:
+        probe(host, port)
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return ""
+
+
+def _summary(config: TaskConfig) -> str:
+    ps = ", ".join(config.ps)
+    chief = "a chief of its own" if config.chief else "the chief in worker 0"
+    workers = f"{config.workers} worker{'s' * (config.workers > 1)}"
+    return (
+        f"this is {config.task} of a cluster with {len(config.ps)} ps ({ps}), {workers} and {chief}"
+    )
+
+
+def _difference(name: str, reading: Reading, other_name: str, other: Reading) -> str:
+    """Say where two clusters differ first, "" if they are the same as far as both show them."""
+    ours, theirs = reading.addresses, other.addresses
+    is_partial = any(r.cluster and r.cluster.partial for r in (reading, other))
+    tasks = ours.keys() & theirs.keys() if is_partial else ours.keys() | theirs.keys()
+    for task in sorted(tasks):
+        here, there = ours.get(task, "not listed"), theirs.get(task, "not listed")
+        if here != there:
+            is_order = sorted(ours.values()) == sorted(theirs.values())
+            how = "list the same addresses in another order" if is_order else "differ"
+            return (
+                f"the clusters of {name} and {other_name} {how}: {task} is {here} in the first and "
+                f"{there} in the second; expected the same cluster in every task's TF_CONFIG; "
+                "copy one to all"
+            )
+    return ""
+
+
+def _absent(holders: Mapping[Task, str], readings: Iterable[Reading]) -> Iterator[Finding]:
+    listed = {task for reading in readings for task in reading.addresses}
+    if len(holders) > 1 and (absent := sorted(listed - holders.keys())):
+        names = ", ".join(map(str, absent))
+        yield _warning(
+            f"none of the TF_CONFIGs is that of {names}, which the cluster lists; the run waits "
+            "for every task; check that each of them is started with a TF_CONFIG of its own"
+        )

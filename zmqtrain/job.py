@@ -1,0 +1,282 @@
+"""A job: model + data + optimizer + policy + steps, written once in a Python file.
+
+Every task of the cluster loads the same file, so the network is the same everywhere; the job's
+fingerprint is compared when a task joins, and a task with another job is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Data, Model
+from zmqtrain.optim import Rule, Update
+from zmqtrain.policies import make_policy
+from zmqtrain.store.layout import ShardLayout, Variable, variables_of
+from zmqtrain.store.placement import place
+
+
+def _policy_spec(spec: str) -> str:
+    try:
+        make_policy(spec)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return spec
+
+
+PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
+
+
+class Job(BaseModel):
+    """What is trained, on what, how, and for how long.
+
+    Every field but ``model``, ``data`` and ``optimizer`` can be overridden by a flag or a
+    ``ZMQTRAIN_*`` variable of its name when the job is run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    model: Any = Field(description="the network; see zmqtrain.models.base.Model")
+    data: Any = Field(description="where the examples come from; see zmqtrain.models.base.Data")
+    optimizer: Any = Field(description="update rule applied by the parameter servers")
+    policy: PolicySpec = Field(
+        "hogwild",
+        description="when an update counts: hogwild, bounded-staleness:S, sync-replicas, "
+        "sync-replicas:aggregate=R, or a plug-in's name or module:attr",
+    )
+    batch_size: int = Field(100, ge=1, description="examples in one worker's batch")
+    steps: int = Field(1000, ge=1, description="global steps after which the run ends")
+    seed: int = Field(0, ge=0, description="of the initial parameters and of the data's order")
+    data_dir: str | None = Field(None, description="directory that holds the data's files")
+    evaluate_every: int = Field(
+        0, ge=0, description="evaluate every that many global steps; 0: only at the end"
+    )
+    logdir: str | None = Field(
+        None, description="directory for checkpoints; a run started on it again resumes"
+    )
+    save_secs: float = Field(
+        600.0, ge=0, description="seconds between checkpoints; 0: only at the end"
+    )
+    keep_checkpoints: int = Field(5, ge=1, description="newest checkpoints kept")
+    l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
+    clip_norm: float | None = Field(
+        None, gt=0, description="scale each worker's gradient down to this global norm"
+    )
+    moving_average: float | None = Field(
+        None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
+    )
+    evaluate_average: bool = Field(
+        False, description="evaluate the moving average instead of the parameters"
+    )
+    max_nonfinite: int = Field(
+        10, ge=0, description="gradients with NaN or infinity after which the job stops"
+    )
+    placement: Literal["round-robin", "greedy"] = Field(
+        "greedy", description="how variables are spread over the ps"
+    )
+    partition_nbytes: int = Field(
+        256 * 1024,
+        ge=0,
+        description="cut variables along axis 0 into parts of about this size; 0: never",
+    )
+    prefetch: int = Field(1, ge=0, le=64, description="batches a worker prepares ahead")
+    device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
+
+    @field_validator("model", "data", "optimizer")
+    @classmethod
+    def _has_methods(cls, value: Any, info: Any) -> Any:
+        expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
+        if not isinstance(value, expected):
+            methods = sorted(n for n in vars(expected) if not n.startswith("_"))
+            raise ValueError(f"{value!r} is no {expected.__name__}: it needs {', '.join(methods)}")
+        return value
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ConfigError(f"the job is not valid: {_sentences(error)}") from None
+
+    def with_overrides(self, **overrides: Any) -> Job:
+        """Return this job with the fields of :data:`JobOverrides` replaced; None leaves one.
+
+        Raises:
+            ConfigError: a value is out of range or of the wrong type.
+        """
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        overrides["data_dir"] = overrides.pop("data", None)
+        return Job(**values | {k: v for k, v in overrides.items() if v is not None})
+
+    def update(self) -> Update:
+        """Return what a ps does with one accepted gradient."""
+        return Update(self.optimizer, l2=self.l2, moving_average=self.moving_average)
+
+    def initial_parameters(self) -> dict[str, Any]:
+        """Return the model's initial parameters.
+
+        Raises:
+            ConfigError: they are not named float32 NumPy arrays.
+        """
+        parameters: dict[str, Any] = self.model.parameters(self.seed)
+        for name, value in parameters.items():
+            if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+                kind = getattr(value, "dtype", type(value).__name__)
+                raise ConfigError(
+                    f"parameter {name!r} of {self.model!r} is {kind}, expected a float32 NumPy "
+                    "array: convert it in the model's parameters()"
+                )
+        if not parameters:
+            raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
+        return parameters
+
+    def variables(self) -> tuple[Variable, ...]:
+        return variables_of(self.initial_parameters())
+
+    def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
+        """Return what each of ``ps`` parameter servers holds."""
+        return place(self.variables(), ps, self.placement, self.partition_nbytes)
+
+    def fingerprint(self, ps: int) -> dict[str, str]:
+        """Return what has to be equal on every task, in words that can be shown to a person."""
+        variables = self.variables()
+        listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
+        digest = _hash(listing)
+        return {
+            "model": _short(repr(self.model)),
+            "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
+            f"({digest})",
+            "optimizer": _short(repr(self.update())),
+            "policy": self.policy,
+            "batch_size": str(self.batch_size),
+            "steps": str(self.steps),
+            "seed": str(self.seed),
+            "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
+        }
+
+
+def _overrides_of(job: type[Job]) -> type[BaseModel]:
+    """Derive the options that override a job's fields, each optional."""
+    objects = {"model", "data", "optimizer"}
+    fields: dict[str, Any] = {
+        "data" if name == "data_dir" else name: (
+            _annotated(field) | None,
+            Field(None, description=field.description),
+        )
+        for name, field in job.model_fields.items()
+        if name not in objects
+    }
+    config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    return create_model("JobOverrides", __config__=config, **fields)
+
+
+def _annotated(field: FieldInfo) -> Any:
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+JobOverrides = _overrides_of(Job)
+"""What flags and variables may say of a job; None leaves the job's own value. The directory of the
+data is called ``data`` here."""
+
+
+def fingerprint_difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
+    """Say in which entries two fingerprints differ; "" if they are equal."""
+    return "; ".join(
+        f"{key}: {theirs.get(key, 'nothing')} there, {ours.get(key, 'nothing')} here"
+        for key in sorted(theirs.keys() | ours.keys())
+        if theirs.get(key) != ours.get(key)
+    )
+
+
+def load_job(reference: str) -> Job:
+    """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
+
+    Without a name it is the one called ``job``, or the only Job of the file.
+
+    Raises:
+        ConfigError: there is no such file, it does not import, or holds no such job.
+    """
+    source, _, name = reference.partition(":")
+    namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
+    jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
+    if name:
+        if name not in jobs:
+            raise ConfigError(f"{source} has no Job called {name!r}; it has {_names(jobs)}")
+        return jobs[name]
+    if "job" in jobs:
+        return jobs["job"]
+    if len(jobs) != 1:
+        raise ConfigError(
+            f"{source} has {_names(jobs)}: expected one called job, or say which: {source}:NAME"
+        )
+    return next(iter(jobs.values()))
+
+
+def _run_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
+    directory = str(path.parent.resolve())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)  # as `python file.py` would
+    try:
+        return runpy.run_path(str(path), run_name=path.stem)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"job file {path} does not import: {where(error)}") from error
+
+
+def _import(module: str) -> dict[str, Any]:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return vars(importlib.import_module(module))
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"job module {module} does not import: {where(error)}") from error
+
+
+def where(error: Exception) -> str:
+    """Say in one line what a user's code raised, and where."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
+
+
+def _sentences(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc']))}: "
+        f"{problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r:.80})"
+        for problem in error.errors()
+    )
+
+
+def _names(jobs: dict[str, Job]) -> str:
+    return "no Job" if not jobs else "the Jobs " + ", ".join(sorted(jobs))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:380]}... {_hash(text)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,159 @@
+"""A whole cluster inside one Python process: `zmqtrain.run(job, workers=2)`.
+
+The same actors as in separate processes, over the memory transport: for notebooks and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from zmqtrain.actors.actor import first_of
+from zmqtrain.cluster import Role, Task
+from zmqtrain.errors import DataError, ExitCode
+from zmqtrain.job import Job
+from zmqtrain.metrics import Metrics
+from zmqtrain.models.base import Dataset
+from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.task import JobActor
+from zmqtrain.roles.worker import Worker
+from zmqtrain.summary import Summary
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Transport
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.messages import Status
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[Status], None]
+
+
+def run(
+    job: Job,
+    *,
+    workers: int = 1,
+    ps: int = 1,
+    timing: Timing | None = None,
+    on_progress: Progress | None = None,
+) -> Summary:
+    """Train ``job`` to its end and return what it came to.
+
+    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
+    ``ended``. ``on_progress`` is called a few times a second with the job's status.
+
+    Raises:
+        ZmqTrainError: the job cannot go on; the type and the text say why.
+    """
+    training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore)
+    if _has_running_loop():  # a notebook: the loop of its own keeps running
+        with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
+            return thread.submit(asyncio.run, training).result()
+    return asyncio.run(training)
+
+
+async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress) -> Summary:
+    train, evaluation = await asyncio.to_thread(job.data.load, job.data_dir)
+    if not len(train):
+        raise DataError(f"{job.data!r} has no training examples")
+    transport = MemoryTransport()
+    chief = _chief(job, transport, workers, ps, timing, evaluation, on_progress)
+    actors: list[JobActor] = [
+        *(_ps(job, transport, index, workers, ps, timing) for index in range(ps)),
+        chief,
+        *(_worker(job, transport, index, ps, timing, train) for index in range(workers)),
+    ]
+    _stop_on_interrupt(chief)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for actor in actors:
+                group.create_task(actor.run())
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
+    finally:
+        transport.close()
+    if chief.summary is None:
+        raise RuntimeError("the chief ended without a summary")
+    return chief.summary
+
+
+def _endpoint(index: int) -> str:
+    return f"tcp://memory:{index + 1}"
+
+
+def _ps(
+    job: Job, transport: Transport, index: int, workers: int, ps: int, timing: Timing
+) -> ParameterServer:
+    return ParameterServer(
+        Task(Role.PS, index),
+        transport,
+        Metrics("ps", index),
+        timing,
+        job=job,
+        ps=ps,
+        endpoint=_endpoint(index),
+        join_lead=_endpoint(0) if index else None,
+        workers=workers,
+    )
+
+
+def _worker(
+    job: Job, transport: Transport, index: int, ps: int, timing: Timing, dataset: Dataset
+) -> Worker:
+    return Worker(
+        Task(Role.WORKER, index),
+        transport,
+        Metrics("worker", index),
+        timing,
+        job=job,
+        ps_endpoints=[_endpoint(shard) for shard in range(ps)],
+        dataset=dataset,
+    )
+
+
+def _chief(
+    job: Job,
+    transport: Transport,
+    workers: int,
+    ps: int,
+    timing: Timing,
+    dataset: Dataset,
+    on_progress: Progress,
+) -> Chief:
+    return Chief(
+        Task(Role.CHIEF, 0),
+        transport,
+        Metrics("chief"),
+        timing,
+        job=job,
+        job_name=repr(job.model),
+        ps_endpoints=[_endpoint(shard) for shard in range(ps)],
+        workers=workers,
+        on_progress=on_progress,
+        dataset=dataset,
+    )
+
+
+def _stop_on_interrupt(chief: Chief) -> None:
+    """Have Ctrl-C end the run in order, where this thread may say what signals do."""
+    if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(NotImplementedError):  # an event loop without signals
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGINT, chief.stop, int(ExitCode.INTERRUPTED))
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _ignore(status: Status) -> None:
+    """Show nothing."""

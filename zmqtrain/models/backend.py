@@ -1,0 +1,55 @@
+"""One model for NumPy and CuPy: which module the given arrays belong to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.models.base import Array
+
+
+def array_module(*arrays: Array) -> ModuleType:
+    """Return ``cupy`` if any of ``arrays`` is a CuPy array, else ``numpy``.
+
+    Never imports CuPy: where nobody has imported it, no array can be one of its own.
+    """
+    device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
+    if device_array is not None and any(isinstance(array, device_array) for array in arrays):
+        return sys.modules["cupy"]
+    return np
+
+
+def quiet() -> np.errstate:
+    """Silence NumPy's warnings of overflow in a step: NaN and infinity are found in the gradients,
+    where they are counted and reported with the step that made them."""
+    return np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+class Scratch(threading.local):
+    """Buffers that one model reuses from step to step; every thread sees its own.
+
+    Holds the buffers of the last request only, so memory is bounded when batch sizes vary.
+    Copies and pickles as an empty one.
+    """
+
+    def __init__(self) -> None:
+        self._request: tuple[Any, ...] = ()
+        self._arrays: list[Array] = []
+
+    def arrays(self, like: Array, rows: int, widths: Sequence[int]) -> list[Array]:
+        """Return an uninitialised array (rows, width) for each width, with ``like``'s dtype and
+        module. The next call may return the same memory."""
+        xp = array_module(like)
+        request = (xp, like.dtype, rows, widths)
+        if self._request != request:
+            self._arrays = [xp.empty((rows, width), like.dtype) for width in widths]
+            self._request = request
+        return self._arrays
+
+    def __reduce__(self) -> tuple[type[Scratch], tuple[()]]:
+        return Scratch, ()

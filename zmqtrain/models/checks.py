@@ -1,0 +1,56 @@
+"""A model's arguments and batches, checked where a mistake can still be named."""
+
+from __future__ import annotations
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Array, Batch
+
+
+def check_sizes(model: str, **sizes: int) -> None:
+    """Raise ConfigError unless every size of ``model`` is an int of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"{model}: {name} is {size!r}; expected an int of at least 1; "
+                f"correct {name} in the job"
+            )
+
+
+def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
+    """Return the batch's (features (n, ``features``), answers (n, ...)).
+
+    Raises:
+        ConfigError: the batch is not such a pair: the job's model and data do not fit.
+    """
+    if len(batch) != 2:
+        raise ConfigError(
+            f"the data gives batches of {len(batch)} arrays; expected 2, (features, labels); "
+            "correct Dataset.take or choose another model"
+        )
+    inputs, answers = batch
+    if inputs.ndim != 2 or inputs.shape[1] != features:
+        raise ConfigError(
+            f"the data gives features of shape {inputs.shape}; the model expects "
+            f"(n, {features}); set the model's features to the width of the data"
+        )
+    if answers.shape[:1] != inputs.shape[:1]:
+        raise ConfigError(
+            f"the data gives features of shape {inputs.shape} and labels of shape "
+            f"{answers.shape}; expected one label for each row; correct Dataset.take"
+        )
+    return inputs, answers
+
+
+def check_labels(labels: Array, classes: int) -> None:
+    """Raise ConfigError unless ``labels`` are class numbers: integers (n,) in 0 .. classes - 1."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ConfigError(
+            f"the data gives labels of shape {labels.shape} and dtype {labels.dtype}; expected "
+            "class numbers: integers of shape (n,); convert one-hot labels with argmax"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise ConfigError(
+            f"the data gives labels from {low} to {high}; the model has {classes} classes and "
+            f"expects 0 to {classes - 1}; set the model's classes or renumber the labels"
+        )

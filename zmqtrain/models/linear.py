@@ -1,0 +1,111 @@
+"""Models of one affine layer: linear regression and softmax regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.backend import array_module, quiet
+from zmqtrain.models.base import Array, Batch, Gradients, Parameters
+from zmqtrain.models.checks import check_labels, check_sizes, examples_of
+from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRegression:
+    """outputs = features @ weights + bias, fitted to the mean squared error.
+
+    Parameters, zero at first: ``weights`` (features, outputs), ``bias`` (outputs,). A batch is
+    (features (n, features), targets (n, outputs), or (n,) for one output). The mean of the loss
+    runs over examples and outputs.
+    """
+
+    features: int = 1
+    outputs: int = 1
+
+    def __post_init__(self) -> None:
+        check_sizes("LinearRegression", features=self.features, outputs=self.outputs)
+
+    def parameters(self, seed: int) -> dict[str, Array]:
+        return _zeros(self.features, self.outputs)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        with quiet():
+            inputs, residuals = self._residuals(parameters, batch)
+            loss = (residuals * residuals).mean()
+            residuals *= 2 / residuals.size
+            _affine_gradients(inputs, residuals, out)
+            return float(loss)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        with quiet():
+            _, residuals = self._residuals(parameters, batch)
+            return {"loss": float((residuals * residuals).mean())}
+
+    def _residuals(self, parameters: Parameters, batch: Batch) -> tuple[Array, Array]:
+        inputs, targets = examples_of(batch, self.features)
+        rows = len(inputs)
+        if targets.size != rows * self.outputs:
+            raise ConfigError(
+                f"the data gives targets of shape {targets.shape}; the model expects "
+                f"{(rows, self.outputs)}; set the model's outputs to the width of the targets"
+            )
+        residuals = _affine(parameters, inputs)
+        # As a column: (n, 1) - (n,) would broadcast to (n, n).
+        residuals -= targets.reshape(residuals.shape)
+        return inputs, residuals
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRegression:
+    """P(class) = softmax(features @ weights + bias), fitted to the mean cross entropy.
+
+    Parameters, zero at first: ``weights`` (features, classes), ``bias`` (classes,). A batch is
+    (features (n, features), labels (n,)), labels being class numbers.
+    """
+
+    features: int
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_sizes("SoftmaxRegression", features=self.features, classes=self.classes)
+
+    def parameters(self, seed: int) -> dict[str, Array]:
+        return _zeros(self.features, self.classes)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        inputs, labels = examples_of(batch, self.features)
+        check_labels(labels, self.classes)
+        with quiet():
+            logits = _affine(parameters, inputs)
+            loss = softmax_cross_entropy(logits, labels)
+            _affine_gradients(inputs, logits, out)
+            return float(loss)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        inputs, labels = examples_of(batch, self.features)
+        check_labels(labels, self.classes)
+        with quiet():
+            return classifier_metrics(_affine(parameters, inputs), labels)
+
+
+def _zeros(fan_in: int, fan_out: int) -> dict[str, Array]:
+    return {
+        "weights": np.zeros((fan_in, fan_out), np.float32),
+        "bias": np.zeros(fan_out, np.float32),
+    }
+
+
+def _affine(parameters: Parameters, inputs: Array) -> Array:
+    result = inputs @ parameters["weights"]
+    result += parameters["bias"]
+    return result
+
+
+def _affine_gradients(inputs: Array, delta: Array, out: Gradients) -> None:
+    """Write the gradients of an affine layer whose output has the gradient ``delta``."""
+    xp = array_module(delta)
+    xp.matmul(inputs.T, delta, out=out["weights"])
+    xp.sum(delta, axis=0, out=out["bias"])

@@ -1,0 +1,32 @@
+"""Softmax cross entropy, shared by the classifiers."""
+
+from __future__ import annotations
+
+from zmqtrain.models.backend import array_module
+from zmqtrain.models.base import Array
+
+
+def softmax_cross_entropy(logits: Array, labels: Array) -> Array:
+    """Replace ``logits`` (n, classes) by the gradient of their mean cross entropy with ``labels``
+    (n,), class numbers; return that mean as a 0-d array (on a GPU it need not be ready yet).
+
+    With p = softmax(logits): loss = mean of -log p[label], gradient = (p - onehot(label)) / n.
+    The largest logit of a row is subtracted first, so that no exponential overflows.
+    """
+    xp = array_module(logits)
+    rows = xp.arange(len(labels))
+    logits -= logits.max(axis=1, keepdims=True)
+    label_logits = logits[rows, labels]
+    xp.exp(logits, out=logits)
+    totals = logits.sum(axis=1, keepdims=True)
+    loss = (xp.log(totals[:, 0]) - label_logits).mean()
+    logits /= totals
+    logits[rows, labels] -= 1
+    logits /= len(labels)
+    return loss
+
+
+def classifier_metrics(logits: Array, labels: Array) -> dict[str, float]:
+    """Return the mean ``loss`` and the ``accuracy`` (0..1); ``logits`` are overwritten."""
+    accuracy = float((logits.argmax(axis=1) == labels).mean())
+    return {"loss": float(softmax_cross_entropy(logits, labels)), "accuracy": accuracy}

@@ -1,0 +1,117 @@
+"""The multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from zmqtrain.models.backend import Scratch, array_module, quiet
+from zmqtrain.models.base import Array, Batch, Gradients, Parameters
+from zmqtrain.models.checks import check_labels, check_sizes, examples_of
+from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
+
+
+@dataclass(frozen=True)
+class MLP:
+    """A classifier of fully connected layers: ReLU after each hidden one, softmax at the end.
+
+    ``hidden`` is the width of the hidden layer, or of each in turn. Parameters, for layer 0, 1,
+    ...: ``layer0/weights`` (fan in, fan out), normal with deviation sqrt(2 / fan in) (He et al.
+    2015, "Delving deep into rectifiers"), and ``layer0/bias`` (fan out,), zero. The loss is the
+    mean cross entropy. A batch is (features (n, features), labels (n,)), labels being class
+    numbers.
+
+    One instance may be used by several threads at once.
+    """
+
+    features: int
+    hidden: int | Sequence[int]
+    classes: int
+
+    def __post_init__(self) -> None:
+        check_sizes("MLP", features=self.features, classes=self.classes)
+        for width in _as_tuple(self.hidden):
+            check_sizes("MLP", hidden=width)
+        object.__setattr__(self, "hidden", _as_tuple(self.hidden))
+
+    def parameters(self, seed: int) -> dict[str, Array]:
+        random = np.random.Generator(np.random.PCG64(seed))
+        values: dict[str, Array] = {}
+        fan_in = self.features
+        for (weights, bias), fan_out in zip(self._names, self._widths, strict=True):
+            deviation = np.float32(np.sqrt(2 / fan_in))
+            values[weights] = random.standard_normal((fan_in, fan_out), np.float32) * deviation
+            values[bias] = np.zeros(fan_out, np.float32)
+            fan_in = fan_out
+        return values
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        inputs, labels = examples_of(batch, self.features)
+        check_labels(labels, self.classes)
+        like = parameters[self._names[0][0]]
+        layers, hidden_widths = len(self._widths), self._widths[:-1]
+        buffers = self._scratch.arrays(like, len(inputs), self._widths + hidden_widths)
+        outputs, deltas = buffers[:layers], buffers[layers:]
+        with quiet():
+            self._forward(parameters, inputs, outputs)
+            loss = softmax_cross_entropy(outputs[-1], labels)
+            self._backward(parameters, [inputs, *outputs[:-1]], [*deltas, outputs[-1]], out)
+            return float(loss)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        inputs, labels = examples_of(batch, self.features)
+        check_labels(labels, self.classes)
+        like = parameters[self._names[0][0]]
+        # Not the model's own scratch: evaluation sets are large, and would be kept.
+        outputs = Scratch().arrays(like, len(inputs), self._widths)
+        with quiet():
+            self._forward(parameters, inputs, outputs)
+            return classifier_metrics(outputs[-1], labels)
+
+    def _forward(self, parameters: Parameters, inputs: Array, outputs: list[Array]) -> None:
+        """Write each layer's output (n, fan out) into ``outputs``; the last are the logits."""
+        xp = array_module(inputs)
+        for (weights, bias), output in zip(self._names, outputs, strict=True):
+            xp.matmul(inputs, parameters[weights], out=output)
+            output += parameters[bias]
+            if output is not outputs[-1]:
+                xp.maximum(output, 0, out=output)
+            inputs = output
+
+    def _backward(
+        self, parameters: Parameters, inputs: list[Array], deltas: list[Array], out: Gradients
+    ) -> None:
+        """Write the gradients, last layer first.
+
+        ``inputs`` and ``deltas`` hold, for each layer, what went in and the gradient of what came
+        out. Only the last delta is given; the others are computed here.
+        """
+        xp = array_module(inputs[0])
+        for layer in reversed(range(len(deltas))):
+            weights, bias = self._names[layer]
+            xp.matmul(inputs[layer].T, deltas[layer], out=out[weights])
+            xp.sum(deltas[layer], axis=0, out=out[bias])
+            if layer > 0:
+                xp.matmul(deltas[layer], parameters[weights].T, out=deltas[layer - 1])
+                deltas[layer - 1] *= inputs[layer] > 0
+
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        """Outputs of each layer."""
+        return (*_as_tuple(self.hidden), self.classes)
+
+    @cached_property
+    def _names(self) -> tuple[tuple[str, str], ...]:
+        """Names of each layer's weights and bias."""
+        return tuple((f"layer{i}/weights", f"layer{i}/bias") for i in range(len(self._widths)))
+
+    @cached_property
+    def _scratch(self) -> Scratch:
+        return Scratch()
+
+
+def _as_tuple(hidden: int | Sequence[int]) -> tuple[int, ...]:
+    return tuple(hidden) if isinstance(hidden, Sequence) else (hidden,)

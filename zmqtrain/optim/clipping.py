@@ -1,0 +1,65 @@
+"""The global norm of a gradient, and clipping by it.
+
+The norm needs every variable, so this runs on the worker, over the whole gradient, before it is cut
+into shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite, sqrt
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim.checks import is_number
+
+Array: TypeAlias = Any
+"""A float32 NumPy or CuPy array of any shape."""
+
+_HOST_BLOCK = 16_384  # elements; its float64 copy stays in cache
+_DEVICE_BLOCK = 1 << 24  # elements; each block costs kernel launches
+
+
+def global_norm(gradients: Mapping[str, Array]) -> float:
+    """Return the Euclidean norm of all gradients as one vector, 0.0 if there are none.
+
+    Squares are taken and added in float64: the norm is finite unless an element is not.
+    """
+    return sqrt(sum(float(_sum_of_squares(gradient)) for gradient in gradients.values()))
+
+
+def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
+    """Scale the gradients in place by norm / max(norm, global norm); return the latter.
+
+    This is tf.clip_by_global_norm: directions stay, and a gradient no longer than ``norm`` is not
+    touched. One whose norm is NaN or infinite is not touched either, so that it is still recognised
+    as such where it arrives.
+
+    Raises:
+        ConfigError: ``norm`` is not a finite number above 0.
+    """
+    if not is_number(norm) or norm <= 0:
+        raise ConfigError(
+            f"clip_norm is {norm!r}; expected a finite number above 0; correct clip_norm in the "
+            "job, or leave it out for no clipping"
+        )
+    length = global_norm(gradients)
+    if isfinite(length) and length > norm:
+        scale = norm / length
+        for gradient in gradients.values():
+            gradient *= scale
+    return length
+
+
+def _sum_of_squares(array: Array) -> Array:
+    """Return a float64 scalar that lies where ``array`` does."""
+    flat = array.reshape(-1)
+    block = _HOST_BLOCK if isinstance(array, np.ndarray) else _DEVICE_BLOCK
+    total: Array = 0.0
+    for start in range(0, flat.size, block):
+        wide = flat[start : start + block].astype(np.float64)
+        wide *= wide
+        total = total + wide.sum()
+    return total

@@ -1,0 +1,236 @@
+"""Learning rates that change with the step.
+
+The formulas are TensorFlow 1's (``tf.train.exponential_decay`` and its neighbours); in Keras the
+same ones are ``tf.keras.optimizers.schedules``. Below, s is the step (0 at the first update) and
+D is ``decay_steps``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, cos, exp, floor, pi
+from typing import Protocol, runtime_checkable
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim.checks import (
+    check_non_negative,
+    check_positive,
+    check_share,
+    is_number,
+)
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A learning rate for each step: a pure function, equal on every ps.
+
+    Its ``repr`` enters the job's fingerprint and must be the same in every process, as that of a
+    dataclass is.
+    """
+
+    def __call__(self, step: int, /) -> float:
+        """Return the learning rate of the update that follows ``step`` others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same ``value`` at every step."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "value")
+
+    def __call__(self, step: int) -> float:
+        return float(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """initial * decay_rate^(s/D); with ``staircase`` the exponent is floor(s/D)."""
+
+    initial: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial")
+        check_positive(self, "decay_steps", "decay_rate")
+
+    def __call__(self, step: int) -> float:
+        power = _periods(step, self.decay_steps, self.staircase)
+        return float(self.initial * self.decay_rate**power)
+
+
+@dataclass(frozen=True, slots=True)
+class NaturalExponential:
+    """initial * e^(-decay_rate * s/D); with ``staircase``, floor(s/D) in place of s/D."""
+
+    initial: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial", "decay_rate")
+        check_positive(self, "decay_steps")
+
+    def __call__(self, step: int) -> float:
+        return self.initial * exp(
+            -self.decay_rate * _periods(step, self.decay_steps, self.staircase)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InverseTime:
+    """initial / (1 + decay_rate * s/D); with ``staircase``, floor(s/D) in place of s/D."""
+
+    initial: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial", "decay_rate")
+        check_positive(self, "decay_steps")
+
+    def __call__(self, step: int) -> float:
+        periods = _periods(step, self.decay_steps, self.staircase)
+        return self.initial / (1 + self.decay_rate * periods)
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise:
+    """values[0] while s <= boundaries[0], values[1] while s <= boundaries[1], at last values[-1].
+
+    A boundary belongs to the piece before it. There is one value more than boundaries.
+    """
+
+    boundaries: Sequence[int]
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        # As tuples, so that the schedule cannot change and has one repr.
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        object.__setattr__(self, "values", tuple(self.values))
+        if len(self.values) != len(self.boundaries) + 1:
+            raise ConfigError(
+                f"Piecewise: {len(self.boundaries)} boundaries and {len(self.values)} values; "
+                "expected one value more than boundaries; add or remove a value in the job"
+            )
+        if any(low >= high for low, high in pairwise(self.boundaries)):
+            raise ConfigError(
+                f"Piecewise: boundaries is {self.boundaries!r}; expected increasing steps; "
+                "correct boundaries in the job"
+            )
+        if not all(is_number(value) and value >= 0 for value in self.values):
+            raise ConfigError(
+                f"Piecewise: values is {self.values!r}; expected finite numbers of at least 0; "
+                "correct values in the job"
+            )
+
+    def __call__(self, step: int) -> float:
+        return float(self.values[bisect_left(self.boundaries, step)])
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """(initial - end) * (1 - min(s, D)/D)^power + end: from ``initial`` to ``end`` in D steps.
+
+    With ``cycle`` it rises again after each D steps: D is replaced by D * ceil(s/D), by D at s = 0.
+    """
+
+    initial: float
+    decay_steps: int
+    end: float = 1e-4
+    power: float = 1.0
+    cycle: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial", "end")
+        check_positive(self, "decay_steps", "power")
+
+    def __call__(self, step: int) -> float:
+        steps = self.decay_steps
+        if self.cycle:
+            steps *= max(1, ceil(step / steps))
+        remaining = 1 - min(step, steps) / steps
+        return float((self.initial - self.end) * remaining**self.power + self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """initial * ((1 - alpha) * (1 + cos(pi * min(s, D)/D)) / 2 + alpha).
+
+    Half a cosine wave from ``initial`` to ``alpha * initial`` in D steps (Loshchilov and Hutter,
+    "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017; here without restarts).
+    """
+
+    initial: float
+    decay_steps: int
+    alpha: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial")
+        check_positive(self, "decay_steps")
+        check_share(self, "alpha")
+
+    def __call__(self, step: int) -> float:
+        done = min(step, self.decay_steps) / self.decay_steps
+        return self.initial * ((1 - self.alpha) * 0.5 * (1 + cos(pi * done)) + self.alpha)
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """Return ``value`` itself if it is a schedule, else a Constant of it.
+
+    Raises:
+        ConfigError: ``value`` is neither a schedule nor a finite number of at least 0.
+    """
+    if callable(value) and not isinstance(value, type):
+        return value
+    if is_number(value) and value >= 0:
+        return Constant(value)
+    raise ConfigError(
+        f"the learning rate is {value!r}; expected a schedule or a finite number of at least 0; "
+        "correct learning_rate in the job"
+    )
+
+
+def check_learning_rate(learning_rate: float | Schedule) -> None:
+    """Check a rule's learning rate when the rule is made.
+
+    Raises:
+        ConfigError: it is neither a schedule nor a finite number of at least 0, or its text
+            differs from process to process and cannot enter the job's fingerprint.
+    """
+    if " at 0x" in repr(as_schedule(learning_rate)):
+        raise ConfigError(
+            f"the learning rate is {learning_rate!r}, a text that differs from process to process; "
+            "expected one that every task of the job writes alike; make the schedule a frozen "
+            "dataclass with a __call__(step) method"
+        )
+
+
+def rate_at(learning_rate: float | Schedule, step: int) -> float:
+    """Return the learning rate of the update that follows ``step`` others.
+
+    Raises:
+        ConfigError: the schedule gives something else than a finite number of at least 0.
+    """
+    rate = as_schedule(learning_rate)(step)
+    if not is_number(rate) or rate < 0:
+        raise ConfigError(
+            f"the learning rate is {rate!r} at step {step}; expected a finite number of at least "
+            f"0; correct {learning_rate!r} in the job"
+        )
+    return rate
+
+
+def _periods(step: int, decay_steps: int, staircase: bool) -> float:
+    periods = step / decay_steps
+    return floor(periods) if staircase else periods

@@ -1,0 +1,117 @@
+"""What a policy is: events in, decisions out, no I/O.
+
+A policy decides when an update counts and who may go on. It never sees a gradient, a clock or a
+socket; the shards carry its decisions out. For a cluster of several ps it runs on the lead shard
+alone, so that one decision for each (worker, step) holds on all shards; a policy that applies
+every push at once says ``coordinated = False`` and every shard decides by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply the worker's gradient as one update."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Add the worker's gradient to the step's sum, so that the worker may send another."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Apply, as one update, the mean of what was accumulated and of these workers' gradients.
+
+    The gradients are summed in the order of ``workers``.
+    """
+
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the worker's gradient; its batch is given out again."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let the worker go on, with the parameters as they are at this place among the decisions."""
+
+    worker: int
+
+
+Decision: TypeAlias = Apply | Accumulate | Reduce | Drop | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A worker that is kept waiting, and by whom."""
+
+    worker: int
+    reason: str
+    by: tuple[int, ...]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """The rule of a run. Workers are named by their index.
+
+    A worker is *computing* from its Release until its next ``push``. Between ``join`` and
+    ``leave`` it is live.
+    """
+
+    @property
+    def spec(self) -> str:
+        """The string that makes an equal policy."""
+        ...
+
+    @property
+    def coordinated(self) -> bool:
+        """False if every push is applied and released at once, whatever the others do."""
+        ...
+
+    @property
+    def step_per_push(self) -> bool:
+        """True if every accepted push is one global step; False if several make one."""
+        ...
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Most steps that a gradient can be behind a live worker's clock, None if unbounded."""
+        ...
+
+    def start(self, version: int, workers: int) -> None:
+        """Begin at ``version`` with no worker live; the job expects ``workers`` of them."""
+        ...
+
+    def join(self, worker: int) -> list[Decision]:
+        """A worker asks to be let in."""
+        ...
+
+    def leave(self, worker: int) -> list[Decision]:
+        """A worker is gone, or has no data to compute on; it may join again."""
+        ...
+
+    def push(self, worker: int) -> list[Decision]:
+        """A computing worker's gradient lies ready."""
+        ...
+
+    def drain(self) -> list[Decision]:
+        """Settle what is pending: the policy ends, no worker is computing."""
+        ...
+
+    def held(self) -> Iterable[Held]:
+        """Yield the live workers that are neither computing nor released."""
+        ...

@@ -1,0 +1,106 @@
+"""From a spec string to a policy: built in, by entry point, or by "module:attr"."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import TypeAlias
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.policies.base import Policy
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.policies.hogwild import Hogwild
+from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
+
+ENTRY_POINTS = "zmqtrain.policies"
+
+Factory: TypeAlias = Callable[[str], Policy]
+"""Makes a policy from what follows the first colon of a spec, "" if nothing does."""
+
+FORMS = (
+    "hogwild, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
+    'the name of an installed plug-in, or "module:attr"'
+)
+
+
+def make_policy(spec: str) -> Policy:
+    """Return a new policy.
+
+    Raises:
+        ConfigError: no policy has this name, or its options are wrong.
+    """
+    name, _, options = spec.strip().partition(":")
+    factory = _BUILT_IN.get(name) or _installed(name)
+    if factory is None:
+        if "." not in name and not options:
+            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}")
+        factory, options = _imported(name, options, spec)
+    policy = factory(options)
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy {spec!r} made a {type(policy).__name__}, which lacks methods of "
+            "zmqtrain.policies.Policy"
+        )
+    return policy
+
+
+def _hogwild(options: str) -> Policy:
+    if options:
+        raise ConfigError(f"policy hogwild takes no options, got {options!r}")
+    return Hogwild()
+
+
+def _bounded_staleness(options: str) -> Policy:
+    bound = _count(options, "bounded-staleness:S", least=0)
+    return BoundedStaleness(bound)
+
+
+def _sync_replicas(options: str) -> Policy:
+    values: dict[str, int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        if key not in ("aggregate", "tokens"):
+            raise ConfigError(
+                f"unknown option {option!r} of sync-replicas: expected aggregate=R (gradients "
+                "averaged in a step) or, for TensorFlow's token queue, tokens=N as well"
+            )
+        values[key] = _count(value, f"sync-replicas:{key}=N", least=1 if key == "aggregate" else 0)
+    if "tokens" not in values:
+        return SyncReplicas(values.get("aggregate"))
+    if "aggregate" not in values:
+        raise ConfigError("sync-replicas:tokens=N needs aggregate=R as well")
+    return TokenSyncReplicas(values["aggregate"], values["tokens"])
+
+
+def _count(text: str, form: str, *, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise ConfigError(f"policy {form}: got {text!r}, expected a whole number >= {least}")
+    return int(text)
+
+
+def _installed(name: str) -> Factory | None:
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        factory: Factory = entry.load()
+        return factory
+    return None
+
+
+def _imported(module: str, rest: str, spec: str) -> tuple[Factory, str]:
+    attribute, _, options = rest.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module.startswith(error.name):
+            raise  # the module is there; something inside it is missing
+        raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}") from None
+    except AttributeError:
+        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}") from None
+    return factory, options
+
+
+_BUILT_IN: dict[str, Factory] = {
+    "hogwild": _hogwild,
+    "bounded-staleness": _bounded_staleness,
+    "sync-replicas": _sync_replicas,
+}

@@ -1,0 +1,202 @@
+"""Sync replicas: a step is the mean of R gradients computed on the same parameters.
+
+The rules of TensorFlow's SyncReplicasOptimizer (Chen et al., arXiv:1604.00981), stricter where the
+original is known to be weak: a gradient belongs to the step its worker was released into (the
+original's tokens are anonymous), one decision holds for all shards, the first batch is not wasted,
+and a worker that leaves releases the barrier instead of hanging it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from zmqtrain.policies.base import Accumulate, Decision, Drop, Held, Reduce, Release
+
+
+class SyncReplicas:
+    """Average ``aggregate`` gradients a step; None means one from every live worker.
+
+    With fewer than the number of workers the others are backups, whose late gradients are dropped.
+    With more, workers that finish early compute further batches of the same step.
+    """
+
+    coordinated = True
+    step_per_push = False
+    staleness_bound = 0
+
+    def __init__(self, aggregate: int | None = None) -> None:
+        self.aggregate = aggregate
+        self.start(0, 0)
+
+    @property
+    def spec(self) -> str:
+        return "sync-replicas" + (f":aggregate={self.aggregate}" if self.aggregate else "")
+
+    def start(self, version: int, workers: int) -> None:
+        self.version = version  # +1 at every Reduce
+        self.expected = workers  # the first step waits for that many
+        self.begun = False  # set once they have all joined
+        self.computing: dict[int, int] = {}  # worker -> version it was released at
+        self.waiting: set[int] = set()  # live, not computing
+        self.ready: set[int] = set()  # gradient of this step in the worker's slot
+        self.counted = 0  # gradients of this step, accumulated ones included
+        self.members = 0  # workers that this step was begun with and that have not left
+
+    def join(self, worker: int) -> list[Decision]:
+        self.waiting.add(worker)
+        if not self.begun:
+            self.begun = len(self.waiting) >= self.expected
+            return self._begin() if self.begun else []
+        return self._settle()  # into a step under way only if that lacks hands
+
+    def leave(self, worker: int) -> list[Decision]:
+        member = self.computing.pop(worker, None)
+        self.waiting.discard(worker)
+        if member == self.version:
+            self.members -= 1
+        return self._settle() if self.begun else []
+
+    def push(self, worker: int) -> list[Decision]:
+        version = self.computing.pop(worker)
+        self.waiting.add(worker)
+        if version < self.version:
+            return [Drop(worker, "stale"), *self._release(worker)]
+        self.ready.add(worker)
+        self.counted += 1
+        return self._settle()
+
+    def drain(self) -> list[Decision]:
+        return self._reduce() if self.counted else []
+
+    def held(self) -> Iterable[Held]:
+        if not self.begun:
+            reason = f"{len(self.waiting)} of {self.expected} workers have joined"
+            missing = tuple(w for w in range(self.expected) if w not in self.waiting)
+            return [Held(worker, reason, missing) for worker in sorted(self.waiting)]
+        by = tuple(sorted(w for w, version in self.computing.items() if version == self.version))
+        reason = f"step {self.version} has {self.counted} of {self._needed()} gradients"
+        return [Held(worker, reason, by) for worker in sorted(self.waiting)]
+
+    def _needed(self) -> int:
+        return self.aggregate or max(1, self.members)
+
+    def _settle(self) -> list[Decision]:
+        """End the step if it is complete, else see to it that it can be completed."""
+        if self.counted and self.counted >= self._needed():
+            return [*self._reduce(), *self._begin()]
+        if not self.counted and not self.computing:
+            return self._begin()
+        return self._fill()
+
+    def _reduce(self) -> list[Decision]:
+        workers = tuple(sorted(self.ready))
+        self.ready.clear()
+        self.counted = 0
+        self.version += 1
+        return [Reduce(workers)]
+
+    def _begin(self) -> list[Decision]:
+        """Release everyone who waits into the step at ``version``."""
+        self.members = 0
+        decisions: list[Decision] = []
+        for worker in sorted(self.waiting):
+            decisions += self._release(worker)
+        return decisions
+
+    def _fill(self) -> list[Decision]:
+        """Release more workers into this step while too few gradients are on their way."""
+        decisions: list[Decision] = []
+        for worker in sorted(self.waiting, key=lambda w: (w in self.ready, w)):
+            if self.counted + len(self.computing) >= self._needed():
+                break
+            if worker in self.ready:  # its slot is needed for its next gradient
+                self.ready.discard(worker)
+                decisions.append(Accumulate(worker))
+            decisions += self._release(worker)
+        return decisions
+
+    def _release(self, worker: int) -> list[Decision]:
+        self.waiting.discard(worker)
+        self.computing[worker] = self.version
+        self.members += 1
+        return [Release(worker)]
+
+
+class TokenSyncReplicas:
+    """The original's token queue, for parity: anonymous first-in-first-out tokens.
+
+    ``tokens`` initial tokens carry the starting step, so as many first gradients are wasted; a
+    token says which step its taker's next gradient belongs to. A worker that dies with a token may
+    hang the others, as it does there: prefer :class:`SyncReplicas`.
+    """
+
+    coordinated = True
+    step_per_push = False
+    staleness_bound = None
+
+    def __init__(self, aggregate: int, tokens: int) -> None:
+        self.aggregate = aggregate
+        self.initial_tokens = tokens
+        self.start(0, 0)
+
+    @property
+    def spec(self) -> str:
+        return f"sync-replicas:aggregate={self.aggregate},tokens={self.initial_tokens}"
+
+    def start(self, version: int, workers: int) -> None:
+        self.version = version  # +1 at every Reduce
+        self.tokens_per_step = max(workers, self.aggregate)
+        self.tokens = deque([version] * self.initial_tokens)
+        self.local_step: dict[int, int] = {}  # live workers; the last token taken
+        self.takers: deque[int] = deque()  # waiting for a token, in order
+        self.ready: set[int] = set()  # gradient of this step in the worker's slot
+        self.counted = 0
+
+    def join(self, worker: int) -> list[Decision]:
+        self.local_step[worker] = self.version
+        return [Release(worker)]
+
+    def leave(self, worker: int) -> list[Decision]:
+        self.local_step.pop(worker, None)
+        if worker in self.takers:
+            self.takers.remove(worker)
+        return []
+
+    def push(self, worker: int) -> list[Decision]:
+        decisions: list[Decision] = []
+        if self.local_step[worker] < self.version:
+            decisions.append(Drop(worker, "stale"))
+        else:
+            self.ready.add(worker)
+            self.counted += 1
+        if self.counted >= self.aggregate:
+            decisions += self._reduce()
+            self.tokens.extend([self.version] * self.tokens_per_step)
+        self.takers.append(worker)
+        while self.tokens and self.takers:
+            decisions += self._take_token()
+        return decisions
+
+    def drain(self) -> list[Decision]:
+        return self._reduce() if self.counted else []
+
+    def held(self) -> Iterable[Held]:
+        computing = tuple(sorted(set(self.local_step) - set(self.takers)))
+        reason = f"waits for a token; step {self.version} has {self.counted} of {self.aggregate}"
+        return [Held(worker, reason, computing) for worker in self.takers]
+
+    def _take_token(self) -> list[Decision]:
+        worker = self.takers.popleft()
+        self.local_step[worker] = self.tokens.popleft()
+        if worker not in self.ready:
+            return [Release(worker)]
+        self.ready.discard(worker)  # its slot is needed for its next gradient
+        return [Accumulate(worker), Release(worker)]
+
+    def _reduce(self) -> list[Decision]:
+        workers = tuple(sorted(self.ready))
+        self.ready.clear()
+        self.counted = 0
+        self.version += 1
+        return [Reduce(workers)]

@@ -1,0 +1,115 @@
+"""What honcho tells the processes it starts, and how to learn what it does not tell them.
+
+A child sees its own name, ``HONCHO_PROCESS_NAME=worker.2``, but not how many others there are:
+that stands on honcho's command line and in the Procfile.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+from honcho.environ import parse_procfile
+
+from zmqtrain.errors import ConfigError
+
+PROCESS_NAME = "HONCHO_PROCESS_NAME"
+KILL_WAIT_S = 5.0
+"""How long after SIGTERM honcho kills what it started; it cannot be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a Procfile: the name of its line, and its number among those of it, from 0."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.type}.{self.index + 1}"
+
+
+def process_of(environ: Mapping[str, str]) -> Process | None:
+    """Return the process as which honcho started this one, None if it did not."""
+    name, _, number = environ.get(PROCESS_NAME, "").rpartition(".")
+    if not (name and number.isascii() and number.isdigit() and int(number) > 0):
+        return None
+    return Process(name, int(number) - 1)
+
+
+def honcho_counts(argv: Sequence[str], procfile_types: Iterable[str]) -> dict[str, int]:
+    """Return how many processes of each type a ``honcho start`` command starts.
+
+    ``argv`` is the command line of the honcho process, interpreter included; ``procfile_types``
+    are the types of its Procfile, all of which it starts unless the command names some. The counts
+    follow honcho 2.0: 1 unless ``--concurrency`` says otherwise, the last word on a type counts.
+
+    Raises:
+        ConfigError: this is not the command line of ``honcho start``.
+    """
+    options = _parse(argv)
+    counts = dict.fromkeys(options.processes or procfile_types, 1)
+    for item in (options.concurrency or "").split(","):
+        name, _, count = item.partition("=")
+        if name in counts:
+            counts[name] = int(count)
+    return counts
+
+
+def running_counts(environ: Mapping[str, str]) -> dict[str, int] | None:
+    """Return how many processes of each type the honcho above this process starts.
+
+    None if there is no honcho above, or its command line or Procfile cannot be read.
+    """
+    for process in psutil.Process().parents():
+        try:
+            argv, directory = process.cmdline(), Path(process.cwd())
+            types = _procfile_types(_parse(argv), directory, environ)
+        except (ConfigError, OSError, psutil.Error):
+            continue
+        return honcho_counts(argv, types)
+    return None
+
+
+def _procfile_types(
+    options: argparse.Namespace, directory: Path, environ: Mapping[str, str]
+) -> list[str]:
+    # honcho's .env may name the Procfile too, and honcho hands its .env down to us.
+    name = options.procfile or environ.get("PROCFILE") or "Procfile"
+    text = (directory / options.app_root / name).read_text()
+    return list(parse_procfile(text).processes)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    words = [Path(word).name for word in argv]
+    if "honcho" not in words:
+        raise ConfigError(f"{' '.join(argv)!r} is not the command line of honcho")
+    parser = _Parser(prog="honcho", add_help=False)
+    _add_common(parser, app_root=".", procfile=None)
+    start = parser.add_subparsers(dest="command", required=True).add_parser("start")
+    _add_common(start, app_root=argparse.SUPPRESS, procfile=argparse.SUPPRESS)
+    start.add_argument("-p", "--port")
+    start.add_argument("-q", "--quiet")
+    start.add_argument("-c", "--concurrency")
+    start.add_argument("processes", nargs="*")
+    return parser.parse_args(argv[words.index("honcho") + 1 :])
+
+
+def _add_common(
+    parser: argparse.ArgumentParser, app_root: str | None, procfile: str | None
+) -> None:
+    """Add what honcho takes before as well as after ``start``."""
+    parser.add_argument("-d", "--app-root", default=app_root)
+    parser.add_argument("-f", "--procfile", default=procfile)
+    parser.add_argument("-e", "--env")
+    parser.add_argument("--no-colour", action="store_true")
+    parser.add_argument("--no-prefix", action="store_true")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"not a honcho start command: {message}")

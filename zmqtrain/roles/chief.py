@@ -1,0 +1,256 @@
+"""The chief: `python -m zmqtrain.roles.chief`.
+
+It begins the job (restores or initialises), watches it, evaluates and saves on the way, and is the
+only one who ends it. No step needs it: while it is away, training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zmqtrain.actors.link import Link
+from zmqtrain.cluster import Role, Task
+from zmqtrain.errors import (
+    CheckpointError,
+    ExitCode,
+    ProtocolError,
+    ZmqTrainError,
+)
+from zmqtrain.job import Job
+from zmqtrain.metrics import Metrics
+from zmqtrain.models.base import Dataset
+from zmqtrain.roles.evaluation import evaluate
+from zmqtrain.roles.joining import join
+from zmqtrain.roles.saving import Saver
+from zmqtrain.roles.task import JobActor
+from zmqtrain.store.layout import empty_values
+from zmqtrain.summary import Summary, parameters_sha256
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import GetStatus, Initialize, Leave, Parameters, Read, Shutdown, Status
+
+WATCH_S = 0.25  # how often progress is shown and the chief's own clocks are looked at
+
+log = logging.getLogger(__name__)
+
+
+class Chief(JobActor):
+    """Begins, watches and ends one job."""
+
+    def __init__(
+        self,
+        task: Task,
+        transport: Transport,
+        metrics: Metrics,
+        timing: Timing,
+        *,
+        job: Job,
+        job_name: str,
+        ps_endpoints: Sequence[str],
+        workers: int,
+        on_progress: Callable[[Status], None],
+        dataset: Dataset | None = None,
+    ) -> None:
+        """``dataset``: the evaluation set, loaded from the job's data unless given."""
+        super().__init__(task, transport, metrics, timing, job, len(ps_endpoints))
+        self.job_name = job_name
+        self.workers = workers
+        self.summary: Summary | None = None
+        self._ps_endpoints = ps_endpoints
+        self._on_progress = on_progress
+        self._dataset = dataset
+        self._layouts = job.layouts(self.ps)
+        self._variables = job.variables()
+        self._links: list[Link] = []
+        self._saver = Saver(self)
+        self._next_evaluation = job.evaluate_every or math.inf
+        self.report = self._facts
+
+    @property
+    def lead(self) -> Link:
+        return self._links[0]
+
+    async def main(self) -> int:
+        self._links = [
+            self.link(Task(Role.PS, index), endpoint)
+            for index, endpoint in enumerate(self._ps_endpoints)
+        ]
+        if self._dataset is None:
+            self._dataset = (await asyncio.to_thread(self.job.data.load, self.job.data_dir))[1]
+        self.metrics.role_state.set("joining")
+        joining = asyncio.gather(*(join(self, link) for link in self._links))
+        epochs = await self._unless_stopped(joining)
+        if epochs is None:
+            return self.stop_code
+        self.incarnation = epochs[0][0].incarnation
+        await self._begin([epoch for _, epoch in epochs])
+        self.metrics.role_state.set("training")
+        status = await self._watch()
+        self.metrics.role_state.set("draining")
+        return await self._end(status)
+
+    async def _unless_stopped(self, waiting: asyncio.Future[Any]) -> Any:
+        """Return what ``waiting`` returns, or None if a signal comes first."""
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait([waiting, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        return None
+
+    async def _begin(self, epochs: Sequence[int]) -> None:
+        """Take over a job that runs, else restore its newest checkpoint, else start afresh."""
+        if min(epochs) == max(epochs) > 0:
+            self.epoch = epochs[0]
+            log.info("taking over in epoch %d", self.epoch)
+            return
+        path, epoch = await self._saver.newest()
+        self.epoch = max(*epochs, epoch, 0) + 1
+        message = Initialize(str(path) if path is not None else None)
+        await asyncio.gather(
+            *(link.request(message, reason="it is initialising") for link in self._links)
+        )
+
+    async def _watch(self) -> Status:
+        """Show progress, evaluate and save in time, until there is a reason to end."""
+        seen = 0
+        while True:
+            status = await self.status(seen, WATCH_S)
+            seen = status.event
+            self._on_progress(status)
+            if status.stop or status.failure or self.stopping.is_set():
+                return status
+            if status.save_wanted or self._saver.is_due():
+                with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
+                    await self._saver.save(status.step)
+            if status.step >= self._next_evaluation:
+                self._next_evaluation = status.step + self.job.evaluate_every
+                loss, accuracy = await self._evaluate()
+                log.info("step %d: loss %.4f, accuracy %.4f", status.step, loss, accuracy)
+
+    async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
+        """Return the job's status as the lead shard has it."""
+        reply = await self.lead.request(
+            GetStatus(seen, wait_s), reason="it has not told the status"
+        )
+        if not isinstance(reply.message, Status):
+            raise ProtocolError(f"{self.lead.peer} answered GetStatus with {reply.message}")
+        return reply.message
+
+    async def read_parameters(self, average: bool = False) -> dict[str, Any]:
+        """Return all variables as they are now, or their moving averages."""
+        replies = await asyncio.gather(
+            *(link.request(Read(average), reason="it is read") for link in self._links)
+        )
+        values = empty_values(self._variables)
+        for layout, reply in zip(self._layouts, replies, strict=True):
+            if not isinstance(reply.message, Parameters) or len(reply.tensors) != 1:
+                raise ProtocolError(f"{reply.sender} answered Read with {reply.message}")
+            layout.scatter(reply.tensors[0].array(), values)
+        return values
+
+    async def _evaluate(self) -> tuple[float, float]:
+        """Measure (loss, accuracy) on the evaluation set; NaN where the model has none."""
+        if self._dataset is None:
+            return math.nan, math.nan
+        parameters = await self.read_parameters(self.job.evaluate_average)
+        measures = await asyncio.to_thread(evaluate, self.job.model, parameters, self._dataset)
+        loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
+        self.metrics.evaluation_loss.set(loss)
+        self.metrics.evaluation_accuracy.set(accuracy)
+        return loss, accuracy
+
+    async def _end(self, status: Status) -> int:
+        """Do all that has to be durable, then send everyone home."""
+        interrupted = not status.stop and not status.failure
+        code, ended = self._verdict(status)
+        failed_save: CheckpointError | None = None
+        if self.job.logdir:
+            try:
+                await self._saver.save(status.step)
+            except CheckpointError as error:
+                failed_save = error
+                code = ExitCode.CHECKPOINT
+        loss, accuracy = (math.nan, math.nan) if interrupted else await self._evaluate()
+        status = await self.status()
+        self._on_progress(status)
+        digest = parameters_sha256(await self._final_parameters(status))
+        self.summary = Summary(
+            job=self.job_name,
+            policy=status.policy,
+            ps=self.ps,
+            workers=self.workers,
+            global_step=status.step,
+            seconds=status.seconds,
+            steps_per_second=status.steps_per_second,
+            loss=loss,
+            accuracy=accuracy,
+            train_loss=status.loss,
+            staleness=status.staleness,
+            pushes=status.pushes,
+            examples=status.examples,
+            parameters_sha256=digest,
+            checkpoint=self._saver.last,
+            ended=ended,
+            exit_code=code,
+        )
+        await self._send_home(code, ended)
+        if failed_save is not None:
+            raise failed_save
+        return code
+
+    def _verdict(self, status: Status) -> tuple[int, str]:
+        if status.failure:
+            return ExitCode.DIVERGED, status.failure
+        if status.stop:
+            return ExitCode.OK, status.stop
+        return self.stop_code, "stopped by a signal"
+
+    async def _final_parameters(self, status: Status) -> dict[str, Any]:
+        """Read the parameters once every shard has applied the last update."""
+        deadline = time.monotonic() + self.timing.lease_s
+        while time.monotonic() < deadline:
+            replies = [await link.request(Read(), reason="it is read") for link in self._links]
+            versions = [getattr(reply.message, "version", 0) for reply in replies]
+            if status.stop and min(versions) < status.step:
+                await asyncio.sleep(0.01)  # an update is still on its way to some shard
+                continue
+            break
+        return await self.read_parameters()
+
+    async def _send_home(self, code: int, reason: str) -> None:
+        message = Shutdown(int(code), reason)
+        results = await asyncio.gather(
+            *(
+                link.request(message, reason="it has not confirmed the end", timeout_s=2.0)
+                for link in self._links
+            ),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, ZmqTrainError):
+                log.warning("%s", result)
+        for link in self._links:
+            link.tell(Leave("the run is over"))
+
+    def _facts(self) -> dict[str, float]:
+        return {"step": float(self._saver.last_step), "saves": float(self._saver.count)}
+
+
+def main() -> int:
+    """Run the chief as a process."""
+    from zmqtrain.roles.launch import launch
+
+    return launch(Role.CHIEF)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The part of ps 1, 2, ... that takes its orders from the lead shard.
+
+Under a coordinated policy an arrival is only reported; what becomes of it comes back as orders.
+Under any other every push is applied and released here at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.cluster import Role, Task
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.policies import make_policy
+from zmqtrain.roles.joining import join
+from zmqtrain.roles.peers import Peer
+from zmqtrain.wire.messages import (
+    Arrived,
+    Order,
+    Orders,
+    Push,
+    ShardFile,
+    SliceWritten,
+)
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.ps import ParameterServer, Pending
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Direction of every ps but the first."""
+
+    def __init__(self, ps: ParameterServer, lead_endpoint: str) -> None:
+        self.ps = ps
+        self.policy = ps.job.policy
+        self._coordinated = make_policy(self.policy).coordinated
+        self._executed = 0  # number of the last order
+        # Worker -> (incarnation, sequence) of the last push that the lead has released.
+        self._released: dict[int, tuple[int, int]] = {}
+        self.link = ps.link(Task(Role.PS, 0), lead_endpoint)
+        ps.report = self._report_facts
+        ps.handlers[Orders] = self._on_orders
+        ps.spawn(self._follow())
+
+    async def _follow(self) -> None:
+        welcome, _ = await join(self.ps, self.link)
+        self.ps.incarnation = welcome.incarnation
+        while True:
+            await asyncio.sleep(self.ps.timing.heartbeat_s)
+            if self._coordinated and self.ps.initialised:
+                for worker, pending in self.ps.pending.items():
+                    self._report(worker, pending)  # the first report may have been lost
+
+    def _report_facts(self) -> dict[str, float]:
+        return {
+            "orders": float(self._executed),
+            "step": float(self.ps.shard.version),
+            "bytes": float(self.ps.shard.layout.nbytes),
+        }
+
+    # Direction
+
+    def initialized(self) -> None:
+        """Nothing is decided here."""
+
+    def joined(self, peer: Peer) -> None:
+        """The lead says what follows from it."""
+
+    def left(self, peer: Peer) -> None:
+        """The lead says what follows from it."""
+
+    def check(self, worker: int, push: Push) -> None:
+        """Leases are the lead's business."""
+
+    def arrived(self, worker: int, pending: Pending) -> None:
+        incarnation = pending.request.sender.incarnation
+        released = self._released.get(worker) == (incarnation, pending.sequence)
+        if not self._coordinated or released:
+            # Released before it came: the lead let it pass before the policy was coordinated.
+            self.ps.carry_out(self._at_once(worker, pending))
+        else:
+            self._report(worker, pending)
+
+    def applied(self, pending: Sequence[Pending]) -> None:
+        """The lead keeps the figures."""
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        self.link.tell(SliceWritten(directory, file))
+
+    def failed(self, error: ZmqTrainError) -> None:
+        log.error("this shard's part of the checkpoint was not written: %s", error)
+
+    def _at_once(self, worker: int, pending: Pending) -> list[Order]:
+        incarnation = pending.request.sender.incarnation
+        release = Order("release", (worker,), "", incarnation, pending.sequence)
+        if pending.sequence == 0 or not pending.finite:
+            return [release]
+        return [Order("apply", (worker,)), release]
+
+    def _report(self, worker: int, pending: Pending) -> None:
+        incarnation = pending.request.sender.incarnation
+        self.link.tell(Arrived(worker, incarnation, pending.sequence, pending.finite))
+
+    def _on_orders(self, request: Request) -> None:
+        message = request.envelope.message
+        if not isinstance(message, Orders) or message.number > self._executed + 1:
+            return  # orders before these were lost; the lead sends them again
+        for order in message.orders[self._executed + 1 - message.number :]:
+            self._executed += 1
+            self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        if order.kind == "switch":
+            self._coordinated = make_policy(order.text).coordinated
+        if order.kind == "release":
+            self._released[order.workers[0]] = (order.incarnation, order.sequence)
+        self.ps.carry_out([order])

@@ -1,0 +1,39 @@
+"""How any task introduces itself to a ps, which may start later than the task."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.link import Link
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.messages import Join, Welcome
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.task import JobActor
+
+
+def process_name() -> str:
+    """Return host:pid, for people who look for the process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
+    """Join at one ps, waiting for it if it is not there yet; return its welcome and its epoch.
+
+    Raises:
+        RefusedError: it runs another job, or the task's index is taken.
+        PeerLostError: it did not come within the join timeout.
+    """
+    message = Join(secrets.token_hex(8), actor.fingerprint, actor.process, actor.metrics_address)
+    envelope = await link.request(
+        message,
+        reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",
+        timeout_s=actor.timing.join_timeout_s,
+    )
+    if not isinstance(envelope.message, Welcome):
+        raise ProtocolError(f"{link.peer} answered Join with {envelope.message}")
+    link.joined = True
+    return envelope.message, envelope.epoch

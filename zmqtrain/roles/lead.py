@@ -1,0 +1,364 @@
+"""The lead shard's part of ps 0: it turns arrivals into orders for every shard.
+
+The deciding itself is the coordinator's, which is pure; here are its clock, its messages and what
+people want to know of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.ledger import Ledger, LedgerState
+from zmqtrain.coordination.statistics import Staleness, Throughput
+from zmqtrain.errors import CheckpointError, ConfigError, ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.policies import make_policy
+from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.status import status_of
+from zmqtrain.store.manifest import read_manifest
+from zmqtrain.wire.messages import (
+    Arrived,
+    Done,
+    GetStatus,
+    Order,
+    Orders,
+    Push,
+    RequestSave,
+    Save,
+    Saved,
+    SaveEnded,
+    ShardFile,
+    SliceWritten,
+    SwitchPolicy,
+)
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.ps import ParameterServer, Pending
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Saving:
+    """A checkpoint that the shards are writing."""
+
+    request: Request
+    ledger: tuple[int, tuple[int, ...]]  # next batch, open batches, at the cut
+    step: int
+    files: dict[int, ShardFile] = field(default_factory=dict)
+
+
+class Lead:
+    """Direction of ps 0 and, by orders, of every other ps."""
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self.ps = ps
+        self.policy = ps.job.policy
+        self.coordinator: Coordinator | None = None
+        self.staleness = Staleness()
+        self.throughput = Throughput()
+        self.examples = 0
+        self.loss = float("nan")
+        self.counts = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)
+        self.failure = ""
+        self.event = 0  # rises when the chief has to act
+        self.save_requests: list[Request] = []
+        self._switch_requests: list[Request] = []
+        self._watchers: list[tuple[Request, int]] = []
+        self._saving: dict[str, Saving] = {}
+        self._order_number = 0
+        self._unacknowledged: deque[tuple[int, Order]] = deque()
+        self._acknowledged: dict[int, int] = {}
+        metrics = ps.metrics
+        metrics.global_step_target.set(ps.job.steps)
+        metrics.expected_workers.set(ps.workers)
+        self._show_policy()
+        ps.handlers |= {
+            GetStatus: self._on_get_status,
+            SwitchPolicy: self._on_switch_policy,
+            RequestSave: self._on_request_save,
+            Save: self._on_save,
+            SaveEnded: self._on_save_ended,
+            Arrived: self._on_arrived,
+            SliceWritten: self._on_slice_written,
+        }
+        if ps.ps > 1:
+            ps.spawn(self._keep_followers())
+
+    @property
+    def step(self) -> int:
+        return self.coordinator.version if self.coordinator else 0
+
+    # Direction
+
+    def initialized(self) -> None:
+        ps = self.ps
+        ledger, self.examples = self._restored_ledger()
+        self.coordinator = Coordinator(
+            make_policy(self.policy),
+            shards=ps.ps,
+            workers=ps.workers,
+            steps=ps.job.steps,
+            version=ps.shard.version,
+            ledger=ledger,
+            lookahead=ps.job.prefetch,
+        )
+        for peer in ps.peers:
+            if peer.name[0] == "worker" and not peer.gone:
+                self.coordinator.join(peer.name[1], peer.incarnation)
+        self._advance([])
+
+    def joined(self, peer: Peer) -> None:
+        if peer.name[0] == "worker" and self.coordinator is not None:
+            self._advance(self.coordinator.join(peer.name[1], peer.incarnation))
+
+    def left(self, peer: Peer) -> None:
+        if peer.name[0] == "worker" and self.coordinator is not None:
+            self.ps.metrics.worker_step.forget(peer.name[1])
+            self._advance(self.coordinator.leave(peer.name[1]))
+
+    def check(self, worker: int, push: Push) -> None:
+        if self.coordinator is not None and not self.coordinator.ledger.holds(worker, push.batch):
+            raise ProtocolError(
+                f"worker {worker} pushes batch {push.batch}, which it has no lease on"
+            )
+
+    def arrived(self, worker: int, pending: Pending) -> None:
+        if self.coordinator is None:
+            return
+        if pending.sequence:
+            self.loss = pending.loss
+            self.ps.metrics.worker_step[worker].set(pending.sequence)
+        if not pending.finite:
+            self._count_refusal()
+        self._advance(
+            self.coordinator.arrived(
+                worker, pending.sequence, 0, finite=pending.finite, batch=pending.batch
+            )
+        )
+
+    def applied(self, pending: Sequence[Pending]) -> None:
+        version = self.ps.shard.version
+        self.throughput.observe(version, time.monotonic())
+        for push in pending:
+            self.staleness.observe(max(0, version - 1 - push.version))
+        self.ps.metrics.global_step.set(version)
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        saving = self._saving.get(directory)
+        if saving is None:
+            return
+        saving.files[file.shard] = file
+        if len(saving.files) == self.ps.ps:
+            del self._saving[directory]
+            files = tuple(saving.files[shard] for shard in sorted(saving.files))
+            saving.request.reply(
+                Saved(saving.step, self.policy, files, *saving.ledger, self.examples)
+            )
+
+    def failed(self, error: ZmqTrainError) -> None:
+        for saving in self._saving.values():
+            saving.request.refuse(error)
+        self._saving.clear()
+
+    # Orders
+
+    def _advance(self, orders: list[Order]) -> None:
+        """Send orders to the other shards, carry out our own part, tell whoever watches."""
+        if self.coordinator is None:
+            return
+        for order in orders:
+            self._account(order)
+        self._send_followers(orders)
+        self.ps.carry_out(orders)
+        self.ps.metrics.waiting_workers.set(sum(1 for _ in self.coordinator.held()))
+        if self.coordinator.finished or self.failure:
+            self._notify()
+        if self.coordinator.next_policy is None and self._switch_requests:
+            for request in self._switch_requests:
+                request.reply(Done(self.coordinator.policy.spec))
+            self._switch_requests.clear()
+
+    def _account(self, order: Order) -> None:
+        match order.kind:
+            case "apply" | "accumulate" | "reduce":
+                self.counts["applied"] += len(order.workers)
+                for worker in order.workers:
+                    pending = self.ps.pending.get(worker)
+                    self.examples += pending.examples if pending is not None else 0
+            case "drop":
+                self.counts["dropped"] += 1
+            case "switch":
+                self.policy = order.text
+                self.ps.metrics.policy_switches.inc()
+                self._show_policy()
+
+    def _send_followers(self, orders: list[Order]) -> None:
+        """Number the orders that concern the other shards and send them."""
+        if self.ps.ps == 1 or self.coordinator is None:
+            return
+        everything = self.coordinator.policy.coordinated
+        always = ("switch", "snapshot", "leave")
+        concern = [order for order in orders if everything or order.kind in always]
+        if not concern:
+            return
+        first = self._order_number + 1
+        for order in concern:
+            self._order_number += 1
+            self._unacknowledged.append((self._order_number, order))
+        for shard in range(1, self.ps.ps):
+            self._tell_follower(shard, Orders(first, tuple(concern)))
+
+    def _tell_follower(self, shard: int, orders: Orders) -> None:
+        peer = self.ps.peers.get("ps", shard)
+        if peer is not None and not peer.gone:
+            peer.contact.tell(orders)
+
+    async def _keep_followers(self) -> None:
+        """Send again what a follower did not get; forget what all of them have."""
+        while True:
+            await asyncio.sleep(self.ps.timing.heartbeat_s)
+            for shard in range(1, self.ps.ps):
+                peer = self.ps.peers.get("ps", shard)
+                if peer is None:
+                    continue
+                got = int(peer.facts.get("orders", 0))
+                stuck = got == self._acknowledged.get(shard, -1)
+                self._acknowledged[shard] = got
+                missing = [order for number, order in self._unacknowledged if number > got]
+                if stuck and missing:
+                    log.info("ps %d: sending orders from %d on again", shard, got + 1)
+                    self._tell_follower(shard, Orders(got + 1, tuple(missing)))
+            everyone = min(self._acknowledged.values(), default=0)
+            while self._unacknowledged and self._unacknowledged[0][0] <= everyone:
+                self._unacknowledged.popleft()
+
+    def _on_arrived(self, request: Request) -> None:
+        peer = self.ps.peers.member(request)
+        arrived = request.envelope.message
+        if not isinstance(arrived, Arrived) or self.coordinator is None:
+            return
+        member = self.coordinator.members.get(arrived.worker)
+        if member is None or member.incarnation != arrived.incarnation:
+            return
+        self._advance(
+            self.coordinator.arrived(
+                arrived.worker, arrived.sequence, peer.name[1], finite=arrived.finite
+            )
+        )
+
+    # Requests of the chief and of people
+
+    def _on_get_status(self, request: Request) -> None:
+        message = request.envelope.message
+        if not isinstance(message, GetStatus):
+            return
+        if message.wait_s > 0 and message.seen >= self.event:
+            entry = (request, message.seen)
+            self._watchers.append(entry)
+            asyncio.get_running_loop().call_later(message.wait_s, self._answer_watcher, entry)
+            return
+        request.reply(status_of(self))
+
+    def _answer_watcher(self, entry: tuple[Request, int]) -> None:
+        if entry in self._watchers:
+            self._watchers.remove(entry)
+            entry[0].reply(status_of(self))
+
+    def _notify(self) -> None:
+        self.event += 1
+        watchers, self._watchers = self._watchers, []
+        for request, _ in watchers:
+            request.reply(status_of(self))
+
+    def _on_switch_policy(self, request: Request) -> None:
+        message = request.envelope.message
+        if not isinstance(message, SwitchPolicy):
+            return
+        if self.coordinator is None:
+            raise RefusedError("the job has not begun: its parameters are not initialised")
+        if self.coordinator.finished:
+            raise RefusedError("the job needs no more gradients: there is no policy to change")
+        try:
+            policy = make_policy(message.spec)
+        except ConfigError as error:
+            raise RefusedError(str(error)) from None
+        log.info("changing the policy to %s at the next barrier", policy.spec)
+        self._switch_requests.append(request)
+        self.coordinator.switch(policy)
+        self._advance(self.coordinator.settle())
+
+    def _on_request_save(self, request: Request) -> None:
+        if not self.ps.job.logdir:
+            raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
+        self.save_requests.append(request)
+        self._notify()
+
+    def _on_save(self, request: Request) -> None:
+        message = request.envelope.message
+        peer = self.ps.peers.member(request)
+        if not isinstance(message, Save) or peer.name[0] != "chief":
+            raise RefusedError(f"only the chief saves, not {request.sender}")
+        if self.coordinator is None:
+            raise RefusedError("there is nothing to save: the job is not initialised")
+        if message.directory in self._saving:
+            self._saving[message.directory].request = request
+            return
+        ledger = self.coordinator.ledger
+        self._saving[message.directory] = Saving(
+            request, (ledger.next_batch, ledger.open_batches()), self.coordinator.version
+        )
+        self._advance([Order("snapshot", text=message.directory)])
+
+    def _on_save_ended(self, request: Request) -> None:
+        message = request.envelope.message
+        self.ps.peers.member(request)
+        if isinstance(message, SaveEnded):
+            for waiting in self.save_requests:
+                if message.error:
+                    waiting.refuse(CheckpointError(message.error))
+                else:
+                    waiting.reply(Done(message.path))
+            self.save_requests.clear()
+
+    def _on_slice_written(self, request: Request) -> None:
+        self.ps.peers.member(request)
+        message = request.envelope.message
+        if isinstance(message, SliceWritten):
+            self.written(message.directory, message.file)
+
+    def _count_refusal(self) -> None:
+        self.counts["refused"] += 1
+        limit = self.ps.job.max_nonfinite
+        if self.counts["refused"] > limit and not self.failure:
+            self.failure = (
+                f"{self.counts['refused']} gradients held NaN or infinity, the job allows {limit}: "
+                "lower the learning rate, set clip_norm, or raise max_nonfinite"
+            )
+            log.error("%s", self.failure)
+
+    def _restored_ledger(self) -> tuple[Ledger, int]:
+        checkpoint = self.ps.restored_from
+        if checkpoint is None:
+            return Ledger(), 0
+        manifest = read_manifest(checkpoint)
+        for option in ("batch_size", "seed"):
+            then, now = manifest.fingerprint.get(option), self.ps.fingerprint[option]
+            if then != now:
+                log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
+                return Ledger(), 0
+        state = LedgerState.model_validate(manifest.ledger)
+        return Ledger(state.next_batch, state.open_batches), state.examples
+
+    def _show_policy(self) -> None:
+        policy = make_policy(self.policy)
+        bound = policy.staleness_bound
+        self.ps.metrics.policy.info({"policy": self.policy})
+        self.ps.metrics.staleness_bound_steps.set(float("inf") if bound is None else bound)

@@ -1,0 +1,147 @@
+"""The tasks that have joined a ps: which life of each is the current one, and how to reach it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.messages import Join, Release, Wait
+
+log = logging.getLogger(__name__)
+
+Name = tuple[str, int]
+"""Role and index."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One task that has joined. Times are of the monotonic clock."""
+
+    name: Name
+    incarnation: int
+    nonce: str
+    process: str
+    metrics: str
+    contact: Request  # the last request, for messages that are no reply
+    heard_at: float
+    gone: bool = False  # it left, or its lease expired
+    received: int = -1  # sequence of the last push, 0 for a pull
+    answered: int = -1
+    last_release: Release | None = None
+    loss: float = 0.0
+    facts: dict[str, float] = field(default_factory=dict)
+    waits: tuple[Wait, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name[0]} {self.name[1]}"
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.heard_at
+
+
+class Peers:
+    """Admits tasks, fences their earlier lives, and says who is who."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._peers: dict[Name, Peer] = {}
+        self._incarnations: dict[Name, int] = {}  # the last one given or seen
+        self._contested: dict[Name, tuple[Request, float]] = {}  # joins that wait for a lease
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(tuple(self._peers.values()))
+
+    def get(self, role: str, index: int) -> Peer | None:
+        return self._peers.get((role, index))
+
+    def member(self, request: Request) -> Peer:
+        """Return the sender's entry and renew its lease.
+
+        Raises:
+            FencedError: the sender is not the current life of a task that has joined.
+        """
+        sender = request.sender
+        peer = self._peers.get((sender.role, sender.index))
+        if peer is None or peer.incarnation != sender.incarnation or peer.gone:
+            raise FencedError(f"{sender} (incarnation {sender.incarnation}) has not joined")
+        peer.heard_at = time.monotonic()
+        peer.contact = request
+        return peer
+
+    def join(self, request: Request, message: Join) -> Peer | None:
+        """Admit the sender; None if its index is still taken and the request waits.
+
+        Raises:
+            RefusedError: an older life joins after a newer one.
+        """
+        sender = request.sender
+        name = (sender.role, sender.index)
+        peer = self._peers.get(name)
+        if peer is not None and peer.nonce == message.nonce and not peer.gone:
+            peer.heard_at, peer.contact = time.monotonic(), request
+            return peer  # a resend
+        if peer is not None and not peer.gone and peer.silent_s < self._lease_s:
+            first = self._contested.get(name, (request, time.monotonic()))[1]
+            self._contested[name] = (request, first)
+            return None
+        return self._admit(request, message, sender, name)
+
+    def expired(self) -> list[Peer]:
+        """Mark and return the workers whose lease ran out since the last call."""
+        late = [p for p in self if p.name[0] == "worker" and not p.gone]
+        late = [p for p in late if p.silent_s > self._lease_s]
+        for peer in late:
+            peer.gone = True
+        return late
+
+    def settle_contests(self) -> list[Request]:
+        """Return joins whose index became free; refuse those whose holder is alive for good."""
+        free = []
+        for name, (request, since) in list(self._contested.items()):
+            peer = self._peers[name]
+            if peer.gone or peer.silent_s >= self._lease_s:
+                del self._contested[name]
+                free.append(request)
+            elif time.monotonic() - since > 2 * self._lease_s:
+                del self._contested[name]
+                request.refuse(
+                    RefusedError(
+                        f"{peer} is alive already ({peer.process}): give every {name[0]} an "
+                        "index of its own (--index, TF_CONFIG's task index)"
+                    )
+                )
+        return free
+
+    def renew_all(self) -> None:
+        """Forgive the silence so far: this process itself was not running."""
+        for peer in self:
+            peer.heard_at = time.monotonic()
+
+    def forget_all(self) -> None:
+        """Have everyone join again: a new epoch begins."""
+        for peer in self:
+            peer.gone = True
+
+    def _admit(self, request: Request, message: Join, sender: Sender, name: Name) -> Peer:
+        known = self._incarnations.get(name, 0)
+        if sender.incarnation and sender.incarnation < known:
+            raise RefusedError(f"{sender} has a newer life already: this one is over")
+        incarnation = sender.incarnation or known + 1
+        self._incarnations[name] = incarnation
+        peer = self._peers[name] = Peer(
+            name,
+            incarnation,
+            message.nonce,
+            message.process,
+            message.metrics,
+            request,
+            time.monotonic(),
+        )
+        log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)
+        return peer

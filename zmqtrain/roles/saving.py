@@ -1,0 +1,114 @@
+"""The chief's keeping of checkpoints: when to save, how to agree on one, which to resume from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from zmqtrain.coordination.ledger import LedgerState
+from zmqtrain.errors import CheckpointError, ProtocolError
+from zmqtrain.store import checkpoint, retention
+from zmqtrain.store.manifest import Manifest, ShardFile, tensor_records
+from zmqtrain.wire.messages import Save, Saved, SaveEnded
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.chief import Chief
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Checkpoints of one job. Without a logdir nothing is ever due."""
+
+    def __init__(self, chief: Chief) -> None:
+        self._chief = chief
+        job = chief.job
+        self._logdir = Path(job.logdir).resolve() if job.logdir else None
+        self._interval_s = job.save_secs if self._logdir is not None else 0.0
+        self._due_at = time.monotonic() + self._interval_s
+        self.last: str | None = None
+        self.last_step = 0
+        self.count = 0
+        chief.metrics.checkpoint_interval_seconds.set(self._interval_s)
+
+    def is_due(self) -> bool:
+        return self._interval_s > 0 and time.monotonic() >= self._due_at
+
+    async def newest(self) -> tuple[Path | None, int]:
+        """Return the newest valid checkpoint and its epoch; (None, 0) if there never was one."""
+        if self._logdir is None:
+            return None, 0
+        found = await asyncio.to_thread(retention.newest_valid, self._logdir, self._passed_over)
+        return (None, 0) if found is None else (found[0], found[1].epoch)
+
+    async def save(self, step: int) -> None:
+        """Write a checkpoint at the next cut.
+
+        Raises:
+            CheckpointError: it failed; what was saved before is untouched.
+        """
+        if self._logdir is None:
+            return
+        self._due_at += max(self._interval_s, time.monotonic() - self._due_at)
+        started = time.monotonic()
+        try:
+            path = await self._save(self._logdir, step)
+        except CheckpointError as error:
+            self._chief.metrics.checkpoint_failures.manifest.inc()
+            self._chief.lead.tell(SaveEnded("", str(error)))
+            log.error("no checkpoint at step %d: %s", step, error)
+            raise
+        metrics = self._chief.metrics
+        metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
+        metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+        self.last = str(path)
+        self.count += 1
+        self._chief.lead.tell(SaveEnded(str(path), ""))
+        log.info("saved %s in %.2f s", path, time.monotonic() - started)
+
+    async def _save(self, logdir: Path, step: int) -> Path:
+        chief = self._chief
+        temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
+        reply = await chief.lead.request(
+            Save(str(temporary)), reason="the shards are writing a checkpoint"
+        )
+        saved = reply.message
+        if not isinstance(saved, Saved):
+            raise ProtocolError(f"{chief.lead.peer} answered Save with {saved}")
+        try:
+            manifest = self._manifest(saved)
+        except ValidationError as error:
+            raise CheckpointError(f"the shards' reports make no checkpoint: {error}") from error
+        path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
+        await asyncio.to_thread(retention.prune, logdir, chief.job.keep_checkpoints)
+        chief.metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
+        self.last_step = saved.step
+        return path
+
+    def _manifest(self, saved: Saved) -> Manifest:
+        chief = self._chief
+        layouts = chief.job.layouts(chief.ps)
+        ledger = LedgerState(
+            next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
+        )
+        slots = [slot.name for slot in chief.job.update().slots]
+        return Manifest(
+            fingerprint=chief.fingerprint,
+            epoch=chief.epoch,
+            global_step=saved.step,
+            policy=saved.policy,
+            ledger=ledger.model_dump(mode="json"),
+            worker_marks={},
+            files=tuple(ShardFile(*astuple(file)) for file in saved.files),
+            tensors=tensor_records(chief.job.variables(), layouts, slots),
+        )
+
+    def _passed_over(self, path: Path, error: CheckpointError) -> None:
+        self._chief.metrics.checkpoint_failures.restore.inc()
+        log.error("passing over checkpoint %s: %s", path.name, error)

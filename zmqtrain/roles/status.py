@@ -1,0 +1,119 @@
+"""What the lead shard tells of the job: tasks, figures, and who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from zmqtrain.roles.peers import Peer
+from zmqtrain.wire.messages import Status, TaskStatus, Wait
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.lead import Lead
+
+
+def status_of(lead: Lead) -> Status:
+    """Return the job's status as of now."""
+    ps, coordinator = lead.ps, lead.coordinator
+    finished = coordinator is not None and coordinator.finished
+    following = coordinator.next_policy if coordinator is not None else None
+    pushes = lead.counts | {"duplicate": ps.duplicates}
+    return Status(
+        event=lead.event,
+        initialised=ps.initialised,
+        policy=lead.policy,
+        switching=following.spec if following is not None else "",
+        step=lead.step,
+        steps=ps.job.steps,
+        stop=f"step {lead.step} of {ps.job.steps} is done" if finished else "",
+        failure=lead.failure,
+        save_wanted=bool(lead.save_requests),
+        seconds=lead.throughput.seconds,
+        steps_per_second=lead.throughput.steps_per_second,
+        loss=lead.loss,
+        examples=lead.examples,
+        pushes=pushes,
+        staleness=lead.staleness.summary(),
+        tasks=(_own(lead), *(_task(lead, peer) for peer in _in_order(lead))),
+        waits=waits_of(lead),
+    )
+
+
+def waits_of(lead: Lead) -> tuple[Wait, ...]:
+    """Return every wait that the lead knows of: its own, the policy's, and those it was told."""
+    ps = lead.ps
+    waits = list(ps.waits.snapshot())
+    for peer in ps.peers:
+        if not peer.gone:
+            waits += peer.waits
+    if not ps.initialised:
+        until_s = ps.timing.join_timeout_s
+        waits.append(
+            Wait("ps 0", "chief 0", "no chief has initialised the parameters", 0.0, until_s)
+        )
+    if lead.coordinator is None:
+        return tuple(waits)
+    for held in lead.coordinator.held():
+        pending = ps.pending.get(held.worker)
+        by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
+        since_s = time.monotonic() - pending.arrived_at if pending is not None else 0.0
+        waits.append(Wait(f"worker {held.worker}", by, held.reason, since_s))
+    return tuple(waits)
+
+
+def _in_order(lead: Lead) -> list[Peer]:
+    ranks = {"ps": 0, "chief": 1, "worker": 2}
+    return sorted(lead.ps.peers, key=lambda peer: (ranks.get(peer.name[0], 3), peer.name[1]))
+
+
+def _own(lead: Lead) -> TaskStatus:
+    ps = lead.ps
+    return TaskStatus(
+        task=str(ps.task),
+        state="serving" if ps.initialised else "waiting for the chief",
+        incarnation=ps.incarnation,
+        step=ps.shard.version,
+        silent_s=0.0,
+        leases=(),
+        loss=float("nan"),
+        process=ps.process,
+        metrics=ps.metrics_address,
+        facts={"bytes": float(ps.shard.layout.nbytes)},
+    )
+
+
+def _task(lead: Lead, peer: Peer) -> TaskStatus:
+    role, index = peer.name
+    leases: tuple[int, ...] = ()
+    step = int(peer.facts.get("step", 0))
+    if role == "worker":
+        step = max(peer.received, 0)
+        if lead.coordinator is not None:
+            leases = tuple(lead.coordinator.ledger.leases.get(index, ()))
+    return TaskStatus(
+        task=str(peer),
+        state=_state(lead, peer),
+        incarnation=peer.incarnation,
+        step=step,
+        silent_s=peer.silent_s,
+        leases=leases,
+        loss=peer.loss,
+        process=peer.process,
+        metrics=peer.metrics,
+        facts=peer.facts,
+    )
+
+
+def _state(lead: Lead, peer: Peer) -> str:
+    if peer.gone:
+        return "left"
+    if peer.silent_s > lead.ps.timing.lease_s:
+        return "silent"
+    if peer.name[0] != "worker" or lead.coordinator is None:
+        return "alive"
+    member = lead.coordinator.members.get(peer.name[1])
+    if member is None:
+        return "joining"
+    if member.stopped:
+        return "done"
+    return "computing" if member.computing else "waiting"

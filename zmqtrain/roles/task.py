@@ -1,0 +1,42 @@
+"""What ps, worker and chief have in common: a job, its fingerprint, and facts about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zmqtrain.actors.actor import Actor
+from zmqtrain.cluster import Task
+from zmqtrain.job import Job
+from zmqtrain.metrics import Metrics
+from zmqtrain.roles.joining import process_name
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import Heartbeat
+
+
+class JobActor(Actor):
+    """A task of a cluster with ``ps`` parameter servers that runs ``job``."""
+
+    def __init__(
+        self,
+        task: Task,
+        transport: Transport,
+        metrics: Metrics,
+        timing: Timing,
+        job: Job,
+        ps: int,
+    ) -> None:
+        super().__init__(task, transport, metrics, timing)
+        self.job = job
+        self.ps = ps
+        self.fingerprint = job.fingerprint(ps)
+        self.process = process_name()
+        self.metrics_address = ""  # set once the metrics are served
+        self.report: Callable[[], dict[str, float]] = dict  # facts for the heartbeats
+
+    def ready(self) -> tuple[bool, str]:
+        """Say whether the task does its part, and if not, why."""
+        return True, "running"
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(waits=self.waits.snapshot(), facts=self.report())

@@ -1,0 +1,270 @@
+"""The worker: `python -m zmqtrain.roles.worker`.
+
+It joins, pulls, and then repeats: take the leased batch, compute the gradient, push it; the reply
+to the push brings the new parameters and the next lease, so a step is one round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.offload import Offload
+from zmqtrain.cluster import Role, Task
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.errors import ConfigError, FencedError, ProtocolError
+from zmqtrain.job import Job, where
+from zmqtrain.metrics import Metrics
+from zmqtrain.models.base import Batch, Dataset, Parameters
+from zmqtrain.optim import clip_by_global_norm
+from zmqtrain.roles.joining import join
+from zmqtrain.roles.memory import Device, WorkerMemory
+from zmqtrain.roles.task import JobActor
+from zmqtrain.store.shard import all_finite
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.messages import Leave, Message, Pull, Push, Release, Shutdown
+
+log = logging.getLogger(__name__)
+
+
+class Worker(JobActor):
+    """Computes gradients of one job."""
+
+    def __init__(
+        self,
+        task: Task,
+        transport: Transport,
+        metrics: Metrics,
+        timing: Timing,
+        *,
+        job: Job,
+        ps_endpoints: Sequence[str],
+        dataset: Dataset | None = None,
+    ) -> None:
+        """``dataset``: the training set, loaded from the job's data unless given."""
+        super().__init__(task, transport, metrics, timing, job, len(ps_endpoints))
+        self._ps_endpoints = ps_endpoints
+        variables, layouts = job.variables(), job.layouts(self.ps)
+        self._parameters = WorkerMemory(variables, layouts)
+        self._gradients = WorkerMemory(variables, layouts)
+        self._device = Device(job.device)
+        self._buffers = self._device.buffers(self._gradients.values)
+        self._dataset = dataset
+        self._compute_beside = Offload(f"{task} compute")
+        self._shutdown: Shutdown | None = None
+        self._leases: deque[int] = deque()
+        self._versions = [0] * self.ps  # of the parameters held, by shard
+        self._sequence = 0
+        self._is_in = False
+        self.steps = 0
+        self.report = self._facts
+        self.handlers = {Shutdown: self._on_shutdown}
+
+    def ready(self) -> tuple[bool, str]:
+        return self._is_in, "training" if self._is_in else "joining"
+
+    async def main(self) -> int:
+        links = [
+            self.link(Task(Role.PS, index), endpoint)
+            for index, endpoint in enumerate(self._ps_endpoints)
+        ]
+        if self._dataset is None:
+            self._dataset = (await asyncio.to_thread(self.job.data.load, self.job.data_dir))[0]
+        plan = BatchPlan(len(self._dataset), self.job.batch_size, self.job.seed)
+        prefetcher = Prefetcher(self._dataset, plan)
+        self.spawn(self._train(links, prefetcher))
+        try:
+            await self.stopping.wait()
+            return self._farewell(links)
+        finally:
+            prefetcher.close()
+            self._compute_beside.close()
+
+    def _farewell(self, links: Sequence[Link]) -> int:
+        reason = self._shutdown.reason if self._shutdown is not None else "stopped by a signal"
+        for link in links:
+            link.tell(Leave(reason))
+        log.info("leaving after %d steps: %s", self.steps, reason)
+        return self.stop_code
+
+    async def _train(self, links: Sequence[Link], prefetcher: Prefetcher) -> None:
+        """Train until the job needs no more gradients, then wait for the chief to end the run."""
+        while True:
+            try:
+                await self._session(links, prefetcher)
+                break
+            except FencedError as error:
+                log.warning("%s; joining again", error)
+        self.metrics.role_state.set("draining")
+        with self.waits.on(links[0].peer, "the job is complete; the chief has not ended it yet"):
+            await links[0].silence()
+
+    async def _session(self, links: Sequence[Link], prefetcher: Prefetcher) -> None:
+        """Live one incarnation: join, pull, push until told to stop."""
+        self.metrics.role_state.set("joining")
+        await self._join(links)
+        reason = "it has not let us in yet"
+        release = await self._exchange(links, [Pull()] * len(links), None, reason)
+        self._is_in = True
+        self.metrics.role_state.set("training")
+        while not release.stop:
+            self._leases.extend(release.batches)
+            for number in list(self._leases)[1:]:
+                prefetcher.prepare(number)
+            release = await self._step(links, prefetcher)
+
+    async def _join(self, links: Sequence[Link]) -> None:
+        self.incarnation, self._sequence = 0, 0
+        self._leases.clear()
+        for link in links:
+            welcome, _ = await join(self, link)
+            self.incarnation = welcome.incarnation
+
+    async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:
+        phases = self.metrics.phase_duration_seconds
+        if not self._leases:
+            raise ProtocolError("the lead shard released this worker without a batch")
+        number = self._leases.popleft()
+        started = time.perf_counter()
+        batch = self._device.batch(prefetcher.take(number))
+        prepared = time.perf_counter()
+        loss, finite = await self._compute_beside.run(lambda: self._compute(batch))
+        computed = time.perf_counter()
+        self._sequence += 1
+        examples = len(batch[0])
+        pushes = [
+            Push(self._sequence, version, number, examples, loss if math.isfinite(loss) else 0.0,
+                 finite)
+            for version in self._versions
+        ]  # fmt: skip
+        gradients = self._gradients.flats if finite else None
+        reason = f"it has not answered push {self._sequence}"
+        release = await self._exchange(links, pushes, gradients, reason)
+        ended = time.perf_counter()
+        self.steps += 1
+        self.metrics.steps.inc()
+        self.metrics.examples.inc(examples)
+        self.metrics.train_loss.set(loss)
+        phases.data.observe(prepared - started)
+        phases.compute.observe(computed - prepared)
+        phases.push.observe(ended - computed)
+        self.metrics.step_duration_seconds.observe(ended - started)
+        if release.result == "refused":
+            log.warning("push %d was refused: %s", release.sequence, release.reason)
+        return release
+
+    def _compute(self, batch: Batch) -> tuple[float, bool]:
+        """Fill the gradient buffers from one batch; return (loss, whether all is finite)."""
+        gradients = self._gradients
+        parameters = self._device.upload(self._parameters.values)
+        loss = self._call_model(parameters, batch)
+        if self.job.clip_norm is not None:
+            clip_by_global_norm(self._buffers, self.job.clip_norm)
+        self._check_shapes()
+        self._device.download(self._buffers, gradients.values)
+        gradients.gather()
+        return loss, math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
+
+    def _call_model(self, parameters: Parameters, batch: Batch) -> float:
+        model = self.job.model
+        try:
+            return float(model.loss_and_gradients(parameters, batch, self._buffers))
+        except (ValueError, TypeError, IndexError, KeyError) as error:
+            log.debug("the model failed", exc_info=True)
+            raise ConfigError(
+                f"loss_and_gradients of {model!r} failed at {where(error)}. Parameters are "
+                f"{_shapes(parameters)}, the batch is {_shapes(dict(enumerate(batch)))}"
+            ) from error
+
+    def _check_shapes(self) -> None:
+        """Refuse a model that replaced a buffer by an array of another shape.
+
+        Raises:
+            ConfigError: some gradient does not fit its parameter.
+        """
+        for name, value in self._gradients.values.items():
+            buffer = self._buffers.get(name)
+            shape = getattr(buffer, "shape", None)
+            if shape != value.shape:
+                raise ConfigError(
+                    f"the gradient of {name!r} from {self.job.model!r} has shape {shape}, its "
+                    f"parameter {value.shape}: write it into the buffer that is given, with "
+                    "out= or [...]"
+                )
+            if buffer is not value and isinstance(buffer, type(value)):
+                value[...] = buffer
+                self._buffers[name] = value
+
+    async def _exchange(
+        self,
+        links: Sequence[Link],
+        messages: Sequence[Message],
+        gradients: Sequence[object] | None,
+        reason: str,
+    ) -> Release:
+        """Send each shard its message; take in the parameters of all replies.
+
+        Returns the lead shard's release, once every shard has released this worker.
+        """
+        sequence = self._sequence
+        requests = []
+        for shard, (link, message) in enumerate(zip(links, messages, strict=True)):
+            tensors = () if gradients is None else (Tensor.of(self._gradients.flats[shard]),)
+            requests.append(
+                link.request(message, tensors=tensors, sequence=sequence, reason=reason)
+            )
+        if len(requests) == 1:
+            replies = [await requests[0]]
+        else:
+            replies = await asyncio.gather(*requests)
+        for shard, reply in enumerate(replies):
+            self._take_in(shard, reply)
+        return _release_of(replies[0])
+
+    def _take_in(self, shard: int, reply: Envelope) -> None:
+        self._versions[shard] = _release_of(reply).version
+        self.epoch = max(self.epoch, reply.epoch)
+        reply.tensors[0].copy_to(self._parameters.flats[shard])
+        self._parameters.scatter(shard)
+
+    def _on_shutdown(self, request: Request) -> None:
+        message = request.envelope.message
+        if isinstance(message, Shutdown) and self._shutdown is None:
+            self._shutdown = message
+            self.stop(message.exit_code)
+
+    def _facts(self) -> dict[str, float]:
+        return {"step": float(self.steps)}
+
+
+def _release_of(reply: Envelope) -> Release:
+    if not isinstance(reply.message, Release) or len(reply.tensors) != 1:
+        raise ProtocolError(f"{reply.sender} answered a push with {reply.message}")
+    return reply.message
+
+
+def _shapes(arrays: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+
+
+def main() -> int:
+    """Run one worker as a process."""
+    from zmqtrain.roles.launch import launch
+
+    return launch(Role.WORKER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The manifest: what a checkpoint holds, written last, so that its presence says "complete".
+
+``manifest.json`` is a JSON object of two members: ``blake2b``, the checksum of the exact bytes of
+the second, and ``manifest``, the fields of :class:`Manifest`.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import prod
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.durable import digest_bytes, digest_file, reading
+from zmqtrain.store.layout import ShardLayout, Variable
+
+FORMAT: Final = 1
+MANIFEST_FILE = "manifest.json"
+PARAMETERS = "parameters"
+"""The key of the parameters beside the names of the optimizer's slots."""
+
+_CONFIG = ConfigDict(
+    frozen=True, strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always"
+)
+_SEALED = re.compile(rb'\{"blake2b": "([0-9a-f]{64})",\n"manifest": (.*)\}\n', re.DOTALL)
+
+_Count = Annotated[int, Field(ge=0)]
+# A plain name, so that a manifest cannot lead out of its own directory.
+_FileName = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
+_Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """What one ps wrote of a checkpoint: its report to the chief."""
+
+    __pydantic_config__ = _CONFIG
+
+    shard: _Count
+    file: _FileName
+    nbytes: _Count
+    blake2b: _Digest
+    version: _Count  # updates that the shard had applied
+
+
+class SliceRecord(BaseModel):
+    """Rows ``start .. start + rows`` of a variable are the tensor of this name in a shard's file.
+
+    A 0-d variable is one slice with ``start`` 0 and ``rows`` 1.
+    """
+
+    model_config = _CONFIG
+
+    shard: _Count
+    start: _Count
+    rows: _Count
+    tensor: str
+
+
+class TensorRecord(BaseModel):
+    """A whole variable, or a slot's value for it: its slices cover its rows exactly once."""
+
+    model_config = _CONFIG
+
+    dtype: Literal["float32"] = "float32"
+    shape: tuple[_Count, ...]
+    slices: tuple[SliceRecord, ...]
+
+    @property
+    def row_size(self) -> int:
+        """Elements in one row; those of the whole for a 0-d variable."""
+        return prod(self.shape[1:])
+
+    @model_validator(mode="after")
+    def _tiled(self) -> Self:
+        end = 0
+        for piece in sorted(self.slices, key=lambda piece: (piece.start, piece.rows)):
+            if piece.start > end:
+                raise ValueError(f"no slice holds rows {end} to {piece.start - 1}")
+            if piece.start < end:
+                raise ValueError(f"two slices hold row {piece.start}")
+            end += piece.rows
+        rows = self.shape[0] if self.shape else 1
+        if end != rows:
+            raise ValueError(f"the slices hold {end} rows of the shape's {rows}")
+        return self
+
+
+class Manifest(BaseModel):
+    """A complete checkpoint. Every instance is consistent: whole variables in known files.
+
+    Raises:
+        pydantic.ValidationError: slices overlap or leave a hole, name a shard without a file, two
+            shards share a number or a file, or a slot lacks a variable.
+    """
+
+    model_config = _CONFIG
+
+    format: Literal[1] = FORMAT
+    created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    fingerprint: dict[str, str]  # of the job
+    epoch: _Count
+    global_step: _Count
+    policy: str  # the spec it can be made from again
+    ledger: dict[str, JsonValue]  # which examples were consumed
+    worker_marks: dict[str, JsonValue]  # by worker: the last of its pushes that is contained
+    files: tuple[ShardFile, ...]
+    tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where
+
+    @property
+    def version(self) -> int:
+        """The highest number of updates that any shard had applied."""
+        return max(file.version for file in self.files)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        shards = {file.shard for file in self.files}
+        if not shards:
+            raise ValueError("files: there is none; expected one for each shard")
+        if not len(shards) == len({file.file for file in self.files}) == len(self.files):
+            raise ValueError("files: two entries share a shard or a file name")
+        if PARAMETERS not in self.tensors:
+            raise ValueError(f"tensors: {PARAMETERS!r} is missing")
+        variables = {name: record.shape for name, record in self.tensors[PARAMETERS].items()}
+        for key, records in self.tensors.items():
+            if {name: record.shape for name, record in records.items()} != variables:
+                raise ValueError(f"tensors.{key}: other variables or shapes than the parameters'")
+            for name, record in records.items():
+                if not {piece.shard for piece in record.slices} <= shards:
+                    raise ValueError(f"tensors.{key}.{name}: a slice lies in a shard without file")
+        return self
+
+
+def tensor_name(key: str, variable: str, start: int) -> str:
+    """Return a slice's name in its file; unique, since no key holds "/"."""
+    return f"{key}/{variable}@{start}"
+
+
+def tensor_records(
+    variables: Sequence[Variable], layouts: Sequence[ShardLayout], slots: Sequence[str]
+) -> dict[str, dict[str, TensorRecord]]:
+    """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order."""
+    pieces = [(layout.shard, piece) for layout in layouts for piece in layout.slices]
+    by_name: dict[str, list[tuple[int, int, int]]] = {variable.name: [] for variable in variables}
+    for shard, piece in pieces:
+        by_name[piece.variable.name].append((shard, piece.start, piece.rows))
+    return {
+        key: {
+            variable.name: TensorRecord(
+                shape=variable.shape,
+                slices=tuple(
+                    SliceRecord(
+                        shard=shard,
+                        start=start,
+                        rows=rows,
+                        tensor=tensor_name(key, variable.name, start),
+                    )
+                    for shard, start, rows in sorted(by_name[variable.name], key=lambda s: s[1])
+                ),
+            )
+            for variable in variables
+        }
+        for key in (PARAMETERS, *slots)
+    }
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the content of ``manifest.json``."""
+    body = manifest.model_dump_json(indent=1).encode()
+    return b'{"blake2b": "%s",\n"manifest": %s}\n' % (digest_bytes(body).encode(), body)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of the checkpoint in directory ``path``.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of another format, or contradicts itself; the
+            text names the file and the field.
+    """
+    file = path / MANIFEST_FILE
+    with reading(file):
+        content = file.read_bytes()
+    sealed = _SEALED.fullmatch(content)
+    if sealed is None or digest_bytes(sealed[2]).encode() != sealed[1]:
+        raise CheckpointError(
+            f"{file}: its {len(content)} bytes do not match the checksum in it; it was damaged or "
+            "edited after it was written; resume from another checkpoint"
+        )
+    return _decode(sealed[2], file)
+
+
+def verify(path: Path, manifest: Manifest) -> None:
+    """Check that every file of the checkpoint in ``path`` is there as it was written.
+
+    Raises:
+        CheckpointError: a file is missing, or differs in size or checksum; the text names it.
+    """
+    verify_sizes(path, manifest)
+    for written in manifest.files:
+        file = path / written.file
+        with reading(file):
+            digest = digest_file(file)
+        if digest != written.blake2b:
+            raise CheckpointError(
+                f"{file}: blake2b is {digest}; the manifest says {written.blake2b}; the file was "
+                "damaged after it was written; resume from another checkpoint"
+            )
+
+
+def verify_sizes(path: Path, manifest: Manifest) -> None:
+    """Check sizes only: quick, whatever the size of the model.
+
+    Raises:
+        CheckpointError: a file is missing or of another size; the text names it.
+    """
+    for written in manifest.files:
+        file = path / written.file
+        with reading(file):
+            nbytes = file.stat().st_size
+        if nbytes != written.nbytes:
+            raise CheckpointError(
+                f"{file}: {nbytes} bytes; the manifest says {written.nbytes}; the file was cut off "
+                "or replaced after it was written; resume from another checkpoint"
+            )
+
+
+class _Format(BaseModel):
+    """The one field that manifests of every format have."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    format: int
+
+
+def _decode(body: bytes, file: Path) -> Manifest:
+    try:
+        written_format = _Format.model_validate_json(body).format
+        if written_format != FORMAT:
+            raise CheckpointError(
+                f"{file}: written in format {written_format}; this zmqtrain reads format {FORMAT}; "
+                "use the version of zmqtrain that wrote it"
+            )
+        return Manifest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "manifest"
+        raise CheckpointError(
+            f"{file}: field {field}: {first['msg']}; found {reprlib.repr(first['input'])}; "
+            "resume from another checkpoint"
+        ) from error

@@ -1,0 +1,84 @@
+"""Which ps holds which rows: a pure function of the variables, equal on every task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.store.layout import ShardLayout, Slice, Variable
+
+Strategy: TypeAlias = Literal["round-robin", "greedy"]
+
+PARTITION_NBYTES = 256 * 1024
+
+
+def place(
+    variables: Sequence[Variable],
+    shards: int,
+    strategy: Strategy = "greedy",
+    partition_nbytes: int = PARTITION_NBYTES,
+) -> tuple[ShardLayout, ...]:
+    """Return the layout of each shard; together they hold every element exactly once.
+
+    A variable is cut along axis 0 into ``ceil(nbytes / partition_nbytes)`` parts, but no more than
+    it has rows or there are shards (TensorFlow's ``min_max_variable_partitioner``); 0 turns cutting
+    off. The parts are placed one by one in creation order: ``round-robin`` gives each to the shard
+    after the last one's, ``greedy`` to the shard with the fewest bytes, the lowest index on ties
+    (TensorFlow's ``GreedyLoadBalancingStrategy``). With fewer parts than shards some stay empty.
+
+    Raises:
+        ConfigError: ``shards`` is not positive, ``partition_nbytes`` is negative, ``strategy`` is
+            unknown, or two variables share a name.
+    """
+    _check(variables, shards, strategy, partition_nbytes)
+    slices: list[list[Slice]] = [[] for _ in range(shards)]
+    sizes = [0] * shards
+    turn = 0
+    for variable in variables:
+        for start, rows in _cut(variable, shards, partition_nbytes):
+            shard = turn % shards if strategy == "round-robin" else sizes.index(min(sizes))
+            piece = Slice(variable, start, rows, offset=sizes[shard])
+            slices[shard].append(piece)
+            sizes[shard] += piece.size
+            turn += 1
+    return tuple(ShardLayout(shard, tuple(pieces)) for shard, pieces in enumerate(slices))
+
+
+def _cut(variable: Variable, shards: int, partition_nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, rows) of each part; the first parts hold the rows that do not divide evenly."""
+    if not variable.shape:
+        yield 0, 1
+        return
+    rows = variable.shape[0]
+    wanted = -(-variable.nbytes // partition_nbytes) if partition_nbytes else 1
+    parts = max(1, min(rows, shards, wanted))
+    base, extra = divmod(rows, parts)
+    start = 0
+    for part in range(parts):
+        length = base + 1 if part < extra else base
+        yield start, length
+        start += length
+
+
+def _check(
+    variables: Sequence[Variable], shards: int, strategy: str, partition_nbytes: int
+) -> None:
+    if shards < 1:
+        raise ConfigError(f"{shards} shards; expected at least 1; start at least one ps")
+    if partition_nbytes < 0:
+        raise ConfigError(
+            f"partition_nbytes is {partition_nbytes}; expected a size in bytes, or 0 to keep "
+            "every variable whole"
+        )
+    if strategy not in get_args(Strategy):
+        raise ConfigError(
+            f"unknown placement strategy {strategy!r}; expected one of "
+            f"{', '.join(get_args(Strategy))}"
+        )
+    names = [variable.name for variable in variables]
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigError(
+            f"variables share a name: {', '.join(repeated)}; give each parameter its own"
+        )

@@ -1,0 +1,78 @@
+"""What a run came to: for people as lines, for scripts as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of a run.
+
+    ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
+    ``loss`` and ``accuracy`` are of the evaluation set, NaN if it was not evaluated;
+    ``train_loss`` is that of the last push. ``ended`` says why the run ended.
+    """
+
+    job: str
+    policy: str
+    ps: int
+    workers: int
+    global_step: int
+    seconds: float
+    steps_per_second: float
+    loss: float
+    accuracy: float
+    train_loss: float
+    staleness: dict[str, float]
+    pushes: dict[str, int]
+    examples: int
+    parameters_sha256: str
+    checkpoint: str | None
+    ended: str
+    exit_code: int
+
+    def json(self) -> str:
+        """Return one line of JSON; what is not a number there becomes null."""
+        return json.dumps(_without_nan(asdict(self)))
+
+    def lines(self) -> list[str]:
+        """Return the figures for a person."""
+        accuracy = "" if self.accuracy != self.accuracy else f", test accuracy {self.accuracy:.4f}"
+        loss = "" if self.loss != self.loss else f"final loss {self.loss:.4f}{accuracy}"
+        rate = f"{self.steps_per_second:.0f} steps/s"
+        results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
+        staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
+        lines = [
+            f"{self.job}: {self.ended}",
+            f"policy {self.policy}, {self.ps} ps, {self.workers} workers",
+            f"global step {self.global_step}, {rate}, {self.examples} examples",
+            f"pushes {results.format(**self.pushes)}",
+            f"staleness {staleness.format(**self.staleness)}",
+        ]
+        if loss:
+            lines.append(loss)
+        if self.checkpoint:
+            lines.append(f"checkpoint {self.checkpoint}")
+        return lines
+
+
+def parameters_sha256(parameters: Mapping[str, Any]) -> str:
+    """Return a digest of names and values (float32, C order), in creation order."""
+    digest = hashlib.sha256()
+    for name, value in parameters.items():
+        digest.update(f"{name}{list(value.shape)}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, float) and value != value:
+        return None
+    return value

@@ -1,0 +1,73 @@
+"""The contract of a transport: it moves lists of frames, and knows nothing of what they say.
+
+An :class:`Endpoint` either listens (many peers) or is connected (one peer). Receiving is a
+callback on the event loop, never an awaitable: a cancelled receive would lose its message. Sending
+never waits: what cannot be taken now is an error, and the request table above resends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from zmqtrain.wire.buffers import Buffer
+
+Peer: TypeAlias = bytes
+"""Where a listening endpoint's message came from, and where the reply goes; b"" when connected."""
+
+OnMessage: TypeAlias = Callable[[Peer, list[Buffer]], None]
+
+
+class UnreachableError(Exception):
+    """The peer is not connected, or takes no more messages at the moment; nothing was sent."""
+
+
+class Endpoint(Protocol):
+    """One end of a connection, or one listening address."""
+
+    @property
+    def address(self) -> str:
+        """The address bound or connected to; for a listening endpoint with its real port."""
+        ...
+
+    def start(self, on_message: OnMessage) -> None:
+        """Deliver every message from now on to ``on_message``, in order for each peer.
+
+        Must be called on the running event loop. Frames delivered stay valid as long as they are
+        referenced. ``on_message`` must not raise.
+        """
+        ...
+
+    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+        """Send one message; its bytes have been taken over when this returns.
+
+        A connected endpoint keeps messages until its peer listens, up to a small number.
+
+        Raises:
+            UnreachableError: ``peer`` is gone, or the queue to it is full.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop delivering and release the address; what was sent before still goes out briefly."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes endpoints. Addresses are ``tcp://host:port``; port 0 binds any free one."""
+
+    def bind(self, address: str) -> Endpoint:
+        """Listen at ``address``.
+
+        Raises:
+            ConfigError: the address is taken or not one of this host.
+        """
+        ...
+
+    def connect(self, address: str) -> Endpoint:
+        """Connect to ``address``, whether or not anyone listens there yet."""
+        ...
+
+    def close(self) -> None:
+        """Close whatever is still open."""
+        ...

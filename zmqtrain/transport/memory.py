@@ -1,0 +1,124 @@
+"""The in-process transport: the same contract as ZeroMQ's, without a socket.
+
+Messages still pass the codec, so whatever runs on it exercises the wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.base import OnMessage, Peer, UnreachableError
+from zmqtrain.wire.buffers import Buffer
+
+MAX_WAITING = 64
+"""Messages a connected endpoint keeps while nobody listens, as a ZeroMQ high-water mark does."""
+
+
+class MemoryEndpoint:
+    """One end; ``MemoryTransport`` makes them."""
+
+    def __init__(self, hub: MemoryTransport, address: str, name: Peer = b"") -> None:
+        self._hub = hub
+        self._name = name  # how the listener addresses this end; b"" for the listener itself
+        self._on_message: OnMessage | None = None
+        self._waiting: list[list[Buffer]] = []
+        self._address = address
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def start(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        if not self._name:
+            self._hub.listening(self._address)
+
+    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+        copy: list[Buffer] = [bytes(frame) for frame in frames]
+        if not self._name:
+            self._hub.end_named(peer).deliver(b"", copy)
+        elif not self._hub.forward(self._address, self._name, copy):
+            if len(self._waiting) >= MAX_WAITING:
+                raise UnreachableError(f"{MAX_WAITING} messages wait for {self._address}")
+            self._waiting.append(copy)
+
+    def deliver(self, peer: Peer, frames: list[Buffer]) -> None:
+        """Hand over a message on the loop's next turn, as a socket would."""
+        asyncio.get_running_loop().call_soon(self._receive, peer, frames)
+
+    def flush(self) -> None:
+        """Send what was kept while nobody listened."""
+        waiting, self._waiting = self._waiting, []
+        for frames in waiting:
+            self._hub.forward(self._address, self._name, frames)
+
+    def close(self) -> None:
+        self._on_message = None
+        self._hub.closed(self, self._name)
+
+    def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
+        if self._on_message is not None:
+            self._on_message(peer, frames)
+
+
+class MemoryTransport:
+    """Joins the endpoints that it made by their addresses."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, MemoryEndpoint] = {}
+        self._started: set[str] = set()
+        self._ends: dict[Peer, MemoryEndpoint] = {}
+        self._numbers = itertools.count(1)
+
+    def bind(self, address: str) -> MemoryEndpoint:
+        if address.endswith(":0"):
+            address = f"{address[:-1]}{49152 + next(self._numbers)}"
+        if address in self._listeners:
+            raise ConfigError(f"{address} is in use: give each ps an address of its own")
+        endpoint = self._listeners[address] = MemoryEndpoint(self, address)
+        return endpoint
+
+    def connect(self, address: str) -> MemoryEndpoint:
+        name = b"%d" % next(self._numbers)
+        endpoint = self._ends[name] = MemoryEndpoint(self, address, name)
+        return endpoint
+
+    def close(self) -> None:
+        for endpoint in [*self._ends.values(), *self._listeners.values()]:
+            endpoint.close()
+
+    def listening(self, address: str) -> None:
+        """A listener began: pass on what its peers sent before."""
+        self._started.add(address)
+        for endpoint in self._ends.values():
+            if endpoint.address == address:
+                endpoint.flush()
+
+    def forward(self, address: str, peer: Peer, frames: list[Buffer]) -> bool:
+        """Deliver to the listener at ``address``; False if there is none yet."""
+        if address not in self._started:
+            return False
+        self._listeners[address].deliver(peer, frames)
+        return True
+
+    def end_named(self, peer: Peer) -> MemoryEndpoint:
+        """Return the connected end with this name.
+
+        Raises:
+            UnreachableError: it was closed.
+        """
+        try:
+            return self._ends[peer]
+        except KeyError:
+            raise UnreachableError(f"peer {peer!r} is not connected") from None
+
+    def closed(self, endpoint: MemoryEndpoint, name: Peer) -> None:
+        """Forget an endpoint."""
+        if name:
+            self._ends.pop(name, None)
+        elif self._listeners.get(endpoint.address) is endpoint:
+            del self._listeners[endpoint.address]
+            self._started.discard(endpoint.address)

@@ -1,0 +1,157 @@
+"""The ZeroMQ transport: ROUTER listens, DEALER connects. The only module that imports zmq.
+
+Sockets are read from the event loop's file-descriptor callback rather than through zmq.asyncio: a
+message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and tells only that
+"something" happened, so the socket is drained until it has nothing, events are looked at again
+after every send, and a watchdog looks once a second in case an edge was missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import zmq
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.base import OnMessage, Peer, UnreachableError
+from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
+
+BURST = 32  # messages handled before the loop's other work gets a turn
+WATCHDOG_S = 1.0
+LINGER_MS = 2000  # how long last replies may take to leave after close
+HIGH_WATER_MARK = 64  # messages for each peer; back-pressure is by bytes, above, this is the fuse
+MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
+
+
+class ZmqEndpoint:
+    """One socket on the running event loop; ``ZmqTransport`` makes them."""
+
+    def __init__(self, socket: zmq.Socket[bytes], address: str, *, listening: bool) -> None:
+        self._socket = socket
+        self._address = address
+        self._listening = listening
+        self._on_message: OnMessage | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._drain_soon: asyncio.Handle | None = None
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def start(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._watch()
+
+    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+        message = [peer, *frames] if self._listening else frames
+        try:
+            self._socket.send_multipart(message, zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            raise UnreachableError(f"the queue to {self._address} is full") from None
+        except zmq.ZMQError as error:
+            raise UnreachableError(f"{self._address}: {error}") from None
+        # A send handles the socket's internal commands and may swallow the edge of ZMQ_FD.
+        if self._loop is not None and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            self._schedule_drain()
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._on_message = None
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+        for handle in (self._watchdog, self._drain_soon):
+            if handle is not None:
+                handle.cancel()
+        self._socket.close(linger=LINGER_MS)
+
+    def _watch(self) -> None:
+        if self._loop is not None:
+            self._watchdog = self._loop.call_later(WATCHDOG_S, self._watch)
+            self._schedule_drain()
+
+    def _schedule_drain(self) -> None:
+        if self._drain_soon is None and self._loop is not None:
+            self._drain_soon = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._drain_soon = None
+        for _ in range(BURST):
+            if self._socket.closed or self._on_message is None:
+                return
+            try:
+                peer, frames = self._receive()
+            except zmq.Again:
+                return
+            self._on_message(peer, frames)
+        self._schedule_drain()
+
+    def _receive(self) -> tuple[Peer, list[Buffer]]:
+        """Receive one message, copying the header and leaving tensor frames where zmq put them."""
+        socket = self._socket
+        first = socket.recv(zmq.NOBLOCK)
+        if not self._listening:
+            peer, frames = b"", [first]
+        else:
+            peer, frames = first, []
+            if socket.get(zmq.RCVMORE):
+                frames.append(socket.recv(zmq.NOBLOCK))
+        received: list[Buffer] = list(frames)
+        while socket.get(zmq.RCVMORE):
+            received.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        return peer, received
+
+
+class ZmqTransport:
+    """Makes sockets in one ZeroMQ context of its own."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._endpoints: list[ZmqEndpoint] = []
+
+    def bind(self, address: str) -> ZmqEndpoint:
+        socket = self._socket(zmq.ROUTER)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise ConfigError(
+                f"cannot listen at {address}: {error.strerror}. Another ps may be running there; "
+                "end it, or choose another address (--ps, --base-port)"
+            ) from None
+        bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return self._endpoint(socket, bound, listening=True)
+
+    def connect(self, address: str) -> ZmqEndpoint:
+        socket = self._socket(zmq.DEALER)
+        socket.connect(address)
+        return self._endpoint(socket, address, listening=False)
+
+    def close(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._context.term()
+
+    def _endpoint(self, socket: zmq.Socket[bytes], address: str, *, listening: bool) -> ZmqEndpoint:
+        endpoint = ZmqEndpoint(socket, address, listening=listening)
+        self._endpoints.append(endpoint)
+        return endpoint
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.set(zmq.CONNECT_TIMEOUT, 5000)
+        socket.set(zmq.HANDSHAKE_IVL, 10000)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
+        return socket

@@ -1,0 +1,299 @@
+"""Every message that zmqtrain's tasks exchange, declared once.
+
+A message is a frozen dataclass; its field types are the schema that the codec checks. Requests and
+their replies stand together. Only a ps listens: workers, the chief, the other ps and the command
+line connect to it. ps 0, the *lead shard*, takes the decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PROTOCOL_VERSION = 1
+"""Rises with every change to this file; peers of another version are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The request was carried out."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The request was understood and refused, or could not be understood; nothing was changed."""
+
+    error: str  # class name in zmqtrain.errors
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A task introduces itself. ``nonce`` tells a resend from a second task with the same index."""
+
+    nonce: str
+    fingerprint: dict[str, str]
+    process: str  # host:pid, for people
+    metrics: str  # address of the task's metrics, "" if none
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The task is known from now on by this incarnation; the one before it is fenced."""
+
+    incarnation: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The task goes; what it had not finished is given to others."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Initialize:
+    """Chief to every ps: begin ``epoch`` from the seed, or from a checkpoint directory."""
+
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A worker asks to be let in: answered by a Release with sequence 0 once it may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One gradient (the tensor: this shard's part, float32, flat) and what it was computed from.
+
+    ``sequence`` counts this incarnation's pushes from 1. ``version`` is the shard's version that
+    the gradient was computed on. ``finite`` False says that the gradient held NaN or infinity
+    somewhere; then no tensor comes with it.
+    """
+
+    sequence: int
+    version: int
+    batch: int
+    examples: int
+    loss: float
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The worker may go on: the tensor is this shard's parameters at ``version``.
+
+    ``result`` is what became of push ``sequence``: applied, accumulated, dropped, refused, or
+    joined for sequence 0. ``batches`` are the numbers of further batches leased to the worker
+    (lead shard only). ``stop``: the job needs no more gradients.
+    """
+
+    sequence: int
+    result: str
+    version: int
+    batches: tuple[int, ...] = ()
+    stop: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask for the parameters as they are now (or their moving average), without joining."""
+
+    average: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The tensor is this shard's part, float32, flat, consistent at ``version``."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Someone waits: who, for whom, why, since when, until when (seconds from now, None: lease)."""
+
+    owner: str
+    peer: str
+    reason: str
+    since_s: float
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent over every link once a second. ``sequence``: the last push sent, or order received."""
+
+    sequence: int = 0
+    waits: tuple[Wait, ...] = ()
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Answer to a heartbeat: the sequence of the last push received from this incarnation, and of
+    the last one answered; 0 is its pull, -1 nothing yet."""
+
+    received: int = -1
+    answered: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Other ps to lead: this worker's push (or pull, sequence 0) lies ready here."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One decision of the lead shard, which every shard carries out in the same order.
+
+    ``kind``: apply, accumulate, reduce, drop, release, switch, snapshot, leave. ``workers``: whom
+    it concerns (all contributors, in summing order, for reduce). ``text``: the reason of a drop,
+    the spec of a switch, the directory of a snapshot. ``incarnation`` and ``sequence``: the push
+    that a release answers.
+    """
+
+    kind: str
+    workers: tuple[int, ...] = ()
+    text: str = ""
+    incarnation: int = 0
+    sequence: int = 0
+    batches: tuple[int, ...] = ()
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Lead to other ps: orders ``number``, ``number + 1``, ... of this epoch."""
+
+    number: int
+    orders: tuple[Order, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPolicy:
+    """Change the running job's policy at the next version barrier; answered when it is done."""
+
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSave:
+    """Ask that the chief saves a checkpoint; answered when it is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnded:
+    """Chief to lead: the checkpoint that was asked for is durable at ``path``, or ``error``."""
+
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """What one ps wrote of a checkpoint."""
+
+    shard: int
+    file: str
+    nbytes: int
+    blake2b: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Chief to lead: have every shard write itself into this directory, at one cut."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWritten:
+    """Other ps to lead: this shard's part of the checkpoint in ``directory`` is durable."""
+
+    directory: str
+    file: ShardFile
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Every shard's part is durable; the chief may write the manifest."""
+
+    step: int
+    policy: str
+    files: tuple[ShardFile, ...]
+    next_batch: int
+    open_batches: tuple[int, ...]
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The chief ends the run (passed on by every ps to its workers): leave with this code."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """Ask for the job's status; held up to ``wait_s`` until something the chief acts on changed."""
+
+    seen: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """One task as the lead shard sees it."""
+
+    task: str
+    state: str
+    incarnation: int
+    step: int  # pushes of a worker; version of a ps; last checkpoint's step of the chief
+    silent_s: float
+    leases: tuple[int, ...]  # batches held
+    loss: float
+    process: str
+    metrics: str
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The whole job as the lead shard sees it. ``event`` rises when the chief has to act."""
+
+    event: int
+    initialised: bool
+    policy: str
+    switching: str  # spec of a switch under way, "" if none
+    step: int
+    steps: int
+    stop: str  # why the job needs no more gradients, "" while it does
+    failure: str  # why the job must end in failure, "" if it need not
+    save_wanted: bool
+    seconds: float  # from the first to the last push
+    steps_per_second: float
+    loss: float  # of the last push
+    examples: int
+    pushes: dict[str, int]
+    staleness: dict[str, float]
+    tasks: tuple[TaskStatus, ...]
+    waits: tuple[Wait, ...]
+
+
+Message = (
+    Done | Refusal | Join | Welcome | Leave | Initialize | Pull | Push | Release | Read
+    | Parameters | Heartbeat | Alive | Arrived | Orders | SwitchPolicy | RequestSave
+    | SaveEnded | Save | SliceWritten | Saved | Shutdown | GetStatus | Status
+)  # fmt: skip
