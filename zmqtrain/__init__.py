@@ -4,12 +4,27 @@
 honcho train it in processes of their own.
 """
 
-from importlib.metadata import version
+from __future__ import annotations
 
-from zmqtrain.job import Job
-from zmqtrain.local import run
-from zmqtrain.summary import Summary
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmqtrain.job import Job
+    from zmqtrain.local import run
+    from zmqtrain.summary import Summary
 
 __all__ = ["Job", "Summary", "__version__", "run"]
 
 __version__ = version("zmqtrain")
+
+_HOMES = {"Job": "zmqtrain.job", "Summary": "zmqtrain.summary", "run": "zmqtrain.local"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: a ps has no use for what `run` needs."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

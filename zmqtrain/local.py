@@ -14,18 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from zmqtrain.actors.actor import first_of
-from zmqtrain.cluster import Role, Task
-from zmqtrain.errors import DataError, ExitCode
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
+from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
-from zmqtrain.metrics import Metrics
-from zmqtrain.models.base import Dataset
 from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.hosting import make_chief, make_ps, make_worker
 from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
-from zmqtrain.transport.base import Transport
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Status
 
@@ -59,15 +56,25 @@ def run(
 
 async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress) -> Summary:
     train, evaluation = await asyncio.to_thread(job.data.load, job.data_dir)
-    if not len(train):
-        raise DataError(f"{job.data!r} has no training examples")
     transport = MemoryTransport()
-    chief = _chief(job, transport, workers, ps, timing, evaluation, on_progress)
+
+    def config(role: Role, index: int = 0) -> TaskConfig:
+        return TaskConfig(
+            role=role,
+            job=repr(job.model),
+            index=index,
+            ps=tuple(f"ipc://memory/{shard}" for shard in range(ps)),
+            workers=workers,
+            **timing.model_dump(),
+        )
+
+    chief = make_chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
     actors: list[JobActor] = [
-        *(_ps(job, transport, index, workers, ps, timing) for index in range(ps)),
+        *(make_ps(config(Role.PS, index), job, transport) for index in range(ps)),
         chief,
-        *(_worker(job, transport, index, ps, timing, train) for index in range(workers)),
-    ]
+        *(make_worker(config(Role.WORKER, index), job, transport, train)
+          for index in range(workers)),
+    ]  # fmt: skip
     _stop_on_interrupt(chief)
     try:
         async with asyncio.TaskGroup() as group:
@@ -80,63 +87,6 @@ async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Pro
     if chief.summary is None:
         raise RuntimeError("the chief ended without a summary")
     return chief.summary
-
-
-def _endpoint(index: int) -> str:
-    return f"tcp://memory:{index + 1}"
-
-
-def _ps(
-    job: Job, transport: Transport, index: int, workers: int, ps: int, timing: Timing
-) -> ParameterServer:
-    return ParameterServer(
-        Task(Role.PS, index),
-        transport,
-        Metrics("ps", index),
-        timing,
-        job=job,
-        ps=ps,
-        endpoint=_endpoint(index),
-        join_lead=_endpoint(0) if index else None,
-        workers=workers,
-    )
-
-
-def _worker(
-    job: Job, transport: Transport, index: int, ps: int, timing: Timing, dataset: Dataset
-) -> Worker:
-    return Worker(
-        Task(Role.WORKER, index),
-        transport,
-        Metrics("worker", index),
-        timing,
-        job=job,
-        ps_endpoints=[_endpoint(shard) for shard in range(ps)],
-        dataset=dataset,
-    )
-
-
-def _chief(
-    job: Job,
-    transport: Transport,
-    workers: int,
-    ps: int,
-    timing: Timing,
-    dataset: Dataset,
-    on_progress: Progress,
-) -> Chief:
-    return Chief(
-        Task(Role.CHIEF, 0),
-        transport,
-        Metrics("chief"),
-        timing,
-        job=job,
-        job_name=repr(job.model),
-        ps_endpoints=[_endpoint(shard) for shard in range(ps)],
-        workers=workers,
-        on_progress=on_progress,
-        dataset=dataset,
-    )
 
 
 def _stop_on_interrupt(chief: Chief) -> None:

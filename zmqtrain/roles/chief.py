@@ -63,6 +63,7 @@ class Chief(JobActor):
         self.job_name = job_name
         self.workers = workers
         self.summary: Summary | None = None
+        self.ending = False  # everyone is being sent home
         self._ps_endpoints = ps_endpoints
         self._on_progress = on_progress
         self._dataset = dataset
@@ -227,6 +228,7 @@ class Chief(JobActor):
         return await self.read_parameters()
 
     async def _send_home(self, code: int, reason: str) -> None:
+        self.ending = True
         message = Shutdown(int(code), reason)
         results = await asyncio.gather(
             *(

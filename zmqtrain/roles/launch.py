@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,20 +12,25 @@ import click
 import uvloop
 from threadpoolctl import threadpool_limits
 
-from zmqtrain import health, run_file
-from zmqtrain.cluster import Role, Task, connect_endpoint
-from zmqtrain.config import METRICS_PORTS, TaskConfig, load_overrides, load_task
+from zmqtrain import run_file
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig, load_overrides, load_task
 from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.job import Job, JobOverrides, load_job
 from zmqtrain.logs import setup_logging
-from zmqtrain.metrics import Metrics
 from zmqtrain.options import options_of
 from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.hosting import (
+    ignore_signals,
+    make_chief,
+    make_ps,
+    make_worker,
+    run_all,
+    serve_health,
+    stop_on_signals,
+)
 from zmqtrain.roles.progress import ProgressLog
-from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
-from zmqtrain.transport.base import Transport
 from zmqtrain.transport.router_dealer import ZmqTransport
 
 log = logging.getLogger(__name__)
@@ -112,80 +115,26 @@ def run_process(config: TaskConfig, job: Job) -> int:
 async def _serve(config: TaskConfig, job: Job) -> int:
     """Run the task's actor, and the chief's beside it where worker 0 hosts the chief."""
     transport = ZmqTransport()
-    actors = [_actor(config, job, config.role, transport)]
-    if config.hosts_chief and config.role is not Role.CHIEF:
-        actors.insert(0, _actor(config, job, Role.CHIEF, transport))
+    actors: list[JobActor] = []
+    if config.hosts_chief:
+        actors.append(make_chief(config, job, transport, ProgressLog()))
+    if config.role is Role.PS:
+        actors.append(make_ps(config, job, transport))
+    elif config.role is Role.WORKER:
+        actors.append(make_worker(config, job, transport))
     with contextlib.ExitStack() as stack:
         stack.callback(transport.close)
         for actor in actors:
-            _serve_health(actor, config, stack)
-        _stop_on_signals(actors[0])
+            serve_health(actor, config, stack)
+        stop_on_signals(actors[0])
         if isinstance(actors[0], Chief):
             stack.enter_context(run_file.published(config.job, config.ps))
-        results = await _run_all(actors)
+        try:
+            results = await run_all(actors)
+        finally:
+            ignore_signals()
     chief = actors[0]
     if isinstance(chief, Chief) and chief.summary is not None:
         sys.stdout.write("\n".join(["", *chief.summary.lines(), ""]))
         sys.stdout.flush()
     return results[0]
-
-
-async def _run_all(actors: Sequence[JobActor]) -> list[int]:
-    """Run every actor to its end; what one raises ends the others."""
-    tasks = [asyncio.ensure_future(actor.run()) for actor in actors]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _actor(config: TaskConfig, job: Job, role: Role, transport: Transport) -> JobActor:
-    task = Task(role, config.index if role is config.role else 0)
-    metrics = Metrics(role.value, task.index)
-    endpoints = [connect_endpoint(address) for address in config.ps]
-    match role:
-        case Role.PS:
-            return ParameterServer(
-                task,
-                transport,
-                metrics,
-                config,
-                job=job,
-                ps=len(endpoints),
-                endpoint=config.bind_endpoint,
-                join_lead=endpoints[0] if task.index else None,
-                workers=config.workers,
-            )
-        case Role.WORKER:
-            return Worker(task, transport, metrics, config, job=job, ps_endpoints=endpoints)
-        case Role.CHIEF:
-            return Chief(
-                task,
-                transport,
-                metrics,
-                config,
-                job=job,
-                job_name=config.job,
-                ps_endpoints=endpoints,
-                workers=config.workers,
-                on_progress=ProgressLog(),
-            )
-
-
-def _serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:
-    host, port = config.metrics_address
-    if actor.task.role is not config.role and port:
-        port = METRICS_PORTS[actor.task.role]
-    monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
-    server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s)
-    stack.callback(server.close)
-    actor.metrics_address = server.address
-    actor.accompany(monitor.run())
-    log.info("metrics at http://%s/metrics", server.address)
-
-
-def _stop_on_signals(actor: JobActor) -> None:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, actor.stop, int(ExitCode.TERMINATED))
-    loop.add_signal_handler(signal.SIGINT, actor.stop, int(ExitCode.INTERRUPTED))

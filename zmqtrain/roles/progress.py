@@ -22,7 +22,7 @@ class ProgressLog:
     def __call__(self, status: Status) -> None:
         tasks = tuple(task.task for task in status.tasks if task.state != "left")
         now = time.monotonic()
-        if now < self._next_at and tasks == self._tasks and not status.stop:
+        if now < self._next_at and tasks == self._tasks:
             return
         self._next_at, self._tasks = now + INTERVAL_S, tasks
         log.info("%s", line(status))

@@ -114,7 +114,7 @@ class ZmqTransport:
         self._endpoints: list[ZmqEndpoint] = []
 
     def bind(self, address: str) -> ZmqEndpoint:
-        socket = self._socket(zmq.ROUTER)
+        socket = self._socket(zmq.ROUTER, address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         try:
             socket.bind(address)
@@ -128,7 +128,7 @@ class ZmqTransport:
         return self._endpoint(socket, bound, listening=True)
 
     def connect(self, address: str) -> ZmqEndpoint:
-        socket = self._socket(zmq.DEALER)
+        socket = self._socket(zmq.DEALER, address)
         socket.connect(address)
         return self._endpoint(socket, address, listening=False)
 
@@ -142,9 +142,10 @@ class ZmqTransport:
         self._endpoints.append(endpoint)
         return endpoint
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
-        socket.set(zmq.IPV6, 1)
+        if "[" in address:
+            socket.set(zmq.IPV6, 1)
         socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)

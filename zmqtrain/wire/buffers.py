@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ FRAME_NBYTES = 2 << 20
 heartbeat (between 1 and 4 MiB loopback throughput is highest)."""
 
 MAX_DIMENSIONS = 8
+MAX_FRAMES = 1 << 16  # of one message: at most 128 GiB of tensors
 DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|i1", "|u1"})
 
 
@@ -50,12 +52,15 @@ class Tensor:
 
         Raises:
             ProtocolError: dtype or shape are not those of ``out``.
+            ValueError: ``out`` is not C-contiguous.
         """
         if self.dtype != out.dtype.str or self.shape != out.shape:
             raise ProtocolError(
                 f"got a tensor of {self.dtype} {list(self.shape)}, expected {out.dtype.str} "
                 f"{list(out.shape)}: both tasks must run the same job with the same number of ps"
             )
+        if not out.flags.c_contiguous:
+            raise ValueError("the bytes of a tensor are copied into C-contiguous arrays only")
         target = out.reshape(-1).view(np.uint8)
         start = 0
         for part in self.parts:
@@ -70,13 +75,29 @@ class Tensor:
         return out
 
 
+def shown(value: Any) -> str:
+    """Return the start of a decoded value's repr; all of it may be long, or too deep for repr."""
+    return f"{reprlib.repr(value):.80}"
+
+
 def check_tensor(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
-    """Validate what a header says of a tensor, before a byte of it is touched."""
+    """Validate what a header says of a tensor, before a byte of it is touched.
+
+    Raises:
+        ProtocolError: no array of this dtype and shape can travel.
+    """
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ProtocolError(f"tensor dtype {dtype!r} is not one of {sorted(DTYPES)}")
+        raise ProtocolError(f"tensor dtype {shown(dtype)} is not one of {sorted(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        raise ProtocolError(f"tensor shape {shape!r} is not a list of at most {MAX_DIMENSIONS}")
+        raise ProtocolError(
+            f"tensor shape {shown(shape)} is not a list of at most {MAX_DIMENSIONS}"
+        )
     for extent in shape:
         if type(extent) is not int or extent < 0:
-            raise ProtocolError(f"tensor shape {shape!r} holds {extent!r}, expected whole numbers")
+            raise ProtocolError(
+                f"tensor shape {shown(shape)} holds {shown(extent)}, expected whole numbers"
+            )
+    # NumPy refuses extents beyond its index type even where another extent is 0.
+    if prod(max(extent, 1) for extent in shape) > MAX_FRAMES * FRAME_NBYTES:
+        raise ProtocolError(f"tensor shape {shown(shape)} is larger than any message")
     return dtype, tuple(shape)

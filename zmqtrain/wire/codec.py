@@ -18,13 +18,12 @@ import msgpack
 
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire import messages
-from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer, Tensor, check_tensor
+from zmqtrain.wire.buffers import FRAME_NBYTES, MAX_FRAMES, Buffer, Tensor, check_tensor, shown
 from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
 INLINE_NBYTES = 4096  # tensors up to here ride in the header
 MAX_HEADER_NBYTES = 1 << 20
 MAX_TENSORS = 64
-MAX_FRAMES = 1 << 16
 
 # msgpack reserves room for an array's claimed length at every nesting level, so these caps bound
 # what a hostile header can cost: 1,024 levels of 4,096 pointers.
@@ -75,7 +74,7 @@ Check = Callable[[Any], Any]
 
 
 def _fail(expected: str, value: Any) -> typing.NoReturn:
-    raise ProtocolError(f"expected {expected}, got {value!r:.80}")
+    raise ProtocolError(f"expected {expected}, got {shown(value)}")
 
 
 def _scalar(kind: type) -> Check:
@@ -218,9 +217,9 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     _, kind, request_id, sender, epoch, body, described = _header(frames)
     check = _CHECKS.get(kind) if type(kind) is str else None
     if check is None:
-        raise ProtocolError(f"unknown message kind {kind!r:.80}")
+        raise ProtocolError(f"unknown message kind {shown(kind)}")
     if type(request_id) is not int or type(epoch) is not int or request_id < 0 or epoch < 0:
-        raise ProtocolError(f"request id {request_id!r:.40} or epoch {epoch!r:.40} is no count")
+        raise ProtocolError(f"request id {shown(request_id)} or epoch {shown(epoch)} is no count")
     return Envelope(
         check(body), _CHECK_SENDER(sender), request_id, epoch, _tensors(described, frames[1:])
     )
@@ -230,7 +229,7 @@ def request_id_of(frames: Sequence[Buffer]) -> int:
     """Return the request id in frames that did not decode, 0 if even that cannot be read."""
     try:
         request_id = _unpack(frames[0])[2]
-    except (ProtocolError, IndexError, TypeError):
+    except (ProtocolError, LookupError, TypeError):
         return 0
     return request_id if type(request_id) is int and request_id >= 0 else 0
 
@@ -259,7 +258,8 @@ def _unpack(header: Buffer) -> Any:
     try:
         return msgpack.unpackb(header, **_LIMITS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the header is not msgpack within limits: {error!s:.120}") from None
+        reason = str(error) or type(error).__name__
+        raise ProtocolError(f"the header is not msgpack within limits: {reason:.120}") from None
 
 
 def _tensors(described: Any, frames: Sequence[Buffer]) -> tuple[Tensor, ...]:
@@ -271,7 +271,7 @@ def _tensors(described: Any, frames: Sequence[Buffer]) -> tuple[Tensor, ...]:
     taken = 0
     for entry in described:
         if type(entry) is not list or len(entry) != 3:
-            raise ProtocolError(f"tensor entry {entry!r:.80} is not [dtype, shape, data]")
+            raise ProtocolError(f"tensor entry {shown(entry)} is not [dtype, shape, data]")
         dtype, shape = check_tensor(entry[0], entry[1])
         data = entry[2]
         if type(data) is bytes:
@@ -280,7 +280,7 @@ def _tensors(described: Any, frames: Sequence[Buffer]) -> tuple[Tensor, ...]:
             parts = tuple(frames[taken : taken + data])
             taken += data
         else:
-            raise ProtocolError(f"tensor data {data!r:.40}: {len(frames) - taken} frames are left")
+            raise ProtocolError(f"tensor data {shown(data)}: {len(frames) - taken} frames are left")
         tensor = Tensor(dtype, shape, parts)
         nbytes = sum(len(part) for part in parts)
         if nbytes != tensor.nbytes or any(len(part) > FRAME_NBYTES for part in parts):

@@ -1,0 +1,195 @@
+"""What each policy answers, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from zmqtrain.policies import Drop, Held, Policy, make_policy
+
+Play = Callable[[str, str], Policy]
+
+
+def test_hogwild_applies_and_releases_at_once(play: Play) -> None:
+    play(
+        "hogwild",
+        """
+        start 0 2 -> -
+        join 0    -> release 0
+        push 0    -> apply 0, release 0
+        join 1    -> release 1
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0, release 0
+        held      -> -
+        leave 0   -> -
+        push 1    -> apply 1, release 1
+        leave 1   -> -
+        join 1    -> release 1
+        drain     -> -
+        """,
+    )
+
+
+def test_staleness_bound_holds_the_worker_that_runs_ahead(play: Play) -> None:
+    play(
+        "bounded-staleness:1",
+        """
+        start 0 2 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0
+        held      -> 0 waits for 1
+        push 1    -> apply 1, release 0, release 1
+        push 1    -> apply 1, release 1
+        push 1    -> apply 1, release 1
+        push 1    -> apply 1
+        held      -> 1 waits for 0
+        drain     -> -
+        """,
+    )
+
+
+def test_staleness_bound_0_goes_in_lockstep(play: Play) -> None:
+    play(
+        "bounded-staleness:0",
+        """
+        start 0 3 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        join 2    -> release 2
+        push 1    -> apply 1
+        push 0    -> apply 0
+        held      -> 0 waits for 2, 1 waits for 2
+        push 2    -> apply 2, release 0, release 1, release 2
+        """,
+    )
+
+
+def test_slowest_worker_leaving_frees_those_it_held(play: Play) -> None:
+    play(
+        "bounded-staleness:0",
+        """
+        start 0 3 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        join 2    -> release 2
+        push 0    -> apply 0
+        push 1    -> apply 1
+        leave 2   -> release 0, release 1
+        """,
+    )
+
+
+def test_joiner_starts_at_the_slowest_clock_and_is_waited_for(play: Play) -> None:
+    play(
+        "bounded-staleness:1",
+        """
+        start 0 1 -> -
+        join 0    -> release 0
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0, release 0
+        join 1    -> release 1
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0
+        held      -> 0 waits for 1
+        push 1    -> apply 1, release 0, release 1
+        """,
+    )
+
+
+def test_rejoining_worker_does_not_keep_its_clock(play: Play) -> None:
+    policy = play(
+        "bounded-staleness:2",
+        """
+        start 0 2 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0, release 0
+        push 1    -> apply 1, release 1
+        leave 0   -> -
+        join 0    -> release 0
+        """,
+    )
+    assert policy.clocks == {0: 1, 1: 1}
+
+
+def test_slowest_clock_survives_that_everyone_leaves(play: Play) -> None:
+    policy = play(
+        "bounded-staleness:0",
+        """
+        start 0 1 -> -
+        join 0    -> release 0
+        push 0    -> apply 0, release 0
+        push 0    -> apply 0, release 0
+        leave 0   -> -
+        join 5    -> release 5
+        """,
+    )
+    assert policy.clocks == {5: 2}
+
+
+def test_bounded_staleness_says_how_far_a_worker_is_ahead() -> None:
+    policy = make_policy("bounded-staleness:1")
+    policy.start(0, 3)
+    for worker in (0, 1, 2):
+        policy.join(worker)
+    policy.push(0)
+    policy.push(0)
+    policy.push(1)
+    assert list(policy.held()) == [Held(0, "is 2 steps ahead, the bound is 1", (2,))]
+
+
+def test_sync_replicas_say_how_far_the_step_is() -> None:
+    policy = make_policy("sync-replicas")
+    policy.start(7, 3)
+    policy.join(2)
+    assert list(policy.held()) == [Held(2, "1 of 3 workers have joined", (0, 1))]
+    policy.join(0)
+    policy.join(1)
+    policy.push(1)
+    assert list(policy.held()) == [Held(1, "step 7 has 1 of 3 gradients", (0, 2))]
+
+
+def test_token_sync_replicas_say_how_far_the_step_is() -> None:
+    policy = make_policy("sync-replicas:aggregate=2,tokens=0")
+    policy.start(7, 2)
+    policy.join(0)
+    policy.join(1)
+    policy.push(1)
+    assert list(policy.held()) == [Held(1, "waits for a token; step 7 has 1 of 2", (0,))]
+
+
+@pytest.mark.parametrize(
+    "spec", ["sync-replicas:aggregate=1", "sync-replicas:aggregate=1,tokens=0"]
+)
+def test_late_gradient_is_dropped_as_stale(spec: str) -> None:
+    policy = make_policy(spec)
+    policy.start(0, 2)
+    policy.join(0)
+    policy.join(1)
+    policy.push(0)
+    assert policy.push(1)[0] == Drop(1, "stale")
+
+
+@pytest.mark.parametrize(
+    ("spec", "coordinated", "step_per_push", "staleness_bound"),
+    [
+        ("hogwild", False, True, None),
+        ("bounded-staleness:0", True, True, 0),
+        ("bounded-staleness:4", True, True, 4),
+        ("sync-replicas", True, False, 0),
+        ("sync-replicas:aggregate=3", True, False, 0),
+        ("sync-replicas:aggregate=3,tokens=2", True, False, None),
+    ],
+)
+def test_policy_says_what_kind_it_is(
+    spec: str, coordinated: bool, step_per_push: bool, staleness_bound: int | None
+) -> None:
+    policy = make_policy(spec)
+    assert policy.spec == spec
+    assert policy.coordinated is coordinated
+    assert policy.step_per_push is step_per_push
+    assert policy.staleness_bound == staleness_bound

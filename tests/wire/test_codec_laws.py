@@ -1,0 +1,242 @@
+"""Laws that the codec keeps for every message; a new message joins by being declared."""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.buffers import DTYPES, FRAME_NBYTES, MAX_DIMENSIONS, Buffer, Tensor
+from zmqtrain.wire.codec import (
+    INLINE_NBYTES,
+    MAX_TENSORS,
+    Envelope,
+    Sender,
+    decode,
+    encode,
+    request_id_of,
+)
+from zmqtrain.wire.messages import Heartbeat, Message, Push, Wait, Welcome
+
+KINDS = typing.get_args(Message)
+SIGNED = st.integers(-(2**63), 2**64 - 1)
+COUNTS = st.integers(0, 2**64 - 1)
+# NaN travels too, but is not equal to itself.
+SCALARS = {int: SIGNED, float: st.floats(allow_nan=False), str: st.text(), bool: st.booleans()}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Every value of a type that messages are declared with."""
+    if hint in SCALARS:
+        return SCALARS[hint]
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return st.builds(hint, **{f.name: values_of(hints[f.name]) for f in fields(hint)})
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case typing.Union | types.UnionType:
+            return st.one_of(*(values_of(argument) for argument in arguments))
+        case origin if origin is tuple:
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+        case origin if origin is dict:
+            return st.dictionaries(st.text(), values_of(arguments[1]), max_size=3)
+    assert hint is type(None), hint
+    return st.none()
+
+
+def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Any bytes: NaN payloads and infinities among them."""
+    item = np.dtype(dtype)
+    data = np.random.default_rng(seed).bytes(int(np.prod(shape, dtype=int)) * item.itemsize)
+    return Tensor.of(np.frombuffer(data, item).reshape(shape))
+
+
+TENSORS = st.builds(
+    tensor,
+    st.sampled_from(sorted(DTYPES)),
+    st.lists(st.integers(0, 3), max_size=MAX_DIMENSIONS).map(tuple),
+    st.integers(0, 2**32),
+)
+SENDERS = st.builds(Sender, st.text(), COUNTS, COUNTS)
+ENVELOPES = st.builds(
+    Envelope,
+    st.one_of(*(values_of(kind) for kind in KINDS)),
+    SENDERS,
+    COUNTS,
+    COUNTS,
+    st.lists(TENSORS, max_size=3).map(tuple),
+)
+PUSH = encode(
+    Envelope(Push(1, 0, 7, 32, 0.5), Sender("worker", 2, 1), 9, 1, (tensor("<f4", (2048,)),))
+)
+
+
+def wired(frames: list[Buffer]) -> list[Buffer]:
+    """Frames as a transport hands them over: none is the sender's memory."""
+    return [bytes(frame) for frame in frames]
+
+
+def assert_same(received: Envelope, sent: Envelope) -> None:
+    assert (received.message, received.sender) == (sent.message, sent.sender)
+    assert (received.request_id, received.epoch) == (sent.request_id, sent.epoch)
+    assert len(received.tensors) == len(sent.tensors)
+    for there, here in zip(received.tensors, sent.tensors, strict=True):
+        assert (there.dtype, there.shape) == (here.dtype, here.shape)
+        assert b"".join(there.parts) == b"".join(here.parts)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
+    sent = Envelope(
+        data.draw(values_of(kind)),
+        data.draw(SENDERS),
+        data.draw(COUNTS),
+        data.draw(COUNTS),
+        data.draw(st.lists(TENSORS, max_size=2).map(tuple)),
+    )
+    assert_same(decode(wired(encode(sent))), sent)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shape", [(), (0,), (0, 4), (3, 0, 2), (5,), (1,) * MAX_DIMENSIONS])
+def test_every_dtype_and_shape_arrives(dtype: str, shape: tuple[int, ...]) -> None:
+    sent = tensor(dtype, shape)
+    (received,) = decode(
+        wired(encode(Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, (sent,))))
+    ).tensors
+    array = received.array()
+    assert (array.dtype.str, array.shape) == (dtype, shape)
+    assert array.tobytes() == b"".join(sent.parts)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "frames"),
+    [
+        (0, 0),
+        (INLINE_NBYTES, 0),
+        (INLINE_NBYTES + 1, 1),
+        (FRAME_NBYTES, 1),
+        (FRAME_NBYTES + 1, 2),
+        (2 * FRAME_NBYTES, 2),
+        (2 * FRAME_NBYTES + 5, 3),
+    ],
+)
+def test_small_tensors_ride_in_the_header_and_large_ones_in_frames(
+    nbytes: int, frames: int
+) -> None:
+    sent = Envelope(Push(1, 0, 0, 1, 0.0), Sender("worker", 0), 1, 1, (tensor("|u1", (nbytes,)),))
+    encoded = encode(sent)
+    assert len(encoded) == 1 + frames
+    assert all(len(frame) <= FRAME_NBYTES for frame in encoded[1:])
+    assert_same(decode(wired(encoded)), sent)
+
+
+def test_as_many_tensors_as_allowed_arrive_in_order() -> None:
+    tensors = tuple(tensor("<i4", (i * 40,), seed=i) for i in range(MAX_TENSORS))
+    sent = Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, tensors)
+    assert_same(decode(wired(encode(sent))), sent)
+
+
+def test_large_tensor_is_sent_without_a_copy() -> None:
+    array = np.zeros(INLINE_NBYTES, np.float32)
+    frames = encode(Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, (Tensor.of(array),)))
+    array[:] = 1.0
+    assert np.shares_memory(np.frombuffer(frames[1], np.float32), array)
+
+
+def test_nan_and_whole_numbers_are_floats_too() -> None:
+    sent = Envelope(Heartbeat(facts={"nan": float("nan"), "whole": 3}), Sender("worker", 0))
+    facts = decode(encode(sent)).message.facts
+    assert np.isnan(facts["nan"]) and type(facts["whole"]) is float
+
+
+def test_nested_structures_get_their_types_back() -> None:
+    waits = (Wait("worker 0", "ps 0", "push 3", 0.5), Wait("a", "b", "c", 1.0, 2.0))
+    assert (
+        decode(encode(Envelope(Heartbeat(waits=waits), Sender("worker", 0)))).message.waits == waits
+    )
+
+
+def decode_or_refuse(frames: list[Buffer]) -> Envelope | None:
+    """What a peer's bytes may come to: an envelope or a ProtocolError with a short text."""
+    assert request_id_of(frames) >= 0
+    try:
+        return decode(frames)
+    except ProtocolError as error:
+        assert 0 < len(str(error)) < 500
+        return None
+
+
+@settings(deadline=None, max_examples=200)
+@given(frames=st.lists(st.binary(max_size=64), max_size=3))
+def test_random_bytes_are_refused(frames: list[Buffer]) -> None:
+    assert decode_or_refuse(frames) is None
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> list[Buffer]:
+    """A valid message after some accidents to its bytes and frames."""
+    frames = wired(draw(st.one_of(st.just(PUSH), ENVELOPES.map(encode))))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(frames) - 1))
+        frame = bytes(frames[at])
+        start, stop = sorted(draw(st.tuples(*[st.integers(0, min(len(frame), 200))] * 2)))
+        match draw(st.sampled_from(["bytes", "bytes", "bytes", "drop", "repeat", "reverse"])):
+            case "bytes":
+                frames[at] = frame[:start] + draw(st.binary(max_size=8)) + frame[stop:]
+            case "drop":
+                del frames[at]
+            case "repeat":
+                frames.insert(at, frame)
+            case "reverse":
+                frames.reverse()
+        if not frames:
+            break
+    return frames
+
+
+@settings(deadline=None, max_examples=300)
+@given(frames=mutated())
+def test_damaged_message_decodes_or_is_refused(frames: list[Buffer]) -> None:
+    envelope = decode_or_refuse(frames)
+    if envelope is not None:
+        assert encode(decode(wired(encode(envelope)))) == encode(envelope)
+        for received in envelope.tensors:
+            received.array()
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | SIGNED | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(envelope=ENVELOPES, part=st.integers(0, 6), value=ANYTHING, data=st.data())
+def test_wrong_value_in_any_place_decodes_or_is_refused(
+    envelope: Envelope, part: int, value: Any, data: st.DataObject
+) -> None:
+    frames = wired(encode(envelope))
+    header = msgpack.unpackb(frames[0])
+    place: Any = header
+    while isinstance(place[part], list) and place[part] and data.draw(st.booleans()):
+        place = place[part]
+        part = data.draw(st.integers(0, len(place) - 1))
+    place[part] = value
+    frames[0] = msgpack.packb(header)
+    received = decode_or_refuse(frames)
+    for sent in received.tensors if received else ():
+        sent.array()

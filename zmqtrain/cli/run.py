@@ -1,0 +1,135 @@
+"""`zmqtrain run`: a whole local cluster, watched live."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import uvloop
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from threadpoolctl import threadpool_limits
+
+from zmqtrain.config import ENVIRON, load_overrides
+from zmqtrain.job import JobOverrides, load_job
+from zmqtrain.logs import setup_logging
+from zmqtrain.options import flag_of, given, load, options_of
+from zmqtrain.processes import LocalCluster, run_processes
+from zmqtrain.roles.progress import ProgressLog
+from zmqtrain.wire.messages import Status, TaskStatus
+
+REFRESHES_PER_SECOND = 4
+
+
+@click.command("run")
+@click.argument("job_reference", metavar="JOB")
+@options_of(LocalCluster, JobOverrides)
+@click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
+@click.option("--verbose", is_flag=True, help="log what the chief does")
+def run(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
+    """Train JOB with a local cluster of processes and show how it goes.
+
+    JOB is file.py, file.py:name or package.module:name. Ctrl-C stops in order: a job with a logdir
+    saves a checkpoint, and the same command resumes from it.
+
+    \b
+    Examples:
+      zmqtrain run examples/digits.py
+      zmqtrain run examples/digits.py --workers 4 --policy bounded-staleness:4
+      zmqtrain run examples/digits.py --ps 2 --logdir /tmp/digits --save-secs 10
+      zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
+    """
+    setup_logging("C", "info" if verbose else "warning")
+    cluster = load(LocalCluster, given(LocalCluster, flags, ENVIRON))
+    overrides = load_overrides(flags)
+    job = load_job(job_reference).with_overrides(**overrides)
+    threadpool_limits(cluster.threads)
+    with _display(job_reference) as show:
+        summary = uvloop.run(run_processes(job_reference, job, cluster, _as_flags(overrides), show))
+    click.echo(summary.json() if as_json else "\n".join(summary.lines()))
+    sys.exit(summary.exit_code)
+
+
+def _as_flags(overrides: dict[str, Any]) -> list[str]:
+    """Return the flags that give these overrides to another process."""
+    arguments: list[str] = []
+    for name, value in overrides.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+class _Screen:
+    """The live view: a bar for the global step, figures, a line for each worker."""
+
+    def __init__(self, live: Live, title: str) -> None:
+        self._live = live
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=live.console,
+        )
+        self._step = self._bar.add_task(title, total=None)
+        self._next_at = 0.0
+
+    def __call__(self, status: Status) -> None:
+        if time.monotonic() < self._next_at and not status.stop:
+            return
+        self._next_at = time.monotonic() + 1 / REFRESHES_PER_SECOND
+        self._bar.update(self._step, total=status.steps, completed=status.step)
+        self._live.update(Group(self._bar, view(status)), refresh=True)
+
+
+@contextmanager
+def _display(title: str) -> Iterator[Any]:
+    """Yield a function that shows a status: live on a terminal, else as lines of the log."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        logging.getLogger("zmqtrain.roles.progress").setLevel(logging.INFO)
+        yield ProgressLog()
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield _Screen(live, title)
+
+
+def view(status: Status) -> RenderableType:
+    """Return the figures of a status and a line for each worker, for a terminal."""
+    figures = Table.grid(padding=(0, 3))
+    figures.add_row(
+        f"policy {status.policy}" + (f" -> {status.switching}" if status.switching else ""),
+        f"{status.steps_per_second:.0f} steps/s",
+        f"loss {status.loss:.4f}",
+        "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
+        "pushes {applied} applied, {dropped} dropped".format(**status.pushes),
+    )
+    workers = Table(box=None, pad_edge=False)
+    for column in ("task", "state", "pushes", "loss", "batches held", "silent"):
+        workers.add_column(column, justify="left" if column in ("task", "state") else "right")
+    for task in status.tasks:
+        if task.task.startswith("worker"):
+            workers.add_row(*_cells(task))
+    return Group(figures, workers)
+
+
+def _cells(task: TaskStatus) -> tuple[str, ...]:
+    leases = ", ".join(map(str, task.leases))
+    return (
+        task.task,
+        task.state,
+        str(task.step),
+        f"{task.loss:.4f}",
+        leases or "-",
+        f"{task.silent_s:.1f} s",
+    )

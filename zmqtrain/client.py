@@ -1,0 +1,43 @@
+"""Asking a running job a question, from outside the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.waits import Waits
+from zmqtrain.cluster import connect_endpoint
+from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.messages import Heartbeat, Message
+
+
+def ask(address: str, message: Message, *, timeout_s: float) -> Message:
+    """Send one request to the ps at ``address`` (host:port or ipc://path); return its reply.
+
+    Raises:
+        PeerLostError: no answer within ``timeout_s``.
+        RefusedError, ConfigError, ...: the ps refused, with its reason.
+    """
+    return asyncio.run(_ask(connect_endpoint(address), message, timeout_s))
+
+
+async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
+    transport = ZmqTransport()
+    link = Link(
+        "ps 0",
+        transport.connect(endpoint),
+        Waits("you"),
+        identify=lambda: (Sender("client", os.getpid()), 0),
+        on_envelope=lambda envelope: None,
+        heartbeat=Heartbeat,
+        heartbeat_s=1.0,
+        peer_timeout_s=timeout_s,
+    )
+    try:
+        reply = await link.request(message, reason="it was asked", timeout_s=timeout_s)
+        return reply.message
+    finally:
+        link.close()
+        transport.close()

@@ -1,0 +1,112 @@
+"""Putting actors into a process: making them, serving their health, minding signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Sequence
+
+from zmqtrain import health
+from zmqtrain.cluster import Role, Task, connect_endpoint
+from zmqtrain.config import METRICS_PORTS, TaskConfig
+from zmqtrain.errors import ExitCode
+from zmqtrain.job import Job
+from zmqtrain.metrics import Metrics
+from zmqtrain.models.base import Dataset
+from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.task import JobActor
+from zmqtrain.roles.worker import Worker
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import Status
+
+log = logging.getLogger(__name__)
+
+
+async def run_all(actors: Sequence[JobActor]) -> list[int]:
+    """Run every actor to its end; what one raises ends the others."""
+    tasks = [asyncio.ensure_future(actor.run()) for actor in actors]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def make_ps(config: TaskConfig, job: Job, transport: Transport) -> ParameterServer:
+    endpoints = [connect_endpoint(address) for address in config.ps]
+    return ParameterServer(
+        config.task,
+        transport,
+        Metrics("ps", config.index),
+        config,
+        job=job,
+        ps=len(endpoints),
+        endpoint=config.bind_endpoint,
+        join_lead=endpoints[0] if config.index else None,
+        workers=config.workers,
+    )
+
+
+def make_worker(
+    config: TaskConfig, job: Job, transport: Transport, dataset: Dataset | None = None
+) -> Worker:
+    """``dataset``: the training set if it is loaded already."""
+    return Worker(
+        config.task,
+        transport,
+        Metrics("worker", config.index),
+        config,
+        job=job,
+        ps_endpoints=[connect_endpoint(address) for address in config.ps],
+        dataset=dataset,
+    )
+
+
+def make_chief(
+    config: TaskConfig,
+    job: Job,
+    transport: Transport,
+    on_progress: Callable[[Status], None],
+    dataset: Dataset | None = None,
+) -> Chief:
+    """``dataset``: the evaluation set if it is loaded already."""
+    return Chief(
+        Task(Role.CHIEF, 0),
+        transport,
+        Metrics("chief"),
+        config,
+        job=job,
+        job_name=config.job,
+        ps_endpoints=[connect_endpoint(address) for address in config.ps],
+        workers=config.workers,
+        on_progress=on_progress,
+        dataset=dataset,
+    )
+
+
+def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:
+    host, port = config.metrics_address
+    if actor.task.role is not config.role and port:
+        port = METRICS_PORTS[actor.task.role]
+    monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
+    server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s)
+    stack.callback(server.close)
+    actor.metrics_address = f"{server.address}:{server.port}"
+    actor.accompany(monitor.run())
+    log.info("metrics at http://%s/metrics", actor.metrics_address)
+
+
+def ignore_signals() -> None:
+    """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+
+
+def stop_on_signals(actor: JobActor) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, actor.stop, int(ExitCode.TERMINATED))
+    loop.add_signal_handler(signal.SIGINT, actor.stop, int(ExitCode.INTERRUPTED))
