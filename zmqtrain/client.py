@@ -8,6 +8,7 @@ import os
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import connect_endpoint
+from zmqtrain.metrics import Metrics
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Heartbeat, Message
@@ -29,6 +30,7 @@ async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
         "ps 0",
         transport.connect(endpoint),
         Waits("you"),
+        Metrics("client"),
         identify=lambda: (Sender("client", os.getpid()), 0),
         on_envelope=lambda envelope: None,
         heartbeat=Heartbeat,

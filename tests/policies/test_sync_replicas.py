@@ -300,6 +300,7 @@ def test_unfinished_step_is_settled_when_the_policy_ends(play: Play) -> None:
         + """
         push 0  -> accumulate 0, release 0
         push 1  -> accumulate 1, release 1
+        push 1  -> accumulate 1, release 1
         push 1  -> -
         leave 0 -> accumulate 1, release 1
         leave 1 -> -

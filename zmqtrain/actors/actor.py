@@ -138,6 +138,7 @@ class Actor:
             str(peer),
             endpoint,
             self.waits,
+            self.metrics,
             identify=self.identify,
             on_envelope=lambda envelope: self._dispatch(Request(self, endpoint, b"", envelope)),
             heartbeat=self.heartbeat,
@@ -153,7 +154,8 @@ class Actor:
         return Sender(self.task.role.value, self.task.index, self.incarnation), self.epoch
 
     def heartbeat(self) -> Heartbeat:
-        """Return what the links' next heartbeats say."""
+        """Return what a link's next heartbeat says."""
+        self.metrics.connected_peers["ps"].set(sum(link.is_alive for link in self.links))
         return Heartbeat(waits=self.waits.snapshot())
 
     def send(
@@ -166,12 +168,15 @@ class Actor:
     ) -> None:
         """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
         sender, epoch = self.identify()
+        frames = encode(Envelope(message, sender, request_id, epoch, tensors))
+        self.metrics.bytes_sent.inc(sum(map(len, frames)))
         try:
-            endpoint.send(encode(Envelope(message, sender, request_id, epoch, tensors)), peer)
+            endpoint.send(frames, peer)
         except UnreachableError as error:
             log.debug("not sent: %s", error)
 
     def _receive(self, endpoint: Endpoint, peer: Peer, frames: Sequence[Buffer]) -> None:
+        self.metrics.bytes_received.inc(sum(map(len, frames)))
         try:
             envelope = decode(frames)
         except ProtocolError as error:

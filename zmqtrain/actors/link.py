@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import PeerLostError, ProtocolError
+from zmqtrain.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, Peer, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -46,6 +47,7 @@ class Link:
         peer: str,
         endpoint: Endpoint,
         waits: Waits,
+        metrics: Metrics,
         *,
         identify: Callable[[], tuple[Sender, int]],
         on_envelope: Callable[[Envelope], None],
@@ -59,6 +61,7 @@ class Link:
         self.lost: PeerLostError | None = None
         self._gone = asyncio.Event()
         self._waits = waits
+        self._metrics = metrics
         self._identify = identify
         self._on_envelope = on_envelope
         self._heartbeat = heartbeat
@@ -110,6 +113,8 @@ class Link:
         try:
             return await outstanding.future
         finally:
+            duration_s = time.monotonic() - outstanding.asked_at
+            self._metrics.rpc_duration_seconds[type(message).__name__].observe(duration_s)
             self._waits.end(token)
             self._outstanding.pop(request_id, None)
             if timer is not None:
@@ -143,6 +148,13 @@ class Link:
             if self.heard_at is not None and now - heard_at > self._peer_timeout_s:
                 self._lose(f"{self.peer} has been silent for {now - heard_at:.1f} s")
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the peer has welcomed us and was heard of lately."""
+        if not self.joined or self.heard_at is None or self.lost is not None:
+            return False
+        return time.monotonic() - self.heard_at < 3 * self._heartbeat_s
+
     def close(self) -> None:
         self._lose(f"the link to {self.peer} was closed")
         self.endpoint.close()
@@ -157,25 +169,33 @@ class Link:
 
     def _review(self, outstanding: _Outstanding, now: float) -> None:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
-            outstanding.told = True
+            outstanding.told = True  # once for each wait
             log.info("waiting for %s: %s", self.peer, outstanding.reason)
         if outstanding.sequence is None and now - outstanding.sent_at > RESEND_S:
-            self._send(outstanding)
+            self._resend(outstanding)
+
+    def _resend(self, outstanding: _Outstanding) -> None:
+        self._metrics.rpc_retries.inc()
+        self._send(outstanding)
 
     def _send(self, outstanding: _Outstanding) -> None:
         outstanding.sent_at = time.monotonic()
         self._try_send(outstanding.envelope)
 
     def _try_send(self, envelope: Envelope) -> None:
+        frames = encode(envelope)
+        self._metrics.bytes_sent.inc(sum(map(len, frames)))
         try:
-            self.endpoint.send(encode(envelope))
+            self.endpoint.send(frames)
         except UnreachableError as error:
             log.debug("%s: not sent: %s", self.peer, error)  # resent, or replaced by the next
 
     def _receive(self, _: Peer, frames: list[Buffer]) -> None:
+        self._metrics.bytes_received.inc(sum(map(len, frames)))
         try:
             envelope = decode(frames)
         except ProtocolError as error:
+            self._metrics.decode_errors.inc()
             log.error("%s sent what is not a message: %s", self.peer, error)
             return
         self.heard_at = time.monotonic()
@@ -206,7 +226,7 @@ class Link:
         lost = alive.received < outstanding.sequence or alive.answered >= outstanding.sequence
         if lost and not outstanding.future.done():
             log.info("%s: sending push %d again", self.peer, outstanding.sequence)
-            self._send(outstanding)
+            self._resend(outstanding)
 
     def _fail_pushes(self, refusal: Refusal) -> None:
         """A heartbeat was refused: the peer does not know this incarnation, nor its pushes."""
@@ -217,6 +237,7 @@ class Link:
     def _expire(self, request_id: int, timeout_s: float) -> None:
         outstanding = self._outstanding.get(request_id)
         if outstanding is not None and not outstanding.future.done():
+            self._metrics.rpc_timeouts.inc()
             outstanding.future.set_exception(
                 PeerLostError(
                     f"{self.peer} at {self.endpoint.address} did not answer within "

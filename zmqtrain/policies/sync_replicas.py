@@ -41,7 +41,9 @@ class SyncReplicas:
         self.waiting: set[int] = set()  # live, not computing
         self.ready: set[int] = set()  # gradient of this step in the worker's slot
         self.counted = 0  # gradients of this step, accumulated ones included
-        self.members = 0  # workers that this step was begun with and that have not left
+        # Gradients of this step that are counted or on their way: +1 at a release, -1 if that worker
+        # leaves instead of pushing. Those computed for an earlier step will be stale: no hands.
+        self.hands = 0
 
     def join(self, worker: int) -> list[Decision]:
         self.waiting.add(worker)
@@ -54,7 +56,7 @@ class SyncReplicas:
         member = self.computing.pop(worker, None)
         self.waiting.discard(worker)
         if member == self.version:
-            self.members -= 1
+            self.hands -= 1
         return self._settle() if self.begun else []
 
     def push(self, worker: int) -> list[Decision]:
@@ -79,13 +81,13 @@ class SyncReplicas:
         return [Held(worker, reason, by) for worker in sorted(self.waiting)]
 
     def _needed(self) -> int:
-        return self.aggregate or max(1, self.members)
+        return self.aggregate or max(1, self.hands)
 
     def _settle(self) -> list[Decision]:
         """End the step if it is complete, else see to it that it can be completed."""
         if self.counted and self.counted >= self._needed():
             return [*self._reduce(), *self._begin()]
-        if not self.counted and not self.computing:
+        if not self.hands:
             return self._begin()
         return self._fill()
 
@@ -98,7 +100,7 @@ class SyncReplicas:
 
     def _begin(self) -> list[Decision]:
         """Release everyone who waits into the step at ``version``."""
-        self.members = 0
+        self.hands = 0
         decisions: list[Decision] = []
         for worker in sorted(self.waiting):
             decisions += self._release(worker)
@@ -108,7 +110,7 @@ class SyncReplicas:
         """Release more workers into this step while too few gradients are on their way."""
         decisions: list[Decision] = []
         for worker in sorted(self.waiting, key=lambda w: (w in self.ready, w)):
-            if self.counted + len(self.computing) >= self._needed():
+            if self.hands >= self._needed():
                 break
             if worker in self.ready:  # its slot is needed for its next gradient
                 self.ready.discard(worker)
@@ -119,7 +121,7 @@ class SyncReplicas:
     def _release(self, worker: int) -> list[Decision]:
         self.waiting.discard(worker)
         self.computing[worker] = self.version
-        self.members += 1
+        self.hands += 1
         return [Release(worker)]
 
 
@@ -147,7 +149,8 @@ class TokenSyncReplicas:
     def start(self, version: int, workers: int) -> None:
         self.version = version  # +1 at every Reduce
         self.tokens_per_step = max(workers, self.aggregate)
-        self.tokens = deque([version] * self.initial_tokens)
+        # Fewer than R - T would never end the first step; the original refuses such a number.
+        self.tokens = deque([version] * max(self.initial_tokens, self.aggregate - workers))
         self.local_step: dict[int, int] = {}  # live workers; the last token taken
         self.takers: deque[int] = deque()  # waiting for a token, in order
         self.ready: set[int] = set()  # gradient of this step in the worker's slot
@@ -155,7 +158,7 @@ class TokenSyncReplicas:
 
     def join(self, worker: int) -> list[Decision]:
         self.local_step[worker] = self.version
-        return [Release(worker)]
+        return self._release(worker)
 
     def leave(self, worker: int) -> list[Decision]:
         self.local_step.pop(worker, None)
@@ -189,6 +192,9 @@ class TokenSyncReplicas:
     def _take_token(self) -> list[Decision]:
         worker = self.takers.popleft()
         self.local_step[worker] = self.tokens.popleft()
+        return self._release(worker)
+
+    def _release(self, worker: int) -> list[Decision]:
         if worker not in self.ready:
             return [Release(worker)]
         self.ready.discard(worker)  # its slot is needed for its next gradient

@@ -210,7 +210,7 @@ class Chief(JobActor):
 
     def _verdict(self, status: Status) -> tuple[int, str]:
         if status.failure:
-            return ExitCode.DIVERGED, status.failure
+            return status.failure_code, status.failure
         if status.stop:
             return ExitCode.OK, status.stop
         return self.stop_code, "stopped by a signal"

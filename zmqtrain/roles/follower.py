@@ -77,6 +77,9 @@ class Follower:
     def check(self, worker: int, push: Push) -> None:
         """Leases are the lead's business."""
 
+    def watch(self) -> None:
+        """The lead gives the job up, if anyone does."""
+
     def arrived(self, worker: int, pending: Pending) -> None:
         incarnation = pending.request.sender.incarnation
         released = self._released.get(worker) == (incarnation, pending.sequence)

@@ -26,8 +26,19 @@ log = logging.getLogger(__name__)
 
 
 async def run_all(actors: Sequence[JobActor]) -> list[int]:
-    """Run every actor to its end; what one raises ends the others."""
+    """Run every actor to its end; what one raises ends the others.
+
+    The first one leads: when it has ended, the others are asked to.
+    """
+    others = actors[1:]
     tasks = [asyncio.ensure_future(actor.run()) for actor in actors]
+
+    def stop_others(ended: asyncio.Task[int]) -> None:
+        if not ended.cancelled() and ended.exception() is None:
+            for actor in others:
+                actor.stop(ended.result())
+
+    tasks[0].add_done_callback(stop_others)
     try:
         return list(await asyncio.gather(*tasks))
     finally:

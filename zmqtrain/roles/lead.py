@@ -18,7 +18,15 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.statistics import Staleness, Throughput
-from zmqtrain.errors import CheckpointError, ConfigError, ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.errors import (
+    CheckpointError,
+    ConfigError,
+    ExitCode,
+    ProtocolError,
+    RefusedError,
+    ZmqTrainError,
+)
+from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.peers import Peer
 from zmqtrain.roles.status import status_of
@@ -68,6 +76,8 @@ class Lead:
         self.loss = float("nan")
         self.counts = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)
         self.failure = ""
+        self.failure_code = ExitCode.OK
+        self._peopled_at = time.monotonic()  # when a worker was last live
         self.event = 0  # rises when the chief has to act
         self.save_requests: list[Request] = []
         self._switch_requests: list[Request] = []
@@ -76,6 +86,8 @@ class Lead:
         self._order_number = 0
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
+        rate = getattr(ps.job.optimizer, "learning_rate", None)
+        self._learning_rate = None if rate is None else as_schedule(rate)
         metrics = ps.metrics
         metrics.global_step_target.set(ps.job.steps)
         metrics.expected_workers.set(ps.workers)
@@ -150,6 +162,8 @@ class Lead:
         for push in pending:
             self.staleness.observe(max(0, version - 1 - push.version))
         self.ps.metrics.global_step.set(version)
+        if self._learning_rate is not None:
+            self.ps.metrics.learning_rate.set(self._learning_rate(version - 1))
 
     def written(self, directory: str, file: ShardFile) -> None:
         saving = self._saving.get(directory)
@@ -167,6 +181,25 @@ class Lead:
         for saving in self._saving.values():
             saving.request.refuse(error)
         self._saving.clear()
+
+    def watch(self) -> None:
+        """Give the job up if nobody works on it, or someone has waited for too long."""
+        coordinator, now = self.coordinator, time.monotonic()
+        limit_s = self.ps.timing.join_timeout_s
+        if coordinator is None or coordinator.finished or coordinator.members:
+            self._peopled_at = now
+        if now - self._peopled_at > limit_s:
+            self._fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
+        if coordinator is None:
+            return
+        for held in coordinator.held():
+            pending = self.ps.pending.get(held.worker)
+            if pending is not None and now - pending.arrived_at > limit_s:
+                by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
+                self._fail(
+                    ExitCode.PEER_LOST,
+                    f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}",
+                )
 
     # Orders
 
@@ -337,12 +370,19 @@ class Lead:
     def _count_refusal(self) -> None:
         self.counts["refused"] += 1
         limit = self.ps.job.max_nonfinite
-        if self.counts["refused"] > limit and not self.failure:
-            self.failure = (
+        if self.counts["refused"] > limit:
+            self._fail(
+                ExitCode.DIVERGED,
                 f"{self.counts['refused']} gradients held NaN or infinity, the job allows {limit}: "
-                "lower the learning rate, set clip_norm, or raise max_nonfinite"
+                "lower the learning rate, set clip_norm, or raise max_nonfinite",
             )
-            log.error("%s", self.failure)
+
+    def _fail(self, code: ExitCode, text: str) -> None:
+        """The job cannot go on: the chief will end it with this text."""
+        if not self.failure:
+            log.error("%s", text)
+            self.failure, self.failure_code = text, code
+            self._notify()
 
     def _restored_ledger(self) -> tuple[Ledger, int]:
         checkpoint = self.ps.restored_from

@@ -33,7 +33,6 @@ from zmqtrain.metrics import Metrics
 from zmqtrain.roles.peers import Peer, Peers
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
-from zmqtrain.store.layout import ITEM_NBYTES
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.shard import Shard, Snapshot, all_finite
 from zmqtrain.timing import Timing
@@ -104,6 +103,9 @@ class Direction(Protocol):
 
     def written(self, directory: str, file: ShardFile) -> None:
         """This shard's part of a checkpoint is durable."""
+
+    def watch(self) -> None:
+        """Look at the clock; called a few times in a lease."""
 
     def failed(self, error: ZmqTrainError) -> None:
         """An order could not be carried out."""
@@ -209,6 +211,7 @@ class ParameterServer(JobActor):
             for request in self.peers.settle_contests():
                 self._dispatch(request)
             self._check_chief()
+            self.direction.watch()
 
     def _check_chief(self) -> None:
         chief = self.peers.get("chief", 0)
@@ -243,6 +246,7 @@ class ParameterServer(JobActor):
             if before is not None:
                 self._gone(before)
             self.direction.joined(peer)
+        self._count_peers()
         request.reply(Welcome(peer.incarnation, self.direction.policy))
 
     def _on_leave(self, request: Request) -> None:
@@ -264,6 +268,12 @@ class ParameterServer(JobActor):
                 )
         self.direction.left(peer)
         self._note_farewells()
+        self._count_peers()
+
+    def _count_peers(self) -> None:
+        for role in Role:
+            here = sum(peer.name[0] == role and not peer.gone for peer in self.peers)
+            self.metrics.connected_peers[role.value].set(here)
 
     def _note_farewells(self) -> None:
         if not any(peer.name[0] == Role.WORKER and not peer.gone for peer in self.peers):
@@ -372,7 +382,6 @@ class ParameterServer(JobActor):
         """Copy the gradient into the worker's slot; say whether it is finite."""
         slot = self.shard.gradient_slot(worker)
         request.envelope.tensors[0].copy_to(slot)
-        self.metrics.bytes_received.inc(slot.nbytes)
         return all_finite(slot)
 
     def _await_release(self, worker: int, pending: Pending) -> None:
@@ -473,9 +482,9 @@ class ParameterServer(JobActor):
             order.batches,
             order.stop,
             pending.reason,
+            time.monotonic() - pending.arrived_at,
         )
         peer.answered, peer.last_release = pending.sequence, release
-        self.metrics.bytes_sent.inc(self.shard.layout.size * ITEM_NBYTES)
         pending.request.reply(release, (Tensor.of(self.shard.parameters),))
 
     def _switch(self, spec: str) -> None:

@@ -27,6 +27,7 @@ def status_of(lead: Lead) -> Status:
         steps=ps.job.steps,
         stop=f"step {lead.step} of {ps.job.steps} is done" if finished else "",
         failure=lead.failure,
+        failure_code=lead.failure_code,
         save_wanted=bool(lead.save_requests),
         seconds=lead.throughput.seconds,
         steps_per_second=lead.throughput.steps_per_second,
@@ -47,17 +48,18 @@ def waits_of(lead: Lead) -> tuple[Wait, ...]:
         if not peer.gone:
             waits += peer.waits
     if not ps.initialised:
-        until_s = ps.timing.join_timeout_s
-        waits.append(
-            Wait("ps 0", "chief 0", "no chief has initialised the parameters", 0.0, until_s)
-        )
+        since_s = time.monotonic() - ps.started_at
+        until_s = max(0.0, ps.timing.join_timeout_s - since_s)
+        reason = "no chief has initialised the parameters"
+        waits.append(Wait("ps 0", "chief 0", reason, since_s, until_s))
     if lead.coordinator is None:
         return tuple(waits)
     for held in lead.coordinator.held():
         pending = ps.pending.get(held.worker)
         by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
         since_s = time.monotonic() - pending.arrived_at if pending is not None else 0.0
-        waits.append(Wait(f"worker {held.worker}", by, held.reason, since_s))
+        until_s = max(0.0, ps.timing.join_timeout_s - since_s)
+        waits.append(Wait(f"worker {held.worker}", by, held.reason, since_s, until_s))
     return tuple(waits)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from zmqtrain.actors.actor import Actor
 from zmqtrain.cluster import Task
@@ -39,4 +40,4 @@ class JobActor(Actor):
         return True, "running"
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(waits=self.waits.snapshot(), facts=self.report())
+        return replace(super().heartbeat(), facts=self.report())

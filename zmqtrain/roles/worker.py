@@ -67,6 +67,7 @@ class Worker(JobActor):
         self._leases: deque[int] = deque()
         self._versions = [0] * self.ps  # of the parameters held, by shard
         self._sequence = 0
+        self._took_in_s = 0.0  # copying the last parameters
         self._is_in = False
         self.steps = 0
         self.report = self._facts
@@ -159,7 +160,9 @@ class Worker(JobActor):
         self.metrics.train_loss.set(loss)
         phases.data.observe(prepared - started)
         phases.compute.observe(computed - prepared)
-        phases.push.observe(ended - computed)
+        phases.wait.observe(release.held_s)
+        phases.pull.observe(self._took_in_s)
+        phases.push.observe(max(0.0, ended - computed - release.held_s - self._took_in_s))
         self.metrics.step_duration_seconds.observe(ended - started)
         if release.result == "refused":
             log.warning("push %d was refused: %s", release.sequence, release.reason)
@@ -229,8 +232,10 @@ class Worker(JobActor):
             replies = [await requests[0]]
         else:
             replies = await asyncio.gather(*requests)
+        received = time.perf_counter()
         for shard, reply in enumerate(replies):
             self._take_in(shard, reply)
+        self._took_in_s = time.perf_counter() - received
         return _release_of(replies[0])
 
     def _take_in(self, shard: int, reply: Envelope) -> None:

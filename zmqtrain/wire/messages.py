@@ -88,7 +88,8 @@ class Release:
 
     ``result`` is what became of push ``sequence``: applied, accumulated, dropped, refused, or
     joined for sequence 0. ``batches`` are the numbers of further batches leased to the worker
-    (lead shard only). ``stop``: the job needs no more gradients.
+    (lead shard only). ``stop``: the job needs no more gradients. ``held_s``: how long the push
+    lay here before the release.
     """
 
     sequence: int
@@ -97,6 +98,7 @@ class Release:
     batches: tuple[int, ...] = ()
     stop: bool = False
     reason: str = ""
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +283,7 @@ class Status:
     steps: int
     stop: str  # why the job needs no more gradients, "" while it does
     failure: str  # why the job must end in failure, "" if it need not
+    failure_code: int  # the exit code for it
     save_wanted: bool
     seconds: float  # from the first to the last push
     steps_per_second: float

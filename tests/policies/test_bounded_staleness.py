@@ -1,0 +1,100 @@
+"""Bounded staleness against the published predicate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.policies import Apply, Decision, Release
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+
+WORKERS = 5
+
+
+@dataclass
+class Reference:
+    """Stale synchronous parallel clocks: a worker goes on iff min(clocks) >= its clock - bound."""
+
+    bound: int
+    clocks: dict[int, int] = field(default_factory=dict)
+    slowest: int = 0
+
+    def join(self, worker: int) -> None:
+        self.clocks[worker] = self.slowest
+
+    def leave(self, worker: int) -> None:
+        del self.clocks[worker]
+
+    def push(self, worker: int) -> None:
+        self.clocks[worker] += 1
+
+    def advance(self) -> None:
+        slowest = min(self.clocks.values(), default=self.slowest)
+        assert slowest >= self.slowest, "the slowest clock went back"
+        self.slowest = slowest
+
+    def may_proceed(self) -> set[int]:
+        return {w for w, clock in self.clocks.items() if self.slowest >= clock - self.bound}
+
+
+schedules = st.lists(
+    st.tuples(st.integers(0, WORKERS - 1), st.sampled_from(["go", "go", "go", "go", "leave"])),
+    max_size=80,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(bound=st.integers(0, 3), schedule=schedules)
+def test_worker_proceeds_iff_the_slowest_is_within_the_bound(
+    bound: int, schedule: list[tuple[int, str]]
+) -> None:
+    policy, reference = BoundedStaleness(bound), Reference(bound)
+    policy.start(0, WORKERS)
+    computing: set[int] = set()
+    trace: list[str] = []
+    for worker, wish in schedule:
+        event = _possible(worker, wish, reference.clocks, computing)
+        if event is None:
+            continue
+        decisions: list[Decision] = getattr(policy, event)(worker)
+        trace.append(f"{event} {worker} -> {decisions}")
+        getattr(reference, event)(worker)
+        reference.advance()
+        computing.discard(worker)
+        computing |= {decision.worker for decision in decisions if isinstance(decision, Release)}
+        history = "\n".join(trace)
+        assert decisions.count(Apply(worker)) == (event == "push"), history
+        assert policy.clocks == reference.clocks, history
+        assert computing == reference.may_proceed(), history
+        assert {held.worker for held in policy.held()} == set(reference.clocks) - computing, history
+        clocks = reference.clocks.values()
+        assert not clocks or max(clocks) - min(clocks) <= bound + 1, history
+
+
+def _possible(
+    worker: int, wish: str, clocks: dict[int, int], computing: set[int]
+) -> str | None:
+    if worker not in clocks:
+        return "join" if wish == "go" else None
+    if wish == "leave":
+        return "leave"
+    return "push" if worker in computing else None
+
+
+@settings(deadline=None, max_examples=50)
+@given(workers=st.integers(1, 5), order=st.lists(st.integers(0, 4), max_size=60))
+def test_bound_0_is_bulk_synchronous(workers: int, order: list[int]) -> None:
+    policy = BoundedStaleness(0)
+    policy.start(0, workers)
+    for worker in range(workers):
+        policy.join(worker)
+    computing = set(range(workers))
+    for number in order:
+        worker = sorted(computing)[number % len(computing)]
+        decisions = policy.push(worker)
+        computing.remove(worker)
+        released = [decision.worker for decision in decisions if isinstance(decision, Release)]
+        assert released == ([] if computing else list(range(workers)))
+        computing.update(released)

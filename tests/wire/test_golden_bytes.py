@@ -1,0 +1,62 @@
+"""What travels, byte for byte: peers of this protocol version depend on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import PROTOCOL_VERSION, Join, Push, Release
+
+HINT = (
+    "the format of messages has changed: raise PROTOCOL_VERSION in zmqtrain/wire/messages.py, so "
+    "that peers of the old format are refused by a clear text, then renew these bytes"
+)
+
+JOIN = Envelope(Join("5eed", {"seed": "0"}, "host:7", ""), Sender("worker", 3), 1)
+JOIN_BYTES = (
+    b"\x97\x01\xa4Join\x01\x93\xa6worker\x03\x00\x00\x94\xa45eed\x81\xa4seed\xa10\xa6host:7\xa0\x90"
+)
+
+SMALL = np.array([1, -2], "<f4")
+PUSH = Envelope(Push(5, 4, 17, 32, 0.25), Sender("worker", 3, 2), 300, 1, (Tensor.of(SMALL),))
+PUSH_BYTES = (
+    b"\x97\x01\xa4Push\xcd\x01,\x93\xa6worker\x03\x02\x01"
+    b"\x96\x05\x04\x11 \xcb?\xd0\x00\x00\x00\x00\x00\x00\xc3"
+    b"\x91\x93\xa3<f4\x91\x02\xc4\x08\x00\x00\x80?\x00\x00\x00\xc0"
+)
+
+LARGE = np.arange(1025, dtype="<f4")
+RELEASE = Envelope(Release(5, "applied", 6, (18, 19)), Sender("ps", 0), 300, 1, (Tensor.of(LARGE),))
+RELEASE_BYTES = (
+    b"\x97\x01\xa7Release\xcd\x01,\x93\xa2ps\x00\x00\x01"
+    b"\x96\x05\xa7applied\x06\x92\x12\x13\xc2\xa0"
+    b"\x91\x93\xa3<f4\x91\xcd\x04\x01\x01"
+)
+
+golden = pytest.mark.parametrize(
+    ("envelope", "frames"),
+    [
+        pytest.param(JOIN, [JOIN_BYTES], id="join"),
+        pytest.param(PUSH, [PUSH_BYTES], id="push with its gradient in the header"),
+        pytest.param(RELEASE, [RELEASE_BYTES, LARGE.tobytes()], id="release and a frame"),
+    ],
+)
+
+
+@golden
+def test_message_has_the_bytes_of_its_protocol_version(
+    envelope: Envelope, frames: list[bytes]
+) -> None:
+    assert PROTOCOL_VERSION == 1, "renew the bytes in this file: they are of version 1"
+    assert [bytes(frame) for frame in encode(envelope)] == frames, HINT
+
+
+@golden
+def test_bytes_of_this_protocol_version_are_understood(
+    envelope: Envelope, frames: list[bytes]
+) -> None:
+    received = decode(frames)
+    assert (received.message, received.sender) == (envelope.message, envelope.sender), HINT
+    assert (received.request_id, received.epoch) == (envelope.request_id, envelope.epoch), HINT
