@@ -73,9 +73,7 @@ def test_worker_proceeds_iff_the_slowest_is_within_the_bound(
         assert not clocks or max(clocks) - min(clocks) <= bound + 1, history
 
 
-def _possible(
-    worker: int, wish: str, clocks: dict[int, int], computing: set[int]
-) -> str | None:
+def _possible(worker: int, wish: str, clocks: dict[int, int], computing: set[int]) -> str | None:
     if worker not in clocks:
         return "join" if wish == "go" else None
     if wish == "leave":

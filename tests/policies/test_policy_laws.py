@@ -138,34 +138,21 @@ class World:
 
 
 @every_policy
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(schedule=schedules)
 def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec), version=10)
     world.play(schedule)
-    unsettled = len(world.slots) + len(world.sum)
-    world.expect(
-        world.pushed == world.counted + world.dropped + unsettled, "a push was lost or doubled"
-    )
-
-
-@every_policy
-@settings(deadline=None, max_examples=60)
-@given(schedule=schedules)
-def test_draining_settles_everything(spec: str, schedule: list[tuple[int, str]]) -> None:
-    world = World(make_policy(spec))
-    world.play(schedule)
     world.drain()
     world.expect(not world.slots and not world.sum, f"{world.slots} and {world.sum} are left")
+    world.expect(world.pushed == world.counted + world.dropped, "a push was lost or doubled")
     world.expect(not world.policy.drain(), "a second drain finds something")
 
 
 @every_policy
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(schedule=schedules)
-def test_someone_computes_while_anyone_is_live(
-    spec: str, schedule: list[tuple[int, str]]
-) -> None:
+def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec))
     for event in schedule:
         if "tokens" in spec and event[1] == "leave":
@@ -183,7 +170,7 @@ def test_someone_computes_while_anyone_is_live(
 
 
 @every_policy
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(before=schedules, after=schedules)
 def test_policy_that_starts_again_forgets_everything(
     spec: str, before: list[tuple[int, str]], after: list[tuple[int, str]]
@@ -194,15 +181,6 @@ def test_policy_that_starts_again_forgets_everything(
     again.play(after)
     first.play(after)
     assert again.trace == first.trace
-
-
-@every_policy
-def test_worker_that_was_never_let_in_leaves_without_effect(spec: str) -> None:
-    world = World(make_policy(spec))
-    for worker in range(WORKERS):
-        world.join(worker)
-    world.take_in("leave 9", world.policy.leave(9))
-    assert world.computing.keys() == world.live
 
 
 @every_policy

@@ -287,9 +287,7 @@ def test_joiner_helps_a_step_that_lacks_hands(play: Play) -> None:
         ),
     ],
 )
-def test_gradient_of_a_worker_that_rejoined_counts_once(
-    play: Play, spec: str, script: str
-) -> None:
+def test_gradient_of_a_worker_that_rejoined_counts_once(play: Play, spec: str, script: str) -> None:
     play(spec, BEGUN_BY_TWO + script)
 
 

@@ -28,10 +28,12 @@ PUSH_BYTES = (
 )
 
 LARGE = np.arange(1025, dtype="<f4")
-RELEASE = Envelope(Release(5, "applied", 6, (18, 19)), Sender("ps", 0), 300, 1, (Tensor.of(LARGE),))
+RELEASE = Envelope(
+    Release(5, "applied", 6, (18, 19), held_s=0.5), Sender("ps", 0), 300, 1, (Tensor.of(LARGE),)
+)
 RELEASE_BYTES = (
     b"\x97\x01\xa7Release\xcd\x01,\x93\xa2ps\x00\x00\x01"
-    b"\x96\x05\xa7applied\x06\x92\x12\x13\xc2\xa0"
+    b"\x97\x05\xa7applied\x06\x92\x12\x13\xc2\xa0\xcb?\xe0\x00\x00\x00\x00\x00\x00"
     b"\x91\x93\xa3<f4\x91\xcd\x04\x01\x01"
 )
 

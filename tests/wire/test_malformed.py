@@ -139,13 +139,10 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
             "Push.loss: expected float, got True",
         ),
         ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1]}, "Push.finite: expected bool, got 1"),
+        ({"kind": "Orders", "body": [1, 5]}, "Orders.orders: expected a list, got 5"),
         (
-            {"kind": "Release", "body": [1, "applied", 1, 5, False, ""]},
-            "Release.batches: expected a list, got 5",
-        ),
-        (
-            {"kind": "Release", "body": [1, "applied", 1, [5, "6"], False, ""]},
-            "Release.batches: expected int, got '6'",
+            {"kind": "Orders", "body": [1, [["apply", [0, "1"], "", 0, 0, [], False]]]},
+            "Orders.orders: Order.workers: expected int, got '1'",
         ),
         (
             {"kind": "Join", "body": ["nonce", [], "host:7", ""]},

@@ -106,9 +106,9 @@ def _display(title: str) -> Iterator[Any]:
 
 def view(status: Status) -> RenderableType:
     """Return the figures of a status and a line for each worker, for a terminal."""
+    following = f" -> {status.switching}" if status.switching else ""
     figures = Table.grid(padding=(0, 3))
     figures.add_row(
-        f"policy {status.policy}" + (f" -> {status.switching}" if status.switching else ""),
         f"{status.steps_per_second:.0f} steps/s",
         f"loss {status.loss:.4f}",
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
@@ -120,7 +120,7 @@ def view(status: Status) -> RenderableType:
     for task in status.tasks:
         if task.task.startswith("worker"):
             workers.add_row(*_cells(task))
-    return Group(figures, workers)
+    return Group(f"policy {status.policy}{following}", figures, workers)
 
 
 def _cells(task: TaskStatus) -> tuple[str, ...]:

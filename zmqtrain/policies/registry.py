@@ -30,19 +30,30 @@ def make_policy(spec: str) -> Policy:
     Raises:
         ConfigError: no policy has this name, or its options are wrong.
     """
-    name, _, options = spec.strip().partition(":")
-    factory = _BUILT_IN.get(name) or _installed(name)
-    if factory is None:
-        if "." not in name and not options:
-            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}")
-        factory, options = _imported(name, options, spec)
-    policy = factory(options)
+    try:
+        policy = _made(spec)
+    except ConfigError:
+        raise
+    except Exception as error:  # a plug-in's; it must not take down the ps that was asked for it
+        raise ConfigError(
+            f"policy {spec!r} cannot be made: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(policy, Policy):
         raise ConfigError(
             f"policy {spec!r} made a {type(policy).__name__}, which lacks methods of "
             "zmqtrain.policies.Policy"
         )
     return policy
+
+
+def _made(spec: str) -> Policy:
+    name, _, options = spec.strip().partition(":")
+    factory = _BUILT_IN.get(name) or _installed(name)
+    if factory is None:
+        if not options or not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}")
+        factory, options = _imported(name, options, spec)
+    return factory(options)
 
 
 def _hogwild(options: str) -> Policy:
@@ -89,13 +100,14 @@ def _installed(name: str) -> Factory | None:
 def _imported(module: str, rest: str, spec: str) -> tuple[Factory, str]:
     attribute, _, options = rest.partition(":")
     try:
-        factory: Factory = getattr(importlib.import_module(module), attribute)
+        home = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and not module.startswith(error.name):
+        if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there; something inside it is missing
         raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}") from None
-    except AttributeError:
-        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}") from None
+    factory: Factory | None = getattr(home, attribute, None)
+    if factory is None:
+        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}")
     return factory, options
 
 

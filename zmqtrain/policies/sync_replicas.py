@@ -41,8 +41,8 @@ class SyncReplicas:
         self.waiting: set[int] = set()  # live, not computing
         self.ready: set[int] = set()  # gradient of this step in the worker's slot
         self.counted = 0  # gradients of this step, accumulated ones included
-        # Gradients of this step that are counted or on their way: +1 at a release, -1 if that worker
-        # leaves instead of pushing. Those computed for an earlier step will be stale: no hands.
+        # Gradients of this step, counted or on their way: +1 at a release, -1 if that worker leaves
+        # instead of pushing. A worker still at an earlier step is no hand: its push will be stale.
         self.hands = 0
 
     def join(self, worker: int) -> list[Decision]:

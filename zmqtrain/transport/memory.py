@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Sequence
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import OnMessage, Peer, UnreachableError
 from zmqtrain.wire.buffers import Buffer
 
+BURST = 32  # messages handled before the loop's other work gets a turn
 MAX_WAITING = 64
 """Messages a connected endpoint keeps while nobody listens, as a ZeroMQ high-water mark does."""
 
@@ -23,9 +25,12 @@ class MemoryEndpoint:
     def __init__(self, hub: MemoryTransport, address: str, name: Peer = b"") -> None:
         self._hub = hub
         self._name = name  # how the listener addresses this end; b"" for the listener itself
-        self._on_message: OnMessage | None = None
-        self._waiting: list[list[Buffer]] = []
         self._address = address
+        self._on_message: OnMessage | None = None
+        self._is_closed = False
+        self._is_draining = False
+        self._received: deque[tuple[Peer, list[Buffer]]] = deque()
+        self._waiting: list[list[Buffer]] = []
 
     @property
     def address(self) -> str:
@@ -35,8 +40,11 @@ class MemoryEndpoint:
         self._on_message = on_message
         if not self._name:
             self._hub.listening(self._address)
+        self._drain_soon()
 
     def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+        if self._is_closed:
+            raise UnreachableError(f"this end of {self._address} is closed")
         copy: list[Buffer] = [bytes(frame) for frame in frames]
         if not self._name:
             self._hub.end_named(peer).deliver(b"", copy)
@@ -46,8 +54,9 @@ class MemoryEndpoint:
             self._waiting.append(copy)
 
     def deliver(self, peer: Peer, frames: list[Buffer]) -> None:
-        """Hand over a message on the loop's next turn, as a socket would."""
-        asyncio.get_running_loop().call_soon(self._receive, peer, frames)
+        """Take a message in; it is handed over on a later turn of the loop, as by a socket."""
+        self._received.append((peer, frames))
+        self._drain_soon()
 
     def flush(self) -> None:
         """Send what was kept while nobody listened."""
@@ -56,12 +65,23 @@ class MemoryEndpoint:
             self._hub.forward(self._address, self._name, frames)
 
     def close(self) -> None:
+        self._is_closed = True
         self._on_message = None
+        self._received.clear()
+        self._waiting.clear()
         self._hub.closed(self, self._name)
 
-    def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
-        if self._on_message is not None:
-            self._on_message(peer, frames)
+    def _drain_soon(self) -> None:
+        if self._on_message is not None and self._received and not self._is_draining:
+            self._is_draining = True
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_draining = False
+        for _ in range(min(BURST, len(self._received))):
+            if self._on_message is not None and self._received:
+                self._on_message(*self._received.popleft())
+        self._drain_soon()
 
 
 class MemoryTransport:

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from errno import EADDRINUSE, ECONNREFUSED, ENOENT
+from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as PlainSocket
 
 import zmq
 
@@ -156,3 +160,19 @@ class ZmqTransport:
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
         return socket
+
+
+def _is_served(address: str) -> bool:
+    """Whether someone listens at a Unix socket, which ZeroMQ would take over without a word."""
+    path = address.removeprefix("ipc://")
+    if path == address or not Path(path).is_socket():
+        return False
+    with PlainSocket(AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) not in (ECONNREFUSED, ENOENT)
+
+
+def _with_real_port(address: str, socket: zmq.Socket[bytes]) -> str:
+    """Return ``address`` with the port bound; ZeroMQ's own spelling maps IPv4 into IPv6."""
+    port = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0").rpartition(":")[2]
+    return f"{address.rpartition(':')[0]}:{port}" if address.startswith("tcp://") else address

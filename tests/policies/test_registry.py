@@ -1,0 +1,185 @@
+"""From a spec to a policy, and what is said of a wrong spec."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.policies import make_policy, registry
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.policies.hogwild import Hogwild
+from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
+
+PLUG_IN = """
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+
+class Patient(BoundedStaleness):
+    def __init__(self, options):
+        super().__init__(len(options))
+        self.options = options
+
+def broken(options):
+    raise KeyError(options)
+
+def nothing(options):
+    return options
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        ("hogwild", Hogwild),
+        (" hogwild ", Hogwild),
+        ("bounded-staleness:3", BoundedStaleness),
+        ("sync-replicas", SyncReplicas),
+        ("sync-replicas:", SyncReplicas),
+        ("sync-replicas:aggregate=2", SyncReplicas),
+        ("sync-replicas:aggregate=2,tokens=0", TokenSyncReplicas),
+        ("sync-replicas:tokens=3,aggregate=2", TokenSyncReplicas),
+    ],
+)
+def test_spec_makes_a_policy_of_its_kind(spec: str, kind: type) -> None:
+    assert type(make_policy(spec)) is kind
+
+
+def test_every_call_makes_a_new_policy() -> None:
+    assert make_policy("sync-replicas") is not make_policy("sync-replicas")
+
+
+FORMS = (
+    "expected hogwild, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, the name of "
+    'an installed plug-in, or "module:attr"'
+)
+OPTIONS = (
+    "expected aggregate=R (gradients averaged in a step) or, for TensorFlow's token queue, "
+    "tokens=N as well"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("", f"unknown policy '': {FORMS}"),
+        ("nope", f"unknown policy 'nope': {FORMS}"),
+        ("bounded_staleness:2", f"unknown policy 'bounded_staleness:2': {FORMS}"),
+        ("no.such:policy", f"unknown policy 'no.such:policy': {FORMS}"),
+        ("json.decoder", f"unknown policy 'json.decoder': {FORMS}"),
+        (":attr", f"unknown policy ':attr': {FORMS}"),
+        (".json:loads", f"unknown policy '.json:loads': {FORMS}"),
+        ("a/b.py:attr", f"unknown policy 'a/b.py:attr': {FORMS}"),
+        ("hogwild:3", "policy hogwild takes no options, got '3'"),
+        (
+            "bounded-staleness",
+            "policy bounded-staleness:S: got '', expected a whole number >= 0",
+        ),
+        (
+            "bounded-staleness:-1",
+            "policy bounded-staleness:S: got '-1', expected a whole number >= 0",
+        ),
+        (
+            "bounded-staleness:1.5",
+            "policy bounded-staleness:S: got '1.5', expected a whole number >= 0",
+        ),
+        (
+            "bounded-staleness:٣",
+            "policy bounded-staleness:S: got '٣', expected a whole number >= 0",
+        ),
+        (
+            "sync-replicas:aggregate=0",
+            "policy sync-replicas:aggregate=N: got '0', expected a whole number >= 1",
+        ),
+        (
+            "sync-replicas:aggregate",
+            "policy sync-replicas:aggregate=N: got '', expected a whole number >= 1",
+        ),
+        (
+            "sync-replicas:aggregate=2,tokens=x",
+            "policy sync-replicas:tokens=N: got 'x', expected a whole number >= 0",
+        ),
+        ("sync-replicas:tokens=2", "sync-replicas:tokens=N needs aggregate=R as well"),
+        ("sync-replicas:2", f"unknown option '2' of sync-replicas: {OPTIONS}"),
+        ("sync-replicas:total=2", f"unknown option 'total=2' of sync-replicas: {OPTIONS}"),
+        ("json:nope", "policy 'json:nope': module json has no 'nope'"),
+        ("math:pi", "policy 'math:pi' cannot be made: TypeError: 'float' object is not callable"),
+    ],
+)
+def test_wrong_spec_is_a_config_error(spec: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_policy(spec)
+    assert str(raised.value) == sentence
+
+
+@pytest.fixture
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of an importable module of policies."""
+    (tmp_path / "patience_plug_in.py").write_text(PLUG_IN)
+    (tmp_path / "patience_unmet.py").write_text("import a_module_that_nobody_has\n")
+    (tmp_path / "patience_faulty.py").write_text("import json\njson.nope\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "patience_plug_in", raising=False)
+    return "patience_plug_in"
+
+
+@pytest.mark.parametrize(("rest", "options"), [("", ""), (":abc", "abc"), (":a=1:b=2", "a=1:b=2")])
+def test_module_and_attribute_make_a_policy(plug_in: str, rest: str, options: str) -> None:
+    policy = make_policy(f"{plug_in}:Patient{rest}")
+    assert type(policy).__name__ == "Patient"
+    assert policy.options == options
+
+
+@pytest.mark.parametrize(
+    ("attribute", "problem"),
+    [
+        ("Missing", ": module patience_plug_in has no 'Missing'"),
+        ("broken:x", " cannot be made: KeyError: 'x'"),
+        ("nothing", " made a str, which lacks methods of zmqtrain.policies.Policy"),
+    ],
+)
+def test_wrong_attribute_is_a_config_error(plug_in: str, attribute: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_policy(f"{plug_in}:{attribute}")
+    assert str(raised.value) == f"policy '{plug_in}:{attribute}'{problem}"
+
+
+@pytest.mark.usefixtures("plug_in")
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("patience_unmet", "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"),
+        ("patience_faulty", "AttributeError: module 'json' has no attribute 'nope'"),
+    ],
+)
+def test_plug_in_that_does_not_import_is_not_called_unknown(module: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_policy(f"{module}:Policy")
+    assert str(raised.value) == f"policy '{module}:Policy' cannot be made: {reason}"
+
+
+def test_installed_plug_in_is_found_by_name(plug_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = EntryPoints(
+        [
+            EntryPoint("patient", f"{plug_in}:Patient", "zmqtrain.policies"),
+            EntryPoint("patient", "json:loads", "somebody.elses.group"),
+            EntryPoint("hogwild", f"{plug_in}:Patient", "zmqtrain.policies"),
+        ]
+    )
+    monkeypatch.setattr(registry, "entry_points", installed.select)
+    assert make_policy("patient:ab").staleness_bound == 2
+    assert type(make_policy("hogwild")) is Hogwild
+
+
+def test_installed_plug_in_that_does_not_load_is_a_config_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = EntryPoints([EntryPoint("lost", "json:nope", "zmqtrain.policies")])
+    monkeypatch.setattr(registry, "entry_points", installed.select)
+    with pytest.raises(ConfigError) as raised:
+        make_policy("lost")
+    assert str(raised.value) == (
+        "policy 'lost' cannot be made: AttributeError: module 'json' has no attribute 'nope'"
+    )
