@@ -33,6 +33,7 @@ async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
         Metrics("client"),
         identify=lambda: (Sender("client", os.getpid()), 0),
         on_envelope=lambda envelope: None,
+        on_fenced=lambda error: None,
         heartbeat=Heartbeat,
         heartbeat_s=1.0,
         peer_timeout_s=timeout_s,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 import runpy
 import sys
-import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,17 +28,30 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Data, Model
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.policies import make_policy
+from zmqtrain.policies import Policy, make_policy
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
+from zmqtrain.user_code import described, place_of, user_code
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
+
+
+def policy_of(spec: str) -> Policy:
+    """Return a new policy; unlike ``make_policy``, take what a plug-in raises for a wrong spec.
+
+    Raises:
+        ConfigError: there is no such policy, or its options are wrong.
+    """
+    with user_code("making", spec):
+        return make_policy(spec)
 
 
 def _policy_spec(spec: str) -> str:
     try:
-        make_policy(spec)
+        policy_of(spec)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return spec
@@ -52,7 +67,9 @@ class Job(BaseModel):
     ``ZMQTRAIN_*`` variable of its name when the job is run.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+    )
 
     model: Any = Field(description="the network; see zmqtrain.models.base.Model")
     data: Any = Field(description="where the examples come from; see zmqtrain.models.base.Data")
@@ -104,9 +121,21 @@ class Job(BaseModel):
     @classmethod
     def _has_methods(cls, value: Any, info: Any) -> Any:
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
+        if isinstance(value, type):
+            raise ValueError(f"it is a class, expected an object: write {value.__name__}(...)")
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
-            raise ValueError(f"{value!r} is no {expected.__name__}: it needs {', '.join(methods)}")
+            raise ValueError(f"it is no {expected.__name__}, which has {', '.join(methods)}")
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _has_one_text(cls, value: Any) -> Any:
+        if _ADDRESS.search(repr(value)):
+            raise ValueError(
+                "its repr differs from process to process, but tells the tasks whether they run "
+                "the same job: make the update rule a frozen dataclass"
+            )
         return value
 
     def __init__(self, **fields: Any) -> None:
@@ -133,19 +162,41 @@ class Job(BaseModel):
         """Return the model's initial parameters.
 
         Raises:
-            ConfigError: they are not named float32 NumPy arrays.
+            ConfigError: they are not named float32 NumPy arrays, or the model raises.
         """
-        parameters: dict[str, Any] = self.model.parameters(self.seed)
+        with user_code("parameters()", self.model):
+            parameters = self.model.parameters(self.seed)
+        if not isinstance(parameters, dict) or not all(isinstance(n, str) for n in parameters):
+            raise ConfigError(
+                f"parameters() of {self.model!r} returned {parameters!r:.80}; expected a dict of "
+                "names and float32 NumPy arrays"
+            )
         for name, value in parameters.items():
             if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-                kind = getattr(value, "dtype", type(value).__name__)
+                dtype = getattr(value, "dtype", "")
                 raise ConfigError(
-                    f"parameter {name!r} of {self.model!r} is {kind}, expected a float32 NumPy "
-                    "array: convert it in the model's parameters()"
+                    f"parameter {name!r} of {self.model!r} is a {type(value).__name__} {dtype}; "
+                    "expected a float32 NumPy array: convert it in the model's parameters()"
                 )
         if not parameters:
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
         return parameters
+
+    def load_data(self) -> tuple[Dataset, Dataset | None]:
+        """Return (training set, evaluation set); without the latter nothing is evaluated.
+
+        Raises:
+            DataError: files are missing or damaged, or what is loaded is no such pair.
+        """
+        with user_code("load()", self.data, DataError):
+            loaded = self.data.load(self.data_dir)
+        match loaded:
+            case (Dataset() as training, (Dataset() | None) as evaluation):
+                return training, evaluation
+        raise DataError(
+            f"load() of {self.data!r} returned {loaded!r:.80}; expected (training set, evaluation "
+            "set), each with __len__ and take: see zmqtrain.models.base.Dataset"
+        )
 
     def variables(self) -> tuple[Variable, ...]:
         return variables_of(self.initial_parameters())
@@ -160,7 +211,8 @@ class Job(BaseModel):
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
         digest = _hash(listing)
         return {
-            "model": _short(repr(self.model)),
+            # An address would differ on every task; what the parameters are is compared below.
+            "model": _short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
             f"({digest})",
             "optimizer": _short(repr(self.update())),
@@ -235,31 +287,29 @@ def _run_file(path: Path) -> dict[str, Any]:
     directory = str(path.parent.resolve())
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as `python file.py` would
-    try:
+    with _importing(f"job file {path}"):
         return runpy.run_path(str(path), run_name=path.stem)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"job file {path} does not import: {where(error)}") from error
 
 
 def _import(module: str) -> dict[str, Any]:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"job {module!r} is neither a file.py nor the name of a module")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
+    with _importing(f"job module {module}"):
         return vars(importlib.import_module(module))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"job module {module} does not import: {where(error)}") from error
 
 
-def where(error: Exception) -> str:
-    """Say in one line what a user's code raised, and where."""
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {error}"
+@contextmanager
+def _importing(what: str) -> Iterator[None]:
+    """Say of anything that a job raises where it did, and that the job is to be corrected."""
+    try:
+        yield
+    except ConfigError as error:
+        place = place_of(error)
+        raise ConfigError(f"{place}: {error}" if place else str(error)) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{what} does not import: {described(error)}") from error
 
 
 def _sentences(error: ValidationError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,9 @@ from zmqtrain.wire.messages import Status
 
 FAREWELL_S = 5.0  # how long tasks may take to end after the chief
 
+_ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \S+ ERROR |error: |Error: ")
+_EVENT = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
+
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +52,10 @@ class ChildError(ZmqTrainError):
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
-        self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.CRASH
+        if exit_code < 0:  # a signal, not a word of its own
+            self.exit_code = ExitCode.PEER_LOST
+        else:
+            self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.CRASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +67,14 @@ class Child:
     log: Path
 
     def last_words(self) -> str:
-        """Return the task's error, or the end of its log."""
+        """Return the task's last error, a bug's with its traceback, or the end of its log."""
         lines = self.log.read_text(errors="replace").splitlines()
-        errors = [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line]
-        if errors:
-            return errors[-1]
-        plain = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return plain[-1] if plain else "\n".join(lines[-15:]) or "it left no word"
+        errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]
+        if not errors:
+            return "\n".join(lines[-15:]) or "it left no word"
+        first, *rest = lines[errors[-1] :]
+        end = next((i for i, line in enumerate(rest) if _EVENT.match(line)), len(rest))
+        return "\n".join([_ERROR.sub("", first, count=1), *rest[:end]])
 
 
 async def run_processes(
@@ -81,37 +89,45 @@ async def run_processes(
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
     """
-    directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
-    addresses = tuple(f"ipc://{directory}/ps-{index}.sock" for index in range(cluster.ps))
-    config = TaskConfig(
-        role=Role.CHIEF,
-        job=reference,
-        ps=addresses,
-        workers=cluster.workers,
-        metrics_port=0,
-        **{name: getattr(cluster, name) for name in Timing.model_fields},
-    )
-    transport = ZmqTransport()
-    chief = make_chief(config, job, transport, on_progress)
     children: list[Child] = []
+    failures: list[ChildError] = []
     with contextlib.ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        config = _chief_config(reference, cluster, directory)
+        transport = ZmqTransport()
         stack.callback(transport.close)
+        chief = make_chief(config, job, transport, on_progress)
         serve_health(chief, config, stack)
         stop_on_signals(chief)
-        stack.enter_context(run_file.published(reference, addresses))
+        stack.enter_context(run_file.published(reference, config.ps))
         try:
             for task in _tasks(cluster):
                 command = _command(config, cluster, task, arguments)
                 children.append(await _start(task, command, directory))
-                chief.accompany(_mind(children[-1], children, chief))
+                chief.accompany(_mind(children[-1], children, chief, failures))
             await chief.run()
         finally:
             ignore_signals()
-            await _end(children)
+            await _end(children, in_order=chief.ending)
+    if failures:
+        if chief.summary is not None and chief.summary.checkpoint is not None:
+            log.warning("the same command goes on from %s", chief.summary.checkpoint)
+        raise failures[0]
     if chief.summary is None:
         raise PeerLostError("the run was stopped before the job began")
     return chief.summary
+
+
+def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> TaskConfig:
+    return TaskConfig(
+        role=Role.CHIEF,
+        job=reference,
+        ps=tuple(f"ipc://{directory}/ps-{index}.sock" for index in range(cluster.ps)),
+        workers=cluster.workers,
+        metrics_port=0,
+        **{name: getattr(cluster, name) for name in Timing.model_fields},
+    )
 
 
 def _tasks(cluster: LocalCluster) -> list[Task]:
@@ -151,23 +167,47 @@ async def _start(task: Task, command: Sequence[str], directory: Path) -> Child:
     return Child(task, process, path)
 
 
-async def _mind(child: Child, children: Sequence[Child], chief: Chief) -> None:
-    """End the run when a task fails that it cannot do without."""
+async def _mind(
+    child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
+) -> None:
+    """End the run when a task fails that it cannot do without.
+
+    A ps takes its parameters along. If a worker fails, the chief can still save what was learned:
+    it is asked to end in order, and the error is left in ``failures``.
+    """
     code = await child.process.wait()
     if chief.ending:
         return
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    text = f"{child.task} {how}: {child.last_words()}"
+    error = ChildError(text, code)
+    if child.task.role is not Role.WORKER:
+        raise error
     workers = [other for other in children if other.task.role is Role.WORKER]
     alive = [other for other in workers if other.process.returncode is None]
-    text = f"{child.task} {how}: {child.last_words()}"
-    if child.task.role is Role.WORKER and code < 0 and alive:
+    if alive and (code < 0 or code == ExitCode.TERMINATED):
         log.warning("%s; training goes on with %d workers", text, len(alive))
         return
-    raise ChildError(text, code)
+    failures.append(error)
+    chief.stop(error.exit_code)
 
 
-async def _end(children: Sequence[Child]) -> None:
-    """Wait for the tasks to leave; kill those that do not."""
+async def _end(children: Sequence[Child], *, in_order: bool) -> None:
+    """See all tasks off, the ps first: they wait for the workers that take part.
+
+    Without ``in_order`` nobody has told them to leave, and there is nothing left to save.
+    """
+    for child in children:
+        if not in_order:
+            _signal(child, child.process.kill)
+    await _leave([child for child in children if child.task.role is Role.PS])
+    for child in children:
+        _signal(child, child.process.terminate)  # a worker that came too late to hear of the end
+    await _leave(children)
+
+
+async def _leave(children: Sequence[Child]) -> None:
+    """Wait for tasks to leave; kill those that do not."""
     try:
         async with asyncio.timeout(FAREWELL_S):
             for child in children:
@@ -176,5 +216,11 @@ async def _end(children: Sequence[Child]) -> None:
         for child in children:
             if child.process.returncode is None:
                 log.warning("%s does not leave: it is killed", child.task)
-                child.process.kill()
+                _signal(child, child.process.kill)
                 await child.process.wait()
+
+
+def _signal(child: Child, send: Callable[[], None]) -> None:
+    if child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it ended this moment
+            send()

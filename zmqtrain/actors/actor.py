@@ -141,6 +141,7 @@ class Actor:
             self.metrics,
             identify=self.identify,
             on_envelope=lambda envelope: self._dispatch(Request(self, endpoint, b"", envelope)),
+            on_fenced=self.abandon_life,
             heartbeat=self.heartbeat,
             heartbeat_s=self.timing.heartbeat_s,
             peer_timeout_s=self.timing.peer_timeout_s,
@@ -148,6 +149,11 @@ class Actor:
         self.links.append(link)
         self.spawn(link.beat())
         return link
+
+    def abandon_life(self, error: ZmqTrainError) -> None:
+        """Fail all requests on all links: some peer does not know this incarnation any more."""
+        for link in self.links:
+            link.abandon(error)
 
     def identify(self) -> tuple[Sender, int]:
         """Return (this life of this task, its epoch) for an envelope's label."""
@@ -168,7 +174,9 @@ class Actor:
     ) -> None:
         """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
         sender, epoch = self.identify()
-        frames = encode(Envelope(message, sender, request_id, epoch, tensors))
+        envelope = Envelope(message, sender, request_id, epoch, tensors)
+        log.debug("-> %s", envelope)
+        frames = encode(envelope)
         self.metrics.bytes_sent.inc(sum(map(len, frames)))
         try:
             endpoint.send(frames, peer)
@@ -189,6 +197,7 @@ class Actor:
 
     def _dispatch(self, request: Request) -> None:
         """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""
+        log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
         handler = self.handlers.get(kind)
         try:
@@ -196,7 +205,9 @@ class Actor:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
             handler(request)
         except ZmqTrainError as error:
-            log.info("refused %s of %s: %s", kind.__name__, request.sender, error)
+            # A heartbeat comes again every second; its sender hears of the refusal.
+            level = logging.DEBUG if kind is Heartbeat else logging.INFO
+            log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)
             request.refuse(error)
         except Exception as error:
             self.crash(error)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqtrain.actors.waits import Waits
-from zmqtrain.errors import PeerLostError, ProtocolError
+from zmqtrain.errors import PeerLostError, ProtocolError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, Peer, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
@@ -51,6 +51,7 @@ class Link:
         *,
         identify: Callable[[], tuple[Sender, int]],
         on_envelope: Callable[[Envelope], None],
+        on_fenced: Callable[[ZmqTrainError], None],
         heartbeat: Callable[[], Heartbeat],
         heartbeat_s: float,
         peer_timeout_s: float,
@@ -58,12 +59,14 @@ class Link:
         self.peer = peer
         self.endpoint = endpoint
         self.joined = False  # heartbeats begin once the peer has welcomed us
+        self.fenced = False  # the peer has refused one: it does not know this incarnation
         self.lost: PeerLostError | None = None
         self._gone = asyncio.Event()
         self._waits = waits
         self._metrics = metrics
         self._identify = identify
         self._on_envelope = on_envelope
+        self._on_fenced = on_fenced
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._peer_timeout_s = peer_timeout_s
@@ -204,7 +207,7 @@ class Link:
         if type(message) is Alive:
             self._on_alive(message)
         elif outstanding is None and type(message) is Refusal:
-            self._fail_pushes(message)
+            self._fence(message)
         elif outstanding is None:
             self._on_envelope(envelope)
         elif outstanding.future.done():
@@ -228,11 +231,17 @@ class Link:
             log.info("%s: sending push %d again", self.peer, outstanding.sequence)
             self._resend(outstanding)
 
-    def _fail_pushes(self, refusal: Refusal) -> None:
-        """A heartbeat was refused: the peer does not know this incarnation, nor its pushes."""
+    def abandon(self, error: ZmqTrainError) -> None:
+        """Fail every request under way: the life they belong to is over."""
         for outstanding in self._outstanding.values():
-            if outstanding.sequence is not None and not outstanding.future.done():
-                outstanding.future.set_exception(error_of(refusal, self.peer))
+            if not outstanding.future.done():
+                outstanding.future.set_exception(error)
+
+    def _fence(self, refusal: Refusal) -> None:
+        """A heartbeat was refused: the peer does not know this incarnation, nor its requests."""
+        if self.joined:  # else it is about the life before
+            self.fenced = True
+            self._on_fenced(error_of(refusal, self.peer))
 
     def _expire(self, request_id: int, timeout_s: float) -> None:
         outstanding = self._outstanding.get(request_id)
@@ -250,6 +259,4 @@ class Link:
         if self.lost is None:
             self.lost = PeerLostError(text)
             self._gone.set()
-        for outstanding in self._outstanding.values():
-            if not outstanding.future.done():
-                outstanding.future.set_exception(PeerLostError(text))
+        self.abandon(self.lost)

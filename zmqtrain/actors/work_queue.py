@@ -39,17 +39,19 @@ class WorkQueue:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(self) -> None:
-        self._busy = True
         while self._queue:
             work, then = self._queue.popleft()
+            self._busy = True
             if work is not None and self._thread is not None:
                 future = asyncio.get_running_loop().run_in_executor(self._thread, work)
                 future.add_done_callback(partial(self._resume, then))
                 return
-            if work is not None:
-                work()
-            then()
-        self._busy = False
+            try:
+                if work is not None:
+                    work()
+                then()
+            finally:
+                self._busy = False
 
     def _resume(self, then: Work, done: asyncio.Future[None]) -> None:
         if done.cancelled():
@@ -59,4 +61,5 @@ class WorkQueue:
             then()
         except Exception as error:
             self._on_error(error)
+        self._busy = False
         self._run()

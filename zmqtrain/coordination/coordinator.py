@@ -25,7 +25,7 @@ class Member:
     batch: int = -1  # that it was computed from
     finite: bool = True  # false if any of them saw a non-finite gradient
     computing: bool = False  # released, and not arrived since
-    starved: bool = False  # may go on but there is no batch to lease
+    starved: bool = False  # may go on, but others compute all that the job still needs
     stopped: bool = False  # was told that the job needs no more gradients
 
 
@@ -63,7 +63,7 @@ class Coordinator:
         return self.version >= self.steps
 
     def join(self, worker: int, incarnation: int) -> list[Order]:
-        """A new life of a worker begins; it takes part once its pull has arrived everywhere."""
+        """A new life of a worker begins; it takes part once its pull has arrived."""
         orders = self.leave(worker)
         self.members[worker] = Member(incarnation)
         return orders
@@ -74,7 +74,8 @@ class Coordinator:
         if member is None:
             return []
         self.ledger.leave(worker)
-        decisions = self.policy.leave(worker) if member.sequence >= 0 else []
+        is_in = member.sequence >= 0 and not member.starved and not self.finished
+        decisions = self.policy.leave(worker) if is_in else []
         return [Order("leave", (worker,)), *self._orders(decisions)]
 
     def arrived(
@@ -93,7 +94,9 @@ class Coordinator:
         member.finite = member.finite and finite
         if batch >= 0:
             member.batch = batch
-        needed = self.shards if self.policy.coordinated else 1
+        # A pull needs no agreement, and a shard that answered it by itself, under a policy that was
+        # not coordinated, would never report it.
+        needed = self.shards if sequence and self.policy.coordinated else 1
         if len(member.shards) < needed or 0 not in member.shards:
             return []
         member.sequence, member.computing = sequence, False
@@ -110,9 +113,11 @@ class Coordinator:
         return self._orders([])
 
     def held(self) -> Iterable[Held]:
-        """Yield the workers that are kept waiting, and by whom."""
+        """Yield the workers that are kept waiting, and by whom; none once the job is complete."""
+        if self.finished:
+            return
+        by = tuple(worker for worker, member in self.members.items() if member.computing)
         if self.next_policy is not None:
-            by = tuple(w for w, member in self.members.items() if member.computing)
             for worker, member in self.members.items():
                 if not member.computing and member.sequence >= 0:
                     yield Held(worker, f"the policy changes to {self.next_policy.spec}", by)
@@ -120,8 +125,7 @@ class Coordinator:
         yield from self.policy.held()
         for worker, member in self.members.items():
             if member.starved:
-                others = tuple(w for w in self.ledger.leases if w != worker)
-                yield Held(worker, "every batch up to the last step is with another worker", others)
+                yield Held(worker, "every step up to the last is being computed already", by)
 
     def _decide(self, worker: int, member: Member) -> list[Decision]:
         if self.finished:
@@ -140,6 +144,8 @@ class Coordinator:
         released = self._carry_out(decisions, orders)
         if self.next_policy is not None:
             released = self._at_barrier(orders)
+        elif not released:
+            released = self._carry_out(self._feed(), orders)
         while released and not self.finished:
             released = self._carry_out(self._release(released, orders), orders)
         if self.finished:
@@ -188,23 +194,29 @@ class Coordinator:
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
         """Let workers go on with leased batches; return what the policy says to the rest.
 
-        A worker for whom there is no batch is not waited for: to the policy it has left until one
-        comes back.
+        A worker for whom nothing is left to compute is not waited for: to the policy it has left
+        until something comes back.
         """
         leased = self._top_up(workers)
         decisions: list[Decision] = []
         for worker in workers:
             member = self.members[worker]
-            member.computing = bool(self.ledger.leases.get(worker))
+            member.computing = self._is_needed() and bool(self.ledger.leases.get(worker))
             member.starved = not member.computing
             if member.starved:
                 decisions += self.policy.leave(worker)
             else:
                 orders.append(self._release_order(worker, tuple(leased[worker])))
-        if self._may_lease():
-            for worker, member in self.members.items():
-                if member.starved:
-                    decisions += self.policy.join(worker)
+        return decisions + self._feed()
+
+    def _feed(self) -> list[Decision]:
+        """Let starved workers in again if there is something for them to compute."""
+        decisions: list[Decision] = []
+        for worker, member in self.members.items():
+            has_batch = self.ledger.leases.get(worker) or self._may_lease()
+            if member.starved and has_batch and self._is_needed():
+                member.starved = False
+                decisions += self.policy.join(worker)
         return decisions
 
     def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
@@ -226,6 +238,16 @@ class Coordinator:
         if not self.policy.step_per_push:
             return True  # the version alone ends the run; what is computed too much is dropped
         return self.version + self.ledger.outstanding < self.steps
+
+    def _is_needed(self) -> bool:
+        """Say whether one more gradient would count.
+
+        There can be more leases than steps left, from a policy that averages several in a step.
+        """
+        if not self.policy.step_per_push:
+            return True
+        computing = sum(member.computing for member in self.members.values())
+        return self.version + computing < self.steps
 
     def _end(self, orders: list[Order]) -> None:
         for worker, member in self.members.items():

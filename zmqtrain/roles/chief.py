@@ -19,7 +19,10 @@ from zmqtrain.actors.link import Link
 from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import (
     CheckpointError,
+    ConfigError,
+    DataError,
     ExitCode,
+    FencedError,
     ProtocolError,
     ZmqTrainError,
 )
@@ -27,7 +30,7 @@ from zmqtrain.job import Job
 from zmqtrain.metrics import Metrics
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.evaluation import evaluate
-from zmqtrain.roles.joining import join
+from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.saving import Saver
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.layout import empty_values
@@ -84,36 +87,47 @@ class Chief(JobActor):
             for index, endpoint in enumerate(self._ps_endpoints)
         ]
         if self._dataset is None:
-            self._dataset = (await asyncio.to_thread(self.job.data.load, self.job.data_dir))[1]
+            self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
+        await self._saver.check()
         self.metrics.role_state.set("joining")
-        joining = asyncio.gather(*(join(self, link) for link in self._links))
-        epochs = await self._unless_stopped(joining)
-        if epochs is None:
+        if not await self._unless_stopped(asyncio.ensure_future(self._begin())):
             return self.stop_code
-        self.incarnation = epochs[0][0].incarnation
-        await self._begin([epoch for _, epoch in epochs])
         self.metrics.role_state.set("training")
+        for link in self._links:
+            self.spawn(link.silence())
         status = await self._watch()
         self.metrics.role_state.set("draining")
         return await self._end(status)
 
-    async def _unless_stopped(self, waiting: asyncio.Future[Any]) -> Any:
-        """Return what ``waiting`` returns, or None if a signal comes first."""
+    async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
+        """Wait for ``waiting``; return False if a signal comes first."""
         stopped = asyncio.ensure_future(self.stopping.wait())
-        await asyncio.wait([waiting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if waiting.done():
-            return waiting.result()
-        waiting.cancel()
-        return None
+        either: list[asyncio.Future[Any]] = [waiting, stopped]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                waiting.result()  # raises what ended it
+            return waiting.done()
+        finally:
+            stopped.cancel()
+            waiting.cancel()
 
-    async def _begin(self, epochs: Sequence[int]) -> None:
-        """Take over a job that runs, else restore its newest checkpoint, else start afresh."""
+    async def _begin(self, *, again: bool = False) -> None:
+        """Take over a job that runs, else restore its newest checkpoint, else start afresh.
+
+        ``again``: some ps has lost its parameters; without a checkpoint that ends the job.
+        """
+        epochs = await join_all(self, self._links)
         if min(epochs) == max(epochs) > 0:
             self.epoch = epochs[0]
             log.info("taking over in epoch %d", self.epoch)
             return
         path, epoch = await self._saver.newest()
+        if again and path is None:
+            raise CheckpointError(
+                "a ps was restarted without its parameters, and there is no checkpoint to go back "
+                "to: give the job a logdir (--logdir DIR)"
+            )
         self.epoch = max(*epochs, epoch, 0) + 1
         message = Initialize(str(path) if path is not None else None)
         await asyncio.gather(
@@ -121,11 +135,27 @@ class Chief(JobActor):
         )
 
     async def _watch(self) -> Status:
-        """Show progress, evaluate and save in time, until there is a reason to end."""
+        """Watch the job, through as many epochs as it takes, until there is a reason to end."""
+        while True:
+            try:
+                return await self._watch_epoch()
+            except FencedError as error:
+                log.warning("%s; the job goes back to its last checkpoint", error)
+                await self._begin(again=True)
+
+    async def _watch_epoch(self) -> Status:
+        """Show progress, evaluate and save in time, until there is a reason to end.
+
+        Raises:
+            FencedError: some ps has a new life and has lost its parameters.
+        """
         seen = 0
         while True:
             status = await self.status(seen, WATCH_S)
             seen = status.event
+            for link in self._links:
+                if link.fenced or not status.initialised:
+                    raise FencedError(f"{link.peer} has a new life")
             self._on_progress(status)
             if status.stop or status.failure or self.stopping.is_set():
                 return status
@@ -134,8 +164,7 @@ class Chief(JobActor):
                     await self._saver.save(status.step)
             if status.step >= self._next_evaluation:
                 self._next_evaluation = status.step + self.job.evaluate_every
-                loss, accuracy = await self._evaluate()
-                log.info("step %d: loss %.4f, accuracy %.4f", status.step, loss, accuracy)
+                await self._report_evaluation(status.step)
 
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status as the lead shard has it."""
@@ -158,6 +187,16 @@ class Chief(JobActor):
             layout.scatter(reply.tensors[0].array(), values)
         return values
 
+    async def _report_evaluation(self, step: int) -> None:
+        """Evaluate on the way; that it fails is no reason to stop learning."""
+        try:
+            loss, accuracy = await self._evaluate()
+        except (ConfigError, DataError) as error:
+            self._next_evaluation = math.inf
+            log.error("not evaluated at step %d, nor again before the end: %s", step, error)
+        else:
+            log.info("step %d: loss %.4f, accuracy %.4f", step, loss, accuracy)
+
     async def _evaluate(self) -> tuple[float, float]:
         """Measure (loss, accuracy) on the evaluation set; NaN where the model has none."""
         if self._dataset is None:
@@ -173,14 +212,20 @@ class Chief(JobActor):
         """Do all that has to be durable, then send everyone home."""
         interrupted = not status.stop and not status.failure
         code, ended = self._verdict(status)
-        failed_save: CheckpointError | None = None
-        if self.job.logdir:
-            try:
-                await self._saver.save(status.step)
-            except CheckpointError as error:
-                failed_save = error
-                code = ExitCode.CHECKPOINT
-        loss, accuracy = (math.nan, math.nan) if interrupted else await self._evaluate()
+        loss = accuracy = math.nan
+        failures: list[ZmqTrainError] = []  # none may keep the others from being sent home
+        try:
+            await self._saver.save(status.step)
+        except CheckpointError as error:
+            failures.append(error)
+        try:
+            if not interrupted:
+                loss, accuracy = await self._evaluate()
+        except (ConfigError, DataError) as error:
+            log.error("not evaluated: %s", error)
+            failures.append(error)
+        if failures:
+            code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
         status = await self.status()
         self._on_progress(status)
         digest = parameters_sha256(await self._final_parameters(status))
@@ -204,8 +249,6 @@ class Chief(JobActor):
             exit_code=code,
         )
         await self._send_home(code, ended)
-        if failed_save is not None:
-            raise failed_save
         return code
 
     def _verdict(self, status: Status) -> tuple[int, str]:

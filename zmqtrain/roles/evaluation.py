@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from zmqtrain.errors import DataError
 from zmqtrain.models.base import Dataset, Model, Parameters
+from zmqtrain.user_code import user_code
 
 ROWS = 1024  # examples at a time
 
 
 def evaluate(model: Model, parameters: Parameters, dataset: Dataset) -> dict[str, float]:
-    """Return the model's measures, averaged over all examples."""
+    """Return the model's measures, averaged over all examples.
+
+    Raises:
+        ConfigError, DataError: the model or the dataset raises.
+    """
     totals: dict[str, float] = {}
     for start in range(0, len(dataset), ROWS):
         indices = np.arange(start, min(start + ROWS, len(dataset)))
-        for name, value in model.metrics(parameters, dataset.take(indices)).items():
+        with user_code("take()", dataset, DataError):
+            batch = dataset.take(indices)
+        with user_code("metrics()", model):
+            measures = {k: float(value) for k, value in model.metrics(parameters, batch).items()}
+        for name, value in measures.items():
             totals[name] = totals.get(name, 0.0) + value * len(indices)
     return {name: total / len(dataset) for name, total in totals.items()}

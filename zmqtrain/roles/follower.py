@@ -15,7 +15,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.policies import make_policy
-from zmqtrain.roles.joining import join
+from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire.messages import (
     Arrived,
@@ -27,7 +27,8 @@ from zmqtrain.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from zmqtrain.roles.ps import ParameterServer, Pending
+    from zmqtrain.roles.direction import Pending
+    from zmqtrain.roles.ps import ParameterServer
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,12 @@ class Follower:
         ps.spawn(self._follow())
 
     async def _follow(self) -> None:
-        welcome, _ = await join(self.ps, self.link)
-        self.ps.incarnation = welcome.incarnation
+        await join_all(self.ps, [self.link])
+        self.ps.spawn(self.link.silence())
         while True:
             await asyncio.sleep(self.ps.timing.heartbeat_s)
+            if self.link.fenced:  # the lead has a new life
+                await join_all(self.ps, [self.link])
             if self._coordinated and self.ps.initialised:
                 for worker, pending in self.ps.pending.items():
                     self._report(worker, pending)  # the first report may have been lost
@@ -66,7 +69,9 @@ class Follower:
     # Direction
 
     def initialized(self) -> None:
-        """Nothing is decided here."""
+        """Orders are numbered anew in every epoch."""
+        self._executed = 0
+        self._released.clear()
 
     def joined(self, peer: Peer) -> None:
         """The lead says what follows from it."""
@@ -85,7 +90,7 @@ class Follower:
         released = self._released.get(worker) == (incarnation, pending.sequence)
         if not self._coordinated or released:
             # Released before it came: the lead let it pass before the policy was coordinated.
-            self.ps.carry_out(self._at_once(worker, pending))
+            self.ps.execution.carry_out(self._at_once(worker, pending))
         else:
             self._report(worker, pending)
 
@@ -111,7 +116,9 @@ class Follower:
 
     def _on_orders(self, request: Request) -> None:
         message = request.envelope.message
-        if not isinstance(message, Orders) or message.number > self._executed + 1:
+        if not isinstance(message, Orders) or request.envelope.epoch != self.ps.epoch:
+            return
+        if message.number > self._executed + 1:
             return  # orders before these were lost; the lead sends them again
         for order in message.orders[self._executed + 1 - message.number :]:
             self._executed += 1
@@ -122,4 +129,4 @@ class Follower:
             self._coordinated = make_policy(order.text).coordinated
         if order.kind == "release":
             self._released[order.workers[0]] = (order.incarnation, order.sequence)
-        self.ps.carry_out([order])
+        self.ps.execution.carry_out([order])

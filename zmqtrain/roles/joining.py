@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
-from zmqtrain.errors import ProtocolError
+from zmqtrain.errors import FencedError, ProtocolError
 from zmqtrain.wire.messages import Join, Welcome
 
 if TYPE_CHECKING:
     from zmqtrain.roles.task import JobActor
+
+
+async def join_all(actor: JobActor, links: Sequence[Link]) -> list[int]:
+    """Begin a new life at every ps; return their epochs.
+
+    The lead shard gives the incarnation, the others take it from there.
+    """
+    actor.abandon_life(FencedError("a new life of this task begins"))
+    actor.begin_life()
+    epochs = []
+    for link in links:
+        welcome, epoch = await join(actor, link)
+        actor.incarnation = welcome.incarnation
+        epochs.append(epoch)
+    return epochs
 
 
 def process_name() -> str:
@@ -27,7 +42,8 @@ async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
         RefusedError: it runs another job, or the task's index is taken.
         PeerLostError: it did not come within the join timeout.
     """
-    message = Join(secrets.token_hex(8), actor.fingerprint, actor.process, actor.metrics_address)
+    link.joined = False
+    message = Join(actor.nonce, actor.fingerprint, actor.process, actor.metrics_address)
     envelope = await link.request(
         message,
         reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",
@@ -35,5 +51,5 @@ async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
     )
     if not isinstance(envelope.message, Welcome):
         raise ProtocolError(f"{link.peer} answered Join with {envelope.message}")
-    link.joined = True
+    link.joined, link.fenced = True, False
     return envelope.message, envelope.epoch

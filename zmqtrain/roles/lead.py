@@ -11,56 +11,31 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.statistics import Staleness, Throughput
-from zmqtrain.errors import (
-    CheckpointError,
-    ConfigError,
-    ExitCode,
-    ProtocolError,
-    RefusedError,
-    ZmqTrainError,
-)
+from zmqtrain.errors import CheckpointError, ExitCode, ProtocolError, ZmqTrainError
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
+from zmqtrain.roles.desk import Desk
 from zmqtrain.roles.peers import Peer
-from zmqtrain.roles.status import status_of
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import (
     Arrived,
-    Done,
-    GetStatus,
     Order,
     Orders,
     Push,
-    RequestSave,
-    Save,
-    Saved,
-    SaveEnded,
     ShardFile,
-    SliceWritten,
-    SwitchPolicy,
 )
 
 if TYPE_CHECKING:
-    from zmqtrain.roles.ps import ParameterServer, Pending
+    from zmqtrain.roles.direction import Pending
+    from zmqtrain.roles.ps import ParameterServer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Saving:
-    """A checkpoint that the shards are writing."""
-
-    request: Request
-    ledger: tuple[int, tuple[int, ...]]  # next batch, open batches, at the cut
-    step: int
-    files: dict[int, ShardFile] = field(default_factory=dict)
 
 
 class Lead:
@@ -78,11 +53,6 @@ class Lead:
         self.failure = ""
         self.failure_code = ExitCode.OK
         self._peopled_at = time.monotonic()  # when a worker was last live
-        self.event = 0  # rises when the chief has to act
-        self.save_requests: list[Request] = []
-        self._switch_requests: list[Request] = []
-        self._watchers: list[tuple[Request, int]] = []
-        self._saving: dict[str, Saving] = {}
         self._order_number = 0
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
@@ -92,15 +62,8 @@ class Lead:
         metrics.global_step_target.set(ps.job.steps)
         metrics.expected_workers.set(ps.workers)
         self._show_policy()
-        ps.handlers |= {
-            GetStatus: self._on_get_status,
-            SwitchPolicy: self._on_switch_policy,
-            RequestSave: self._on_request_save,
-            Save: self._on_save,
-            SaveEnded: self._on_save_ended,
-            Arrived: self._on_arrived,
-            SliceWritten: self._on_slice_written,
-        }
+        self.desk = Desk(self)
+        ps.handlers[Arrived] = self._on_arrived
         if ps.ps > 1:
             ps.spawn(self._keep_followers())
 
@@ -112,6 +75,10 @@ class Lead:
 
     def initialized(self) -> None:
         ps = self.ps
+        self._order_number = 0
+        self._unacknowledged.clear()
+        self._acknowledged.clear()
+        self.desk.forget_saves()
         ledger, self.examples = self._restored_ledger()
         self.coordinator = Coordinator(
             make_policy(self.policy),
@@ -125,16 +92,20 @@ class Lead:
         for peer in ps.peers:
             if peer.name[0] == "worker" and not peer.gone:
                 self.coordinator.join(peer.name[1], peer.incarnation)
-        self._advance([])
+        if self.policy != ps.job.policy:
+            self._send_followers([Order("switch", text=self.policy)])
+        self.advance([])
 
     def joined(self, peer: Peer) -> None:
+        if peer.name[0] == "ps":
+            self.desk.save_failed(CheckpointError(f"{peer} has a new life"))
         if peer.name[0] == "worker" and self.coordinator is not None:
-            self._advance(self.coordinator.join(peer.name[1], peer.incarnation))
+            self.advance(self.coordinator.join(peer.name[1], peer.incarnation))
 
     def left(self, peer: Peer) -> None:
         if peer.name[0] == "worker" and self.coordinator is not None:
             self.ps.metrics.worker_step.forget(peer.name[1])
-            self._advance(self.coordinator.leave(peer.name[1]))
+            self.advance(self.coordinator.leave(peer.name[1]))
 
     def check(self, worker: int, push: Push) -> None:
         if self.coordinator is not None and not self.coordinator.ledger.holds(worker, push.batch):
@@ -150,7 +121,7 @@ class Lead:
             self.ps.metrics.worker_step[worker].set(pending.sequence)
         if not pending.finite:
             self._count_refusal()
-        self._advance(
+        self.advance(
             self.coordinator.arrived(
                 worker, pending.sequence, 0, finite=pending.finite, batch=pending.batch
             )
@@ -166,21 +137,10 @@ class Lead:
             self.ps.metrics.learning_rate.set(self._learning_rate(version - 1))
 
     def written(self, directory: str, file: ShardFile) -> None:
-        saving = self._saving.get(directory)
-        if saving is None:
-            return
-        saving.files[file.shard] = file
-        if len(saving.files) == self.ps.ps:
-            del self._saving[directory]
-            files = tuple(saving.files[shard] for shard in sorted(saving.files))
-            saving.request.reply(
-                Saved(saving.step, self.policy, files, *saving.ledger, self.examples)
-            )
+        self.desk.written(directory, file)
 
     def failed(self, error: ZmqTrainError) -> None:
-        for saving in self._saving.values():
-            saving.request.refuse(error)
-        self._saving.clear()
+        self.desk.save_failed(error)
 
     def watch(self) -> None:
         """Give the job up if nobody works on it, or someone has waited for too long."""
@@ -203,21 +163,19 @@ class Lead:
 
     # Orders
 
-    def _advance(self, orders: list[Order]) -> None:
+    def advance(self, orders: list[Order]) -> None:
         """Send orders to the other shards, carry out our own part, tell whoever watches."""
         if self.coordinator is None:
             return
         for order in orders:
             self._account(order)
         self._send_followers(orders)
-        self.ps.carry_out(orders)
+        self.ps.execution.carry_out(orders)
         self.ps.metrics.waiting_workers.set(sum(1 for _ in self.coordinator.held()))
         if self.coordinator.finished or self.failure:
-            self._notify()
-        if self.coordinator.next_policy is None and self._switch_requests:
-            for request in self._switch_requests:
-                request.reply(Done(self.coordinator.policy.spec))
-            self._switch_requests.clear()
+            self.desk.notify()
+        if self.coordinator.next_policy is None:
+            self.desk.policy_settled(self.coordinator.policy.spec)
 
     def _account(self, order: Order) -> None:
         match order.kind:
@@ -276,96 +234,18 @@ class Lead:
     def _on_arrived(self, request: Request) -> None:
         peer = self.ps.peers.member(request)
         arrived = request.envelope.message
-        if not isinstance(arrived, Arrived) or self.coordinator is None:
+        if not isinstance(arrived, Arrived) or request.envelope.epoch != self.ps.epoch:
+            return
+        if self.coordinator is None:
             return
         member = self.coordinator.members.get(arrived.worker)
         if member is None or member.incarnation != arrived.incarnation:
             return
-        self._advance(
+        self.advance(
             self.coordinator.arrived(
                 arrived.worker, arrived.sequence, peer.name[1], finite=arrived.finite
             )
         )
-
-    # Requests of the chief and of people
-
-    def _on_get_status(self, request: Request) -> None:
-        message = request.envelope.message
-        if not isinstance(message, GetStatus):
-            return
-        if message.wait_s > 0 and message.seen >= self.event:
-            entry = (request, message.seen)
-            self._watchers.append(entry)
-            asyncio.get_running_loop().call_later(message.wait_s, self._answer_watcher, entry)
-            return
-        request.reply(status_of(self))
-
-    def _answer_watcher(self, entry: tuple[Request, int]) -> None:
-        if entry in self._watchers:
-            self._watchers.remove(entry)
-            entry[0].reply(status_of(self))
-
-    def _notify(self) -> None:
-        self.event += 1
-        watchers, self._watchers = self._watchers, []
-        for request, _ in watchers:
-            request.reply(status_of(self))
-
-    def _on_switch_policy(self, request: Request) -> None:
-        message = request.envelope.message
-        if not isinstance(message, SwitchPolicy):
-            return
-        if self.coordinator is None:
-            raise RefusedError("the job has not begun: its parameters are not initialised")
-        if self.coordinator.finished:
-            raise RefusedError("the job needs no more gradients: there is no policy to change")
-        try:
-            policy = make_policy(message.spec)
-        except ConfigError as error:
-            raise RefusedError(str(error)) from None
-        log.info("changing the policy to %s at the next barrier", policy.spec)
-        self._switch_requests.append(request)
-        self.coordinator.switch(policy)
-        self._advance(self.coordinator.settle())
-
-    def _on_request_save(self, request: Request) -> None:
-        if not self.ps.job.logdir:
-            raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
-        self.save_requests.append(request)
-        self._notify()
-
-    def _on_save(self, request: Request) -> None:
-        message = request.envelope.message
-        peer = self.ps.peers.member(request)
-        if not isinstance(message, Save) or peer.name[0] != "chief":
-            raise RefusedError(f"only the chief saves, not {request.sender}")
-        if self.coordinator is None:
-            raise RefusedError("there is nothing to save: the job is not initialised")
-        if message.directory in self._saving:
-            self._saving[message.directory].request = request
-            return
-        ledger = self.coordinator.ledger
-        self._saving[message.directory] = Saving(
-            request, (ledger.next_batch, ledger.open_batches()), self.coordinator.version
-        )
-        self._advance([Order("snapshot", text=message.directory)])
-
-    def _on_save_ended(self, request: Request) -> None:
-        message = request.envelope.message
-        self.ps.peers.member(request)
-        if isinstance(message, SaveEnded):
-            for waiting in self.save_requests:
-                if message.error:
-                    waiting.refuse(CheckpointError(message.error))
-                else:
-                    waiting.reply(Done(message.path))
-            self.save_requests.clear()
-
-    def _on_slice_written(self, request: Request) -> None:
-        self.ps.peers.member(request)
-        message = request.envelope.message
-        if isinstance(message, SliceWritten):
-            self.written(message.directory, message.file)
 
     def _count_refusal(self) -> None:
         self.counts["refused"] += 1
@@ -382,7 +262,7 @@ class Lead:
         if not self.failure:
             log.error("%s", text)
             self.failure, self.failure_code = text, code
-            self._notify()
+            self.desk.notify()
 
     def _restored_ledger(self) -> tuple[Ledger, int]:
         checkpoint = self.ps.restored_from

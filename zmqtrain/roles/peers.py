@@ -86,11 +86,16 @@ class Peers:
         if peer is not None and peer.nonce == message.nonce and not peer.gone:
             peer.heard_at, peer.contact = time.monotonic(), request
             return peer  # a resend
-        if peer is not None and not peer.gone and peer.silent_s < self._lease_s:
+        if peer is not None and self._is_held(peer, message):
             first = self._contested.get(name, (request, time.monotonic()))[1]
             self._contested[name] = (request, first)
             return None
         return self._admit(request, message, sender, name)
+
+    def _is_held(self, peer: Peer, message: Join) -> bool:
+        """Say whether another process lives under this index. One may begin a new life."""
+        same_process = peer.nonce.partition("/")[0] == message.nonce.partition("/")[0]
+        return not same_process and not peer.gone and peer.silent_s < self._lease_s
 
     def expired(self) -> list[Peer]:
         """Mark and return the workers whose lease ran out since the last call."""
@@ -123,16 +128,18 @@ class Peers:
         for peer in self:
             peer.heard_at = time.monotonic()
 
-    def forget_all(self) -> None:
-        """Have everyone join again: a new epoch begins."""
+    def forget_workers(self) -> None:
+        """Have every worker join again: a new epoch begins."""
         for peer in self:
-            peer.gone = True
+            if peer.name[0] == "worker":
+                peer.gone = True
 
     def _admit(self, request: Request, message: Join, sender: Sender, name: Name) -> Peer:
         known = self._incarnations.get(name, 0)
         if sender.incarnation and sender.incarnation < known:
             raise RefusedError(f"{sender} has a newer life already: this one is over")
-        incarnation = sender.incarnation or known + 1
+        # Milliseconds, so that incarnations rise even if this ps forgets those it gave.
+        incarnation = sender.incarnation or max(known + 1, int(time.time() * 1000))
         self._incarnations[name] = incarnation
         peer = self._peers[name] = Peer(
             name,

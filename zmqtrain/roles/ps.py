@@ -11,14 +11,11 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import (
     FencedError,
@@ -30,11 +27,13 @@ from zmqtrain.errors import (
 )
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.metrics import Metrics
+from zmqtrain.roles.direction import Direction, Pending
+from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.peers import Peer, Peers
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.store.shard import Shard, Snapshot, all_finite
+from zmqtrain.store.shard import Shard, all_finite
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.buffers import Tensor
@@ -45,70 +44,18 @@ from zmqtrain.wire.messages import (
     Initialize,
     Join,
     Leave,
-    Order,
     Parameters,
     Pull,
     Push,
     Read,
     Release,
-    ShardFile,
     Shutdown,
     Welcome,
 )
 
-LONG_NBYTES = 8 << 20  # an update of more parameters takes milliseconds and runs in a thread
 FAREWELL_S = 2.0  # how long workers may take to say goodbye
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Pending:
-    """A push (or pull, sequence 0) that has not been answered."""
-
-    request: Request
-    sequence: int
-    version: int = 0  # that the gradient was computed on
-    batch: int = -1
-    examples: int = 0
-    loss: float = 0.0
-    finite: bool = True
-    result: str = "joined"
-    reason: str = ""
-    arrived_at: float = field(default_factory=time.monotonic)
-
-
-class Direction(Protocol):
-    """Where a ps takes its orders from: itself, if it is the lead shard, or ps 0."""
-
-    policy: str
-
-    def initialized(self) -> None:
-        """The shard holds parameters; pulls and pushes may be answered."""
-
-    def joined(self, peer: Peer) -> None:
-        """A task has a new life."""
-
-    def arrived(self, worker: int, pending: Pending) -> None:
-        """A worker's push or pull lies ready here."""
-
-    def check(self, worker: int, push: Push) -> None:
-        """Raise ProtocolError if this push cannot be right."""
-
-    def left(self, peer: Peer) -> None:
-        """A task said goodbye, or its lease expired."""
-
-    def applied(self, pending: Sequence[Pending]) -> None:
-        """These gradients became one update."""
-
-    def written(self, directory: str, file: ShardFile) -> None:
-        """This shard's part of a checkpoint is durable."""
-
-    def watch(self) -> None:
-        """Look at the clock; called a few times in a lease."""
-
-    def failed(self, error: ZmqTrainError) -> None:
-        """An order could not be carried out."""
 
 
 class ParameterServer(JobActor):
@@ -140,9 +87,7 @@ class ParameterServer(JobActor):
         self._shut_down = asyncio.Event()
         self._workers_gone = asyncio.Event()
         self.started_at = time.monotonic()
-        self.work = WorkQueue(
-            str(task), long_work=self.shard.layout.nbytes > LONG_NBYTES, on_error=self.crash
-        )
+        self.execution = Execution(self)
         self._join_lead = join_lead
         self.direction: Direction
         self.handlers = {
@@ -192,7 +137,7 @@ class ParameterServer(JobActor):
             log.warning("leaving without the chief's shutdown")
             return self.stop_code
         await _within(FAREWELL_S, self._workers_gone)
-        self.work.close()
+        self.execution.close()
         log.info("the run is over: %s", self.shutdown.reason)
         return self.shutdown.exit_code
 
@@ -296,18 +241,17 @@ class ParameterServer(JobActor):
         if request.envelope.epoch == self.epoch and self.initialised:
             request.reply(Parameters(self.shard.version))
             return
-        layout = self.shard.layout
-        if message.checkpoint is None:
-            flat = self.shard.parameters.copy()
-            layout.gather(self.job.initial_parameters(), flat)
-            self.shard.initialize(flat)
-        else:
-            path = Path(message.checkpoint)
-            names = [slot.name for slot in self.shard.rule.slots]
-            manifest = read_manifest(path)
-            flat, slots, version = checkpoint.read_shard(path, manifest, layout, names)
-            self.shard.initialize(flat, slots, version)
-            self.restored_from = path
+        self.execution.after_orders(partial(self._initialize, request, message))
+
+    def _initialize(self, request: Request, message: Initialize) -> None:
+        """Begin an epoch, once nothing of the one before is under way."""
+        self._end_epoch()
+        try:
+            self._fill_shard(message.checkpoint)
+        except ZmqTrainError as error:
+            self.metrics.checkpoint_failures.restore.inc()
+            request.refuse(error)
+            return
         self.epoch = request.envelope.epoch
         origin = message.checkpoint or f"seed {self.job.seed}"
         log.info("epoch %d begins at version %d, from %s", self.epoch, self.shard.version, origin)
@@ -317,6 +261,29 @@ class ParameterServer(JobActor):
         for worker, pending in list(self.pending.items()):
             self.direction.arrived(worker, pending)
         request.reply(Parameters(self.shard.version))
+
+    def _fill_shard(self, checkpoint_path: str | None) -> None:
+        """Put initial parameters into the shard, or those of a checkpoint."""
+        layout = self.shard.layout
+        if checkpoint_path is None:
+            flat = self.shard.parameters.copy()
+            layout.gather(self.job.initial_parameters(), flat)
+            self.shard.initialize(flat)
+            return
+        self.restored_from = Path(checkpoint_path)
+        names = [slot.name for slot in self.shard.rule.slots]
+        manifest = read_manifest(self.restored_from)
+        flat, slots, version = checkpoint.read_shard(self.restored_from, manifest, layout, names)
+        self.shard.initialize(flat, slots, version)
+
+    def _end_epoch(self) -> None:
+        """Have the workers of an earlier epoch join again; their gradients are of its timeline."""
+        if not self.initialised:
+            return
+        for worker, pending in self.pending.items():
+            pending.request.refuse(FencedError(f"a new epoch begins: worker {worker} joins again"))
+        self.pending.clear()
+        self.peers.forget_workers()
 
     def _on_pull(self, request: Request) -> None:
         peer = self.peers.member(request)
@@ -361,11 +328,14 @@ class ParameterServer(JobActor):
         if pending is not None and pending.sequence == sequence:
             pending.request = request
         elif peer.last_release is not None and peer.last_release.sequence == sequence:
-            again = replace(peer.last_release, version=self.shard.version)
-            self.work.add(lambda: request.reply(again, (Tensor.of(self.shard.parameters),)))
+            self.execution.after_orders(partial(self._release_again, request, peer.last_release))
         else:
             raise RefusedError(f"push {sequence} of {peer} was answered long ago")
         return True
+
+    def _release_again(self, request: Request, release: Release) -> None:
+        again = replace(release, version=self.shard.version)
+        request.reply(again, (Tensor.of(self.shard.parameters),))
 
     def _check_push(self, request: Request, push: Push, peer: Peer) -> None:
         if request.envelope.epoch != self.epoch:
@@ -399,119 +369,11 @@ class ParameterServer(JobActor):
         average = isinstance(message, Read) and message.average
         if average and "average" not in self.shard.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
+        self.execution.after_orders(partial(self._show, request, average))
+
+    def _show(self, request: Request, average: bool) -> None:
         flat = self.shard.slots["average"] if average else self.shard.parameters
-        self.work.add(lambda: request.reply(Parameters(self.shard.version), (Tensor.of(flat),)))
-
-    # Orders
-
-    def carry_out(self, orders: Sequence[Order]) -> None:
-        """Queue the orders; each is done before the next is begun."""
-        for order in orders:
-            match order.kind:
-                case "apply" | "reduce":
-                    self._update(order)
-                case "accumulate":
-                    worker = order.workers[0]
-                    work = partial(self.shard.accumulate, worker)
-                    self.work.add(partial(self._accumulated, worker), work)
-                case "drop":
-                    self.work.add(partial(self._dropped, order))
-                case "release":
-                    self.work.add(partial(self._release, order))
-                case "snapshot":
-                    self.work.add(partial(self._snapshot, order.text))
-                case "switch":
-                    self.work.add(partial(self._switch, order.text))
-
-    def _update(self, order: Order) -> None:
-        started = 0.0
-
-        def work() -> None:
-            nonlocal started
-            started = time.perf_counter()
-            if order.kind == "apply":
-                self.shard.apply(order.workers[0])
-            else:
-                self.shard.reduce(order.workers)
-
-        def then() -> None:
-            self.metrics.apply_duration_seconds.observe(time.perf_counter() - started)
-            self._applied(order.workers)
-
-        self.work.add(then, work)
-
-    def _applied(self, workers: tuple[int, ...]) -> None:
-        """Account for gradients that became one update."""
-        version = self.shard.version
-        self.metrics.pushes.applied.inc(len(workers))
-        self.metrics.parameter_version.set(version)
-        contributions = []
-        for worker in workers:
-            pending = self.pending.get(worker)
-            if pending is not None and pending.sequence:
-                pending.result = "applied"
-                self.metrics.staleness_versions.observe(max(0, version - 1 - pending.version))
-                contributions.append(pending)
-        self.direction.applied(contributions)
-
-    def _accumulated(self, worker: int) -> None:
-        self.metrics.pushes.accumulated.inc()
-        pending = self.pending.get(worker)
-        if pending is not None:
-            pending.result = "accumulated"
-
-    def _dropped(self, order: Order) -> None:
-        self.metrics.pushes.dropped.inc()
-        pending = self.pending.get(order.workers[0])
-        if pending is not None:
-            pending.result, pending.reason = "dropped", order.text
-
-    def _release(self, order: Order) -> None:
-        worker = order.workers[0]
-        pending = self.pending.get(worker)
-        peer = self.peers.get(Role.WORKER, worker)
-        if pending is None or peer is None or peer.incarnation != order.incarnation:
-            return
-        if pending.sequence != order.sequence:
-            return
-        del self.pending[worker]
-        release = Release(
-            pending.sequence,
-            pending.result,
-            self.shard.version,
-            order.batches,
-            order.stop,
-            pending.reason,
-            time.monotonic() - pending.arrived_at,
-        )
-        peer.answered, peer.last_release = pending.sequence, release
-        pending.request.reply(release, (Tensor.of(self.shard.parameters),))
-
-    def _switch(self, spec: str) -> None:
-        self.direction.policy = spec
-        log.info("the policy is %s from version %d on", spec, self.shard.version)
-
-    def _snapshot(self, directory: str) -> None:
-        self.spawn(self._write(directory, self.shard.snapshot()))
-
-    async def _write(self, directory: str, snapshot: Snapshot) -> None:
-        try:
-            written = await asyncio.to_thread(
-                checkpoint.write_shard,
-                Path(directory),
-                self.shard.layout,
-                snapshot.parameters,
-                snapshot.slots,
-                snapshot.version,
-            )
-        except ZmqTrainError as error:
-            self.metrics.checkpoint_failures.write.inc()
-            self.direction.failed(error)
-            return
-        file = ShardFile(
-            written.shard, written.file, written.nbytes, written.blake2b, written.version
-        )
-        self.direction.written(directory, file)
+        request.reply(Parameters(self.shard.version), (Tensor.of(flat),))
 
     # The end
 

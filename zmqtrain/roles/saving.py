@@ -40,6 +40,16 @@ class Saver:
     def is_due(self) -> bool:
         return self._interval_s > 0 and time.monotonic() >= self._due_at
 
+    async def check(self) -> None:
+        """Find out at the start, not after hours, whether the logdir takes checkpoints.
+
+        Raises:
+            CheckpointError: it does not; the text says why.
+        """
+        if self._logdir is not None:
+            probe = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
+            probe.rmdir()
+
     async def newest(self) -> tuple[Path | None, int]:
         """Return the newest valid checkpoint and its epoch; (None, 0) if there never was one."""
         if self._logdir is None:

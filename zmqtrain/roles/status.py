@@ -19,7 +19,7 @@ def status_of(lead: Lead) -> Status:
     following = coordinator.next_policy if coordinator is not None else None
     pushes = lead.counts | {"duplicate": ps.duplicates}
     return Status(
-        event=lead.event,
+        event=lead.desk.event,
         initialised=ps.initialised,
         policy=lead.policy,
         switching=following.spec if following is not None else "",
@@ -28,7 +28,7 @@ def status_of(lead: Lead) -> Status:
         stop=f"step {lead.step} of {ps.job.steps} is done" if finished else "",
         failure=lead.failure,
         failure_code=lead.failure_code,
-        save_wanted=bool(lead.save_requests),
+        save_wanted=bool(lead.desk.save_requests),
         seconds=lead.throughput.seconds,
         steps_per_second=lead.throughput.steps_per_second,
         loss=lead.loss,

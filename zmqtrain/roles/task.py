@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,8 +33,17 @@ class JobActor(Actor):
         self.ps = ps
         self.fingerprint = job.fingerprint(ps)
         self.process = process_name()
+        self.nonce = ""
+        self._process_nonce = secrets.token_hex(8)
+        self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
         self.report: Callable[[], dict[str, float]] = dict  # facts for the heartbeats
+
+    def begin_life(self) -> None:
+        """Forget the incarnation; the next join gets a new one."""
+        self.incarnation = 0
+        self._lives += 1
+        self.nonce = f"{self._process_nonce}/{self._lives}"
 
     def ready(self) -> tuple[bool, str]:
         """Say whether the task does its part, and if not, why."""

@@ -21,17 +21,18 @@ from zmqtrain.actors.offload import Offload
 from zmqtrain.cluster import Role, Task
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
-from zmqtrain.errors import ConfigError, FencedError, ProtocolError
-from zmqtrain.job import Job, where
+from zmqtrain.errors import ConfigError, DataError, FencedError, ProtocolError
+from zmqtrain.job import Job
 from zmqtrain.metrics import Metrics
 from zmqtrain.models.base import Batch, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
-from zmqtrain.roles.joining import join
+from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.memory import Device, WorkerMemory
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.shard import all_finite
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
+from zmqtrain.user_code import user_code
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Message, Pull, Push, Release, Shutdown
@@ -82,23 +83,30 @@ class Worker(JobActor):
             for index, endpoint in enumerate(self._ps_endpoints)
         ]
         if self._dataset is None:
-            self._dataset = (await asyncio.to_thread(self.job.data.load, self.job.data_dir))[0]
+            self._dataset = (await asyncio.to_thread(self.job.load_data))[0]
         plan = BatchPlan(len(self._dataset), self.job.batch_size, self.job.seed)
         prefetcher = Prefetcher(self._dataset, plan)
         self.spawn(self._train(links, prefetcher))
         try:
             await self.stopping.wait()
             return self._farewell(links)
+        except asyncio.CancelledError:
+            self._leave(links, "it ended with an error")  # not only when its lease runs out
+            raise
         finally:
             prefetcher.close()
             self._compute_beside.close()
 
     def _farewell(self, links: Sequence[Link]) -> int:
         reason = self._shutdown.reason if self._shutdown is not None else "stopped by a signal"
-        for link in links:
-            link.tell(Leave(reason))
+        self._leave(links, reason)
         log.info("leaving after %d steps: %s", self.steps, reason)
         return self.stop_code
+
+    def _leave(self, links: Sequence[Link], reason: str) -> None:
+        for link in links:
+            if link.joined:
+                link.tell(Leave(reason))
 
     async def _train(self, links: Sequence[Link], prefetcher: Prefetcher) -> None:
         """Train until the job needs no more gradients, then wait for the chief to end the run."""
@@ -127,11 +135,9 @@ class Worker(JobActor):
             release = await self._step(links, prefetcher)
 
     async def _join(self, links: Sequence[Link]) -> None:
-        self.incarnation, self._sequence = 0, 0
+        self._sequence = 0
         self._leases.clear()
-        for link in links:
-            welcome, _ = await join(self, link)
-            self.incarnation = welcome.incarnation
+        await join_all(self, links)
 
     async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:
         phases = self.metrics.phase_duration_seconds
@@ -139,17 +145,18 @@ class Worker(JobActor):
             raise ProtocolError("the lead shard released this worker without a batch")
         number = self._leases.popleft()
         started = time.perf_counter()
-        batch = self._device.batch(prefetcher.take(number))
+        batch = self._device.batch(self._take(prefetcher, number))
         prepared = time.perf_counter()
         loss, finite = await self._compute_beside.run(lambda: self._compute(batch))
         computed = time.perf_counter()
         self._sequence += 1
         examples = len(batch[0])
+        if not finite:
+            self.metrics.nonfinite_gradients.inc()
         pushes = [
-            Push(self._sequence, version, number, examples, loss if math.isfinite(loss) else 0.0,
-                 finite)
+            Push(self._sequence, version, number, examples, loss, finite)
             for version in self._versions
-        ]  # fmt: skip
+        ]
         gradients = self._gradients.flats if finite else None
         reason = f"it has not answered push {self._sequence}"
         release = await self._exchange(links, pushes, gradients, reason)
@@ -168,36 +175,65 @@ class Worker(JobActor):
             log.warning("push %d was refused: %s", release.sequence, release.reason)
         return release
 
+    def _take(self, prefetcher: Prefetcher, number: int) -> Batch:
+        """Return a batch of at least one array.
+
+        Raises:
+            DataError: the dataset raises, or gives something else.
+        """
+        with user_code("take()", self.job.data, DataError, lambda: f"It was batch {number}"):
+            batch = prefetcher.take(number)
+        if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
+            raise DataError(
+                f"take() of {self.job.data!r} returned {batch!r:.80}; expected a tuple of arrays "
+                "with a row for each example, such as (features, labels)"
+            )
+        return batch
+
     def _compute(self, batch: Batch) -> tuple[float, bool]:
         """Fill the gradient buffers from one batch; return (loss, whether all is finite)."""
         gradients = self._gradients
         parameters = self._device.upload(self._parameters.values)
         loss = self._call_model(parameters, batch)
+        self._check_shapes()
         if self.job.clip_norm is not None:
             clip_by_global_norm(self._buffers, self.job.clip_norm)
-        self._check_shapes()
         self._device.download(self._buffers, gradients.values)
         gradients.gather()
         return loss, math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
 
     def _call_model(self, parameters: Parameters, batch: Batch) -> float:
         model = self.job.model
+
+        def shapes() -> str:
+            return (
+                f"Parameters are {_shapes(parameters)}, the batch is "
+                f"{_shapes(dict(enumerate(batch)))}"
+            )
+
+        with user_code("loss_and_gradients()", model, details=shapes):
+            loss = model.loss_and_gradients(parameters, batch, self._buffers)
         try:
-            return float(model.loss_and_gradients(parameters, batch, self._buffers))
-        except (ValueError, TypeError, IndexError, KeyError) as error:
-            log.debug("the model failed", exc_info=True)
+            return float(loss)
+        except (TypeError, ValueError):
             raise ConfigError(
-                f"loss_and_gradients of {model!r} failed at {where(error)}. Parameters are "
-                f"{_shapes(parameters)}, the batch is {_shapes(dict(enumerate(batch)))}"
-            ) from error
+                f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: "
+                "return the mean loss over the batch"
+            ) from None
 
     def _check_shapes(self) -> None:
-        """Refuse a model that replaced a buffer by an array of another shape.
+        """Refuse a model that replaced a buffer by an array of another shape, or wrote beside it.
 
         Raises:
-            ConfigError: some gradient does not fit its parameter.
+            ConfigError: some gradient does not fit its parameter, or belongs to none.
         """
-        for name, value in self._gradients.values.items():
+        values = self._gradients.values
+        if unknown := sorted(self._buffers.keys() - values.keys(), key=repr):
+            raise ConfigError(
+                f"{self.job.model!r} wrote a gradient of {unknown[0]!r}, which is none of its "
+                f"parameters: {', '.join(values)}; use the names of parameters()"
+            )
+        for name, value in values.items():
             buffer = self._buffers.get(name)
             shape = getattr(buffer, "shape", None)
             if shape != value.shape:
@@ -261,7 +297,9 @@ def _release_of(reply: Envelope) -> Release:
 
 
 def _shapes(arrays: Mapping[Any, Any]) -> str:
-    return ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+    return ", ".join(
+        f"{name} {list(getattr(array, 'shape', ['?']))}" for name, array in arrays.items()
+    )
 
 
 def main() -> int:

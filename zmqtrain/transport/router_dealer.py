@@ -9,7 +9,7 @@ after every send, and a watchdog looks once a second in case an edge was missed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from errno import EADDRINUSE, ECONNREFUSED, ENOENT
 from pathlib import Path
 from socket import AF_UNIX
@@ -31,10 +31,19 @@ MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
 class ZmqEndpoint:
     """One socket on the running event loop; ``ZmqTransport`` makes them."""
 
-    def __init__(self, socket: zmq.Socket[bytes], address: str, *, listening: bool) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        address: str,
+        *,
+        listening: bool,
+        forget: Callable[[ZmqEndpoint], None],
+    ) -> None:
+        """``forget`` is called when the endpoint is closed."""
         self._socket = socket
         self._address = address
         self._listening = listening
+        self._forget = forget
         self._on_message: OnMessage | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -72,6 +81,7 @@ class ZmqEndpoint:
             if handle is not None:
                 handle.cancel()
         self._socket.close(linger=LINGER_MS)
+        self._forget(self)
 
     def _watch(self) -> None:
         if self._loop is not None:
@@ -115,17 +125,20 @@ class ZmqTransport:
 
     def __init__(self) -> None:
         self._context = zmq.Context()
-        self._endpoints: list[ZmqEndpoint] = []
+        self._endpoints: set[ZmqEndpoint] = set()
 
     def bind(self, address: str) -> ZmqEndpoint:
         socket = self._socket(zmq.ROUTER, address)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         try:
+            if _is_served(address):
+                raise zmq.ZMQError(EADDRINUSE)
             socket.bind(address)
         except zmq.ZMQError as error:
             socket.close(linger=0)
+            reason = zmq.strerror(error.errno or 0)
             raise ConfigError(
-                f"cannot listen at {address}: {error.strerror}. Another ps may be running there; "
+                f"cannot listen at {address}: {reason}. Another ps may be running there; "
                 "end it, or choose another address (--ps, --base-port)"
             ) from None
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
@@ -137,13 +150,13 @@ class ZmqTransport:
         return self._endpoint(socket, address, listening=False)
 
     def close(self) -> None:
-        for endpoint in self._endpoints:
+        for endpoint in tuple(self._endpoints):
             endpoint.close()
         self._context.term()
 
     def _endpoint(self, socket: zmq.Socket[bytes], address: str, *, listening: bool) -> ZmqEndpoint:
-        endpoint = ZmqEndpoint(socket, address, listening=listening)
-        self._endpoints.append(endpoint)
+        endpoint = ZmqEndpoint(socket, address, listening=listening, forget=self._endpoints.discard)
+        self._endpoints.add(endpoint)
         return endpoint
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:
@@ -170,9 +183,3 @@ def _is_served(address: str) -> bool:
     with PlainSocket(AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) not in (ECONNREFUSED, ENOENT)
-
-
-def _with_real_port(address: str, socket: zmq.Socket[bytes]) -> str:
-    """Return ``address`` with the port bound; ZeroMQ's own spelling maps IPv4 into IPv6."""
-    port = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0").rpartition(":")[2]
-    return f"{address.rpartition(':')[0]}:{port}" if address.startswith("tcp://") else address

@@ -30,7 +30,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A task introduces itself. ``nonce`` tells a resend from a second task with the same index."""
+    """A task introduces itself.
+
+    ``nonce`` is "process/life": it tells a resend and a new life of the same process from a second
+    process with the same index.
+    """
 
     nonce: str
     fingerprint: dict[str, str]

@@ -1,0 +1,191 @@
+"""Both ends of a link in one process: a link or an actor, and peers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.waits import Waits
+from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Endpoint, Peer
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Alive, Heartbeat, Message
+
+ADDRESS = "tcp://ps-0:2222"
+HEARTBEAT_S = 0.01
+
+
+class Mail:
+    """What one end of a connection received, and who sent it."""
+
+    def __init__(self) -> None:
+        self.received: list[Envelope] = []
+        self.peers: list[Peer] = []
+        self._arrived = asyncio.Event()
+
+    def take(self, peer: Peer, frames: list[Buffer]) -> Envelope:
+        envelope = decode(frames)
+        self.received.append(envelope)
+        self.peers.append(peer)
+        self._arrived.set()
+        return envelope
+
+    def of(self, kind: type) -> list[Envelope]:
+        return [envelope for envelope in self.received if type(envelope.message) is kind]
+
+    async def first(self, kind: type, count: int = 1) -> list[Envelope]:
+        """The first messages of this kind, as soon as there are so many."""
+        async with asyncio.timeout(10):
+            while len(self.of(kind)) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.of(kind)[:count]
+
+    async def next(self, kind: type, count: int = 1) -> list[Envelope]:
+        """As many messages of this kind as arrive from now on."""
+        seen = len(self.of(kind))
+        return (await self.first(kind, seen + count))[seen:]
+
+
+class FakePs(Mail):
+    """Listens; answers heartbeats with ``alive`` (None: not at all) and nothing else by itself."""
+
+    def __init__(self, transport: MemoryTransport, address: str = ADDRESS) -> None:
+        super().__init__()
+        self.alive: Message | None = Alive()
+        self.ignores: Callable[[Envelope], bool] = lambda envelope: False
+        self._endpoint = transport.bind(address)
+        self._endpoint.start(self._on_message)
+
+    def reply(self, request: Envelope, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
+        self.send(message, request.request_id, tensors)
+
+    def send(self, message: Message, request_id: int = 0, tensors: tuple[Tensor, ...] = ()) -> None:
+        """Send to the peer that was heard last."""
+        self.send_frames(encode(Envelope(message, Sender("ps", 0), request_id, 5, tensors)))
+
+    def send_frames(self, frames: list[Buffer]) -> None:
+        self._endpoint.send(frames, self.peers[-1])
+
+    def _on_message(self, peer: Peer, frames: list[Buffer]) -> None:
+        if self.ignores(decode(frames)):
+            return
+        envelope = self.take(peer, frames)
+        if type(envelope.message) is Heartbeat and self.alive is not None:
+            self.reply(envelope, self.alive)
+
+
+class Client(Mail):
+    """A connected end that sends what it is told."""
+
+    def __init__(self, transport: MemoryTransport, address: str, sender: Sender) -> None:
+        super().__init__()
+        self._sender = sender
+        self._endpoint: Endpoint = transport.connect(address)
+        self._endpoint.start(self.take)
+
+    def send(self, message: Message, request_id: int, epoch: int = 0) -> None:
+        self.send_frames(encode(Envelope(message, self._sender, request_id, epoch)))
+
+    def send_frames(self, frames: list[Buffer]) -> None:
+        self._endpoint.send(frames)
+
+
+class LinkBench:
+    """A joined link to ``ADDRESS`` with its pulse, and everything that was given to it."""
+
+    def __init__(self, transport: MemoryTransport, peer_timeout_s: float) -> None:
+        self.waits = Waits("worker 3")
+        self.metrics = Metrics("worker", 3)
+        self.unasked: list[Envelope] = []
+        self.link = Link(
+            "ps 0",
+            transport.connect(ADDRESS),
+            self.waits,
+            self.metrics,
+            identify=lambda: (Sender("worker", 3, 2), 5),
+            on_envelope=self.unasked.append,
+            heartbeat=lambda: Heartbeat(facts={"step": 7.0}),
+            heartbeat_s=HEARTBEAT_S,
+            peer_timeout_s=peer_timeout_s,
+        )
+        self.link.joined = True
+
+    def ask(self, message: Message, **options: Any) -> asyncio.Task[Envelope]:
+        """Begin a request."""
+        options = {"reason": "it has not answered"} | options
+        return asyncio.get_running_loop().create_task(self.link.request(message, **options))
+
+    def count(self, name: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"zmqtrain_{name}_total")
+
+
+@pytest.fixture
+def transport() -> MemoryTransport:
+    return MemoryTransport()
+
+
+@pytest.fixture
+def start_ps(transport: MemoryTransport) -> Callable[[], FakePs]:
+    return lambda: FakePs(transport)
+
+
+@pytest.fixture
+async def ps(start_ps: Callable[[], FakePs]) -> FakePs:
+    return start_ps()
+
+
+@pytest.fixture
+def link_bench(
+    transport: MemoryTransport,
+) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def running(peer_timeout_s: float = 60.0) -> AsyncIterator[LinkBench]:
+        bench = LinkBench(transport, peer_timeout_s)
+        beat = asyncio.get_running_loop().create_task(bench.link.beat())
+        try:
+            yield bench
+        finally:
+            beat.cancel()
+            await asyncio.wait([beat])
+            bench.link.close()
+
+    return running
+
+
+@pytest.fixture
+async def bench(link_bench: Callable[..., Any]) -> AsyncIterator[LinkBench]:
+    async with link_bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+def client(transport: MemoryTransport) -> Callable[..., Client]:
+    def connect(address: str, role: str = "worker", index: int = 0) -> Client:
+        return Client(transport, address, Sender(role, index, 1))
+
+    return connect
+
+
+@pytest.fixture
+def timing() -> Timing:
+    return Timing(heartbeat_s=HEARTBEAT_S, lease_s=5, peer_timeout_s=60)
+
+
+@pytest.fixture
+def within() -> Callable[[Any], Any]:
+    """Await with a limit, so that a test that would hang fails."""
+
+    async def wait(awaitable: Any) -> Any:
+        async with asyncio.timeout(10):
+            return await awaitable
+
+    return wait

@@ -1,0 +1,86 @@
+"""The command line as a whole: help, exit codes, and how errors are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from zmqtrain import __version__, errors
+from zmqtrain.cli import main as module
+from zmqtrain.cli.main import COMMANDS, cli, main
+from zmqtrain.errors import ExitCode, ZmqTrainError
+
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ZmqTrainError)
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_teaches_by_example(command: click.Command) -> None:
+    result = CliRunner().invoke(cli, [str(command.name), "--help"])
+    assert result.exit_code == 0
+    assert "Examples:\n" in result.output
+    assert f"\n    zmqtrain {command.name} " in result.output
+
+
+def test_help_lists_the_commands_in_their_order_and_in_full() -> None:
+    lines = CliRunner().invoke(cli, ["--help"]).output.splitlines()
+    listed = [line.split() for line in lines[lines.index("Commands:") + 1 :]]
+    assert [words[0] for words in listed] == [command.name for command in COMMANDS]
+    assert all(words[-1].endswith(".") and not words[-1].endswith("..") for words in listed)
+
+
+def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == ExitCode.OK
+    assert capsys.readouterr().out == f"zmqtrain {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["stauts"], "No such command 'stauts'"),
+        (["policy"], "Missing argument 'SPEC'"),
+        (["status", "--timeout-s", "0"], "0.0 is not in the range x>0"),
+        (["placement", "job.py", "--ps", "0"], "0 is not in the range x>=1"),
+    ],
+)
+def test_wrong_usage_is_told_and_exits_with_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == ExitCode.USAGE
+    told = capsys.readouterr()
+    assert complaint in told.err
+    assert told.out == ""
+
+
+def command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    @click.command("fail")
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setitem(module.cli.commands, "fail", fail)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_error_of_zmqtrain_is_one_line_and_its_exit_code(
+    kind: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command_that(monkeypatch, kind("this went wrong"))
+    assert main(["fail"]) == kind.exit_code
+    assert capsys.readouterr().err == "error: this went wrong\n"
+
+
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    command_that(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        main(["fail"])
+
+
+def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    command_that(monkeypatch, KeyboardInterrupt())
+    assert main(["fail"]) == ExitCode.INTERRUPTED

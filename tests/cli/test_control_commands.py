@@ -1,0 +1,123 @@
+"""`zmqtrain policy` and `zmqtrain save`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zmqtrain.cli.main import main
+from zmqtrain.errors import CheckpointError, ExitCode, PeerLostError, RefusedError
+from zmqtrain.wire.messages import Done, GetStatus, RequestSave, Status, SwitchPolicy
+
+
+def test_policy_changes_and_says_from_which_step_on(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {
+        GetStatus: [training, replace(training, policy="bounded-staleness:4", step=1234)],
+        SwitchPolicy: [Done("bounded-staleness:4")],
+    }
+    assert main(["policy", "bounded-staleness:4"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert out == "bounded-staleness:4 from step 1234 on; it was sync-replicas\n"
+    assert ps.questions(SwitchPolicy) == [SwitchPolicy("bounded-staleness:4")]
+    assert [timeout_s for _, _, timeout_s in ps.asked] == [5.0, 60.0, 5.0]
+
+
+@pytest.mark.parametrize("spec", ["hogwlid", "bounded-staleness:-1", "sync-replicas:tokens=2"])
+def test_wrong_spec_is_refused_before_anyone_is_asked(
+    spec: str, ps: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["policy", spec]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("error: ")
+    assert ps.asked == []
+
+
+def test_barrier_that_is_not_reached_names_who_computes(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {GetStatus: [training, replace(training, switching="hogwild")]}
+    assert main(["policy", "hogwild", "--wait-s", "0.5"]) == ExitCode.PEER_LOST
+    assert capsys.readouterr().err == (
+        "error: the barrier was not reached within 500 ms: worker 1 still computing; the policy is "
+        "sync-replicas and will change to hogwild when it is; look at zmqtrain why\n"
+    )
+
+
+def test_lost_answer_does_not_hide_that_the_policy_changed(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {GetStatus: [training, replace(training, policy="hogwild", step=1300)]}
+    assert main(["policy", "hogwild"]) == ExitCode.OK
+    assert capsys.readouterr().out == "hogwild from step 1300 on; it was sync-replicas\n"
+
+
+def test_job_that_ended_before_the_barrier_kept_its_policy(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {
+        GetStatus: [training, replace(training, stop="step 3000 of 3000 is done")],
+        SwitchPolicy: [Done("sync-replicas")],
+    }
+    assert main(["policy", "hogwild"]) == ExitCode.REFUSED
+    assert capsys.readouterr().err == (
+        "error: the policy is still sync-replicas: the job came to its end before the barrier "
+        "(step 3000 of 3000 is done)\n"
+    )
+
+
+def test_refusal_of_a_switch_is_told(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {GetStatus: [training], SwitchPolicy: [RefusedError("ps 0: not begun")]}
+    assert main(["policy", "hogwild"]) == ExitCode.REFUSED
+    assert capsys.readouterr().err == "error: ps 0: not begun\n"
+
+
+def test_save_prints_nothing_but_the_path(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {GetStatus: [training], RequestSave: [Done("/logdir/step-00001200")]}
+    assert main(["save", "--wait-s", "600"]) == ExitCode.OK
+    assert capsys.readouterr().out == "/logdir/step-00001200\n"
+    assert ps.asked[-1] == ("127.0.0.1:2222", RequestSave(), 600.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RefusedError("ps 0: the job has no logdir"), ExitCode.REFUSED),
+        (CheckpointError("ps 0: no space left"), ExitCode.CHECKPOINT),
+    ],
+)
+def test_save_that_fails_tells_why(
+    error: Exception, code: ExitCode, ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies = {GetStatus: [training], RequestSave: [error]}
+    assert main(["save"]) == code
+    assert capsys.readouterr() == ("", f"error: {error}\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [("silent", "is silent"), ("left", "is left"), (None, "has not joined")],
+)
+def test_save_that_takes_too_long_looks_at_the_chief(
+    state: str | None, what: str, ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tuple(
+        replace(task, state=state or "") if task.task == "chief 0" else task
+        for task in training.tasks
+        if state or task.task != "chief 0"
+    )
+    ps.replies = {
+        GetStatus: [replace(training, tasks=tasks)],
+        RequestSave: [PeerLostError("no answer")],
+    }
+    assert main(["save"]) == ExitCode.PEER_LOST
+    assert capsys.readouterr().err == (
+        f"error: there was no checkpoint within 1 min 0 s; the chief, which saves, {what}; it will "
+        "be saved when the chief can; wait longer by --wait-s, or look at zmqtrain why\n"
+    )

@@ -1,0 +1,146 @@
+"""Which job is meant, and how it is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from zmqtrain.cli.main import main
+from zmqtrain.cli.remote import RemoteJob, find_job
+from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ProtocolError
+from zmqtrain.run_file import RunningJob
+from zmqtrain.wire.messages import Done, GetStatus, Status
+
+DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"))
+LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",))
+
+
+def tf_config(**cluster: Any) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster})}
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "address"),
+    [
+        ("b:1", {}, "b:1"),
+        ("b:1,c:1", {}, "b:1"),
+        ("ipc:///tmp/socket", {}, "ipc:///tmp/socket"),
+        ("2", {}, "127.0.0.1:2222"),
+        ("2", {"ZMQTRAIN_BASE_PORT": "3000"}, "127.0.0.1:3000"),
+        ("b:1", {"ZMQTRAIN_PS": "c:1", **tf_config(ps=["d:1"])}, "b:1"),
+        (None, {"ZMQTRAIN_PS": "c:1", **tf_config(ps=["d:1"])}, "c:1"),
+        (None, {"ZMQTRAIN_PS": "c:1", "ZMQTRAIN_INDEX": "7"}, "c:1"),
+        (None, tf_config(ps=["d:1", "e:1"], worker=["w:1"]), "d:1"),
+        (None, tf_config(worker=["w:1"]), "127.0.0.1:2222"),
+        (None, tf_config(ps={"1": "e:1"}), "127.0.0.1:2222"),
+        (None, {"TF_CONFIG": ""}, "127.0.0.1:2222"),
+        (None, {}, "127.0.0.1:2222"),
+    ],
+)
+def test_flag_comes_before_variable_before_tf_config_before_this_host(
+    flag: str | None, environ: Mapping[str, str], address: str, jobs: list[RunningJob]
+) -> None:
+    jobs.append(DIGITS)
+    assert find_job(flag, environ=environ).address == address
+
+
+def test_job_of_this_host_has_its_name_even_if_its_address_is_given(
+    jobs: list[RunningJob],
+) -> None:
+    jobs += [DIGITS, LINE]
+    assert find_job("127.0.0.1:2222").name == "digits.py"
+    assert find_job("ipc:///tmp/ps-0").name == "line.py"
+    assert find_job("127.0.0.1:2223").name == ""
+
+
+def test_no_job_is_told_with_what_to_give(
+    jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "error: no job of yours has its chief on this host; expected one that runs; start one, or "
+        "give the address of its ps 0 by --ps (or ZMQTRAIN_PS)\n"
+    )
+
+
+def test_several_jobs_are_listed_as_they_can_be_given(
+    jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs += [DIGITS, LINE]
+    assert main(["why"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "error: 2 jobs run on this host; say which one is meant:\n"
+        "  --ps 127.0.0.1:2222   digits.py (chief: process 4711)\n"
+        "  --ps ipc:///tmp/ps-0  line.py (chief: process 4712)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "complaint"),
+    [
+        ("b", {}, "--ps (or ZMQTRAIN_PS) is 'b'; address 'b' has no port; expected host:port"),
+        (None, {"ZMQTRAIN_PS": "b:x"}, "address 'b:x' has the port 'x'"),
+        (None, {"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
+    ],
+)
+def test_wrong_address_is_refused_with_its_source(
+    flag: str | None, environ: Mapping[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_job(flag, environ=environ)
+    assert complaint in str(caught.value)
+
+
+def test_timeout_is_that_of_the_flag(ps: Any, training: Status) -> None:
+    ps.replies[GetStatus] = [training]
+    assert main(["why", "--timeout-s", "0.5"]) == ExitCode.OK
+    assert main(["why"]) == ExitCode.OK
+    assert [timeout_s for _, _, timeout_s in ps.asked] == [0.5, 5.0]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["status"], ["status", "--watch"], ["why"], ["policy", "hogwild"], ["save"]],
+    ids=" ".join,
+)
+def test_dead_address_is_told_by_every_command_after_one_question(
+    command: list[str], ps: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--ps", "127.0.0.1:9"]) == ExitCode.PEER_LOST
+    told = capsys.readouterr()
+    assert told.err == "error: ps 0 at 127.0.0.1:9 did not answer within 5 s\n"
+    assert told.out == ""
+    assert ps.asked == [("127.0.0.1:9", GetStatus(), 5.0)]
+
+
+def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
+    ps.replies[GetStatus] = [ProtocolError("ps 1 takes no GetStatus")]
+    with pytest.raises(ProtocolError) as caught:
+        RemoteJob("127.0.0.1:2223", "").status()
+    assert str(caught.value) == (
+        "what answers at 127.0.0.1:2223 is no ps 0 of this version (ps 1 takes no GetStatus); "
+        "expected the first of the job's ps; give its address by --ps (or ZMQTRAIN_PS)"
+    )
+
+
+def test_reply_of_another_kind_is_refused(ps: Any) -> None:
+    ps.replies[GetStatus] = [Done("what?")]
+    with pytest.raises(ProtocolError, match="answered GetStatus"):
+        RemoteJob("127.0.0.1:2222", "").status()
+
+
+def test_job_has_ended_once_its_chief_is_gone(jobs: list[RunningJob]) -> None:
+    jobs.append(DIGITS)
+    near, far = find_job(None), find_job("far:2222")
+    assert not near.has_ended()
+    jobs.clear()
+    assert near.has_ended()
+    assert not far.has_ended()  # it was never seen here
+
+
+def test_silence_raises_what_the_client_raises(ps: Any) -> None:
+    with pytest.raises(PeerLostError):
+        RemoteJob("127.0.0.1:2222", "").status()

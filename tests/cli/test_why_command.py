@@ -1,0 +1,106 @@
+"""`zmqtrain why`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zmqtrain.cli.main import main
+from zmqtrain.cli.output import text_of
+from zmqtrain.cli.why import why_view
+from zmqtrain.errors import ExitCode
+from zmqtrain.wire.messages import GetStatus, Status, Wait
+
+
+def told(status: Status, *, show_all: bool = False) -> list[str]:
+    return text_of(why_view(status, show_all=show_all)).splitlines()
+
+
+def test_waits_are_told_the_longest_first_without_those_in_passing(training: Status) -> None:
+    assert told(training) == [
+        "who       waits for  since  until           because",
+        "worker 0  ps 0       3.3 s  it is given up  it has not answered push 1205",
+        "worker 0  worker 1   3.2 s  in 4 min 57 s   step 1200 has 1 of 2 gradients",
+        "1 wait of less than 500 ms in passing; see --all",
+    ]
+
+
+def test_all_waits_are_told_if_asked_for(training: Status) -> None:
+    assert told(training, show_all=True)[3:] == [
+        "chief 0   ps 0       100 ms  it is given up  it has not told the status"
+    ]
+
+
+def test_nobody_waits_if_so(training: Status) -> None:
+    assert told(replace(training, waits=())) == ["nobody waits"]
+
+
+def test_waits_in_passing_do_not_count_as_waiting(training: Status) -> None:
+    wait = Wait("worker 0", "ps 0", "it has not answered push 7", 0.002)
+    assert told(replace(training, waits=(wait, wait))) == [
+        "nobody waits",
+        "2 waits of less than 500 ms in passing; see --all",
+    ]
+
+
+def test_before_the_job_begins_the_shortest_wait_is_told(training: Status) -> None:
+    wait = Wait("ps 0", "chief 0", "no chief has initialised the parameters", 0.2, 299.8)
+    assert told(replace(training, initialised=False, waits=(wait,)))[1:] == [
+        "ps 0  chief 0    200 ms  in 5 min 0 s  no chief has initialised the parameters"
+    ]
+
+
+def test_absent_tasks_are_named(training: Status) -> None:
+    *others, first, second = training.tasks
+    gone = replace(first, state="left", silent_s=95.0, process="a:1")
+    mute = replace(second, state="silent", silent_s=6.2, process="b:2")
+    assert told(replace(training, tasks=(*others, gone, mute), waits=())) == [
+        "nobody waits",
+        "",
+        "absent    state       last heard  process",
+        "worker 0  left    1 min 35 s ago  a:1",
+        "worker 1  silent       6.2 s ago  b:2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "news"),
+    [
+        ({"failure": "diverged"}, "the job ends in failure: diverged"),
+        ({"stop": "step 9 of 9 is done"}, "the job needs no more gradients: step 9 of 9 is done"),
+        ({"switching": "hogwild"}, "the policy changes to hogwild once no worker computes"),
+    ],
+)
+def test_what_ends_or_changes_the_job_is_told_first(
+    training: Status, change: dict[str, Any], news: str
+) -> None:
+    assert told(replace(training, waits=(), **change)) == [news, "nobody waits"]
+
+
+def test_reason_with_brackets_is_told_as_it_is(training: Status) -> None:
+    wait = Wait("worker 0", "ps 0", "w has shape [3, 4] [bold]", 1.0)
+    assert told(replace(training, waits=(wait,)))[1].endswith("w has shape [3, 4] [bold]")
+
+
+def test_json_has_every_wait_and_the_absent_tasks(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *others, last = training.tasks
+    ps.replies[GetStatus] = [replace(training, tasks=(*others, replace(last, state="left")))]
+    assert main(["why", "--json"]) == ExitCode.OK
+    answer = json.loads(capsys.readouterr().out)
+    assert [wait["peer"] for wait in answer["waits"]] == ["ps 0", "worker 1", "ps 0"]
+    assert [task["task"] for task in answer["absent"]] == ["worker 1"]
+    assert answer["waits"][0]["until_s"] is None
+    assert answer["stop"] == answer["failure"] == answer["switching"] == ""
+
+
+def test_command_shows_the_view_of_the_status_it_asked_for(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies[GetStatus] = [training]
+    assert main(["why", "--all"]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == told(training, show_all=True)

@@ -1,0 +1,361 @@
+"""What the coordinator orders, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.policies import Held, make_policy
+from zmqtrain.wire.messages import Order
+
+Play = Callable[[Coordinator, str], None]
+
+
+def coordinator(
+    spec: str,
+    *,
+    shards: int = 1,
+    workers: int = 2,
+    steps: int = 100,
+    lookahead: int = 0,
+    version: int = 0,
+    ledger: Ledger | None = None,
+) -> Coordinator:
+    return Coordinator(
+        make_policy(spec),
+        shards=shards,
+        workers=workers,
+        steps=steps,
+        version=version,
+        ledger=ledger,
+        lookahead=lookahead,
+    )
+
+
+def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> None:
+    play(
+        coordinator("hogwild"),
+        """
+        join 0 1   -> -
+        pull 0     -> release 0 with 0
+        join 1 1   -> -
+        pull 1     -> release 1 with 1
+        push 1 1 1 -> apply 1, release 1 with 2
+        push 1 2 2 -> apply 1, release 1 with 3
+        push 0 1 0 -> apply 0, release 0 with 4
+        held       -> -
+        leave 0    -> leave 0
+        leave 0    -> -
+        """,
+    )
+
+
+def test_release_answers_one_push_of_one_life() -> None:
+    run = coordinator("hogwild")
+    run.join(0, 3)
+    assert run.arrived(0, 0, 0) == [Order("release", (0,), "", 3, 0, (0,))]
+    assert run.arrived(0, 1, 0, batch=0)[-1] == Order("release", (0,), "", 3, 1, (1,))
+    run.join(0, 4)
+    assert run.arrived(0, 0, 0) == [Order("release", (0,), "", 4, 0, (1,))]
+
+
+def test_repeated_report_changes_nothing(play: Play) -> None:
+    play(
+        coordinator("bounded-staleness:0", shards=2),
+        """
+        pull 0          -> -
+        join 0 1        -> -
+        pull 0          -> release 0 with 0
+        pull 0 at 1     -> -
+        pull 0          -> -
+        push 0 1 0      -> -
+        push 0 1 0      -> -
+        push 0 1 0 at 1 -> apply 0, release 0 with 1
+        push 0 1 0 at 1 -> -
+        push 0 1 0      -> -
+        pull 0          -> -
+        """,
+    )
+
+
+def test_new_life_ends_the_one_before(play: Play) -> None:
+    play(
+        coordinator("sync-replicas", lookahead=1),
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        pull 0     -> -
+        pull 1     -> release 0 with 0 2, release 1 with 1 3
+        push 0 1 0 -> -
+        join 1 2   -> leave 1, reduce 0, release 0 with 1
+        pull 1     -> -
+        held       -> 1 waits for 0
+        push 0 2 2 -> reduce 0, release 0 with 4, release 1 with 3 5
+        """,
+    )
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
+    run = coordinator("bounded-staleness:1", shards=3)
+    run.join(0, 1)
+    run.arrived(0, 0, 0)
+    for shard in {0, 1, 2} - {last}:
+        assert not run.arrived(0, 1, shard, batch=0 if shard == 0 else -1)
+        assert run.ledger.open_batches() == (0,)
+    orders = run.arrived(0, 1, last, batch=0 if last == 0 else -1)
+    assert [order.kind for order in orders] == ["apply", "release"]
+
+
+def test_other_push_counts_once_it_is_at_the_lead_shard(play: Play) -> None:
+    play(
+        coordinator("hogwild", shards=3),
+        """
+        join 0 1        -> -
+        pull 0 at 1     -> -
+        pull 0          -> release 0 with 0
+        push 0 1 0 at 2 -> -
+        push 0 1 0      -> apply 0, release 0 with 1
+        """,
+    )
+
+
+def test_unfinished_arrival_is_not_counted_by_anothers_step(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=1", shards=2)
+    play(
+        run,
+        """
+        join 0 1        -> -
+        join 1 1        -> -
+        pull 0          -> -
+        pull 1          -> release 0 with 0, release 1 with 1
+        push 1 1 1      -> -
+        push 0 1 0      -> -
+        push 0 1 0 at 1 -> reduce 0, release 0 with 2
+        push 1 1 1 at 1 -> drop 1 stale, release 1 with 1
+        """,
+    )
+    assert run.ledger.open_batches() == (1, 2)
+
+
+def test_batch_of_an_unfinished_arrival_goes_to_another(play: Play) -> None:
+    play(
+        coordinator("sync-replicas", shards=2),
+        """
+        join 0 1        -> -
+        join 1 1        -> -
+        pull 0          -> -
+        pull 1          -> release 0 with 0, release 1 with 1
+        push 0 1 0      -> -
+        leave 0         -> leave 0
+        push 1 1 1      -> -
+        push 1 1 1 at 1 -> reduce 1, release 1 with 0
+        """,
+    )
+
+
+def test_accumulated_batch_of_a_worker_that_leaves_stays_counted(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=3", shards=2, workers=1)
+    play(
+        run,
+        """
+        join 0 1        -> -
+        pull 0          -> release 0 with 0
+        push 0 1 0      -> -
+        push 0 1 0 at 1 -> accumulate 0, release 0 with 1
+        push 0 2 1 at 1 -> -
+        leave 0         -> leave 0
+        join 0 2        -> -
+        pull 0          -> release 0 with 1
+        push 0 1 1      -> -
+        push 0 1 1 at 1 -> accumulate 0, release 0 with 2
+        push 0 2 2      -> -
+        push 0 2 2 at 1 -> reduce 0, release 0 with 3
+        """,
+    )
+    assert run.ledger.open_batches() == (3,)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    workers=st.integers(1, 5),
+    shards=st.integers(1, 2),
+    lookahead=st.integers(0, 3),
+    data=st.data(),
+)
+def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
+    workers: int, shards: int, lookahead: int, data: st.DataObject
+) -> None:
+    run = coordinator(
+        "sync-replicas", shards=shards, workers=workers, steps=4, lookahead=lookahead
+    )
+    leases: dict[int, list[int]] = {worker: [] for worker in range(workers)}
+    for worker in range(workers):
+        run.join(worker, 1)
+    for step in range(4):
+        for worker in data.draw(st.permutations(range(workers))):
+            batch = leases[worker].pop(0) if step else -1
+            assert not step or batch == (step - 1) * workers + worker
+            for shard in range(shards):
+                for order in run.arrived(worker, step, shard, batch=batch if shard == 0 else -1):
+                    if order.kind == "release":
+                        leases[order.workers[0]] += order.batches
+
+
+@pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:1"])
+def test_no_more_batches_are_leased_than_steps_are_left(play: Play, spec: str) -> None:
+    run = coordinator(spec, steps=3, lookahead=1)
+    play(
+        run,
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        pull 0     -> release 0 with 0 1
+        pull 1     -> release 1 with 2
+        push 0 1 0 -> apply 0, release 0
+        push 0 2 1 -> apply 0
+        held       -> 0 waits for 1
+        push 1 1 2 -> apply 1, release 0 stop, release 1 stop
+        held       -> -
+        """,
+    )
+    assert run.finished
+    assert run.ledger.open_batches() == ()
+
+
+@pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "bounded-staleness:2"])
+def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(play: Play, spec: str) -> None:
+    run = coordinator(spec, steps=2, lookahead=1)
+    play(
+        run,
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        pull 0     -> release 0 with 0 1
+        pull 1     -> -
+        held       -> 1 waits for 0
+        leave 0    -> leave 0, release 1 with 0 1
+        join 0 2   -> -
+        pull 0     -> -
+        push 1 1 0 -> apply 1, release 1
+        push 1 2 1 -> apply 1, release 1 stop, release 0 stop
+        """,
+    )
+
+
+def test_worker_without_a_batch_can_leave(play: Play) -> None:
+    play(
+        coordinator("bounded-staleness:0", steps=1),
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        pull 0     -> release 0 with 0
+        pull 1     -> -
+        leave 1    -> leave 1
+        push 0 1 0 -> apply 0, release 0 stop
+        """,
+    )
+
+
+def test_coordinator_says_why_a_worker_has_no_batch() -> None:
+    run = coordinator("hogwild", steps=1)
+    for worker in (0, 1):
+        run.join(worker, 1)
+        run.arrived(worker, 0, 0)
+    assert list(run.held()) == [
+        Held(1, "every step up to the last is being computed already", (0,))
+    ]
+
+
+def test_everyone_is_told_to_stop_after_the_last_step(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=2", workers=3, steps=1)
+    play(
+        run,
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        join 2 1   -> -
+        pull 0     -> -
+        pull 1     -> -
+        pull 2     -> release 0 with 0, release 1 with 1, release 2 with 2
+        push 0 1 0 -> -
+        push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
+        push 2 1 2 -> drop 2 the job is complete, release 2 stop
+        join 1 2   -> leave 1
+        pull 1     -> release 1 stop
+        leave 1    -> leave 1
+        held       -> -
+        """,
+    )
+    assert run.version == 1
+    assert run.ledger.open_batches() == (2,)
+
+
+def test_job_that_is_complete_when_it_starts_stops_everyone(play: Play) -> None:
+    run = coordinator("sync-replicas", steps=5, version=5)
+    play(
+        run,
+        """
+        join 0 1 -> -
+        pull 0   -> release 0 stop
+        """,
+    )
+    assert run.finished
+
+
+def test_non_finite_gradient_is_skipped_with_its_batch(play: Play) -> None:
+    run = coordinator("sync-replicas", shards=2, workers=1)
+    play(
+        run,
+        """
+        join 0 1            -> -
+        pull 0              -> release 0 with 0
+        push 0 1 0          -> -
+        push 0 1 0 at 1 bad -> release 0 with 1
+        push 0 2 1          -> -
+        push 0 2 1 at 1     -> reduce 0, release 0 with 2
+        """,
+    )
+    assert run.refused == 1
+    assert run.version == 1
+    assert run.ledger.open_batches() == (2,)
+
+
+def test_non_finite_gradient_does_not_move_a_clock(play: Play) -> None:
+    run = coordinator("bounded-staleness:0")
+    play(
+        run,
+        """
+        join 0 1       -> -
+        pull 0         -> release 0 with 0
+        join 1 1       -> -
+        pull 1         -> release 1 with 1
+        push 0 1 0 bad -> release 0 with 2
+        push 1 1 1     -> apply 1
+        held           -> 1 waits for 0
+        push 0 2 2     -> apply 0, release 0 with 3, release 1 with 4
+        """,
+    )
+
+
+def test_resumed_run_leases_what_was_open_first(play: Play) -> None:
+    run = coordinator(
+        "sync-replicas", version=7, ledger=Ledger(next_batch=20, open_batches=(17, 12))
+    )
+    play(
+        run,
+        """
+        join 0 1     -> -
+        join 1 1     -> -
+        pull 1       -> -
+        pull 0       -> release 0 with 12, release 1 with 17
+        push 0 1 12  -> -
+        push 1 1 17  -> reduce 0 1, release 0 with 20, release 1 with 21
+        """,
+    )
+    assert run.version == 8

@@ -1,0 +1,146 @@
+"""Every batch is counted exactly once, or still open."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from zmqtrain.coordination.ledger import Ledger, LedgerState
+
+
+def test_batches_are_leased_in_order() -> None:
+    ledger = Ledger()
+    assert [ledger.lease(worker) for worker in (0, 1, 0)] == [0, 1, 2]
+    assert ledger.outstanding == 3
+    assert ledger.open_batches() == (0, 1, 2)
+    assert ledger.next_batch == 3
+
+
+def test_worker_holds_what_it_leased_until_it_arrives() -> None:
+    ledger = Ledger()
+    ledger.lease(3)
+    assert ledger.holds(3, 0)
+    assert not ledger.holds(2, 0)
+    assert not ledger.holds(3, 1)
+    ledger.arrive(3, 0)
+    assert not ledger.holds(3, 0)
+    assert ledger.open_batches() == (0,)
+    ledger.count(3)
+    assert ledger.open_batches() == ()
+
+
+def test_returned_batches_are_leased_lowest_first() -> None:
+    ledger = Ledger()
+    for _ in range(5):
+        ledger.lease(0)
+    ledger.arrive(0, 1)
+    ledger.give_back(0)
+    ledger.leave(0)
+    assert [ledger.lease(1) for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_dropped_gradient_returns_the_batch_that_came_last() -> None:
+    ledger = Ledger()
+    ledger.lease(0)
+    ledger.lease(0)
+    ledger.arrive(0, 0)
+    ledger.arrive(0, 1)
+    ledger.give_back(0)
+    ledger.count_all()
+    assert ledger.open_batches() == (1,)
+
+
+def test_skipped_batch_is_not_leased_again() -> None:
+    ledger = Ledger()
+    ledger.lease(0)
+    ledger.arrive(0, 0)
+    ledger.skip(0)
+    assert ledger.open_batches() == ()
+    assert ledger.lease(0) == 1
+
+
+def test_gradient_that_lies_ready_outlives_its_worker() -> None:
+    ledger = Ledger()
+    ledger.lease(0)
+    ledger.lease(0)
+    ledger.arrive(0, 0)
+    ledger.leave(0)
+    assert ledger.outstanding == 1
+    ledger.count_all()
+    assert ledger.open_batches() == (1,)
+
+
+def test_one_workers_batch_counts_alone() -> None:
+    ledger = Ledger()
+    for worker in (0, 1):
+        ledger.arrive(worker, ledger.lease(worker))
+    ledger.count(1)
+    assert ledger.open_batches() == (0,)
+
+
+def test_ledger_of_a_checkpoint_goes_on_with_its_open_batches() -> None:
+    ledger = Ledger(next_batch=9, open_batches=(7, 2, 4))
+    assert [ledger.lease(0) for _ in range(5)] == [2, 4, 7, 9, 10]
+
+
+@pytest.mark.parametrize("field", ["next_batch", "open_batches", "examples"])
+def test_ledger_state_with_a_negative_number_is_refused(field: str) -> None:
+    state = {"next_batch": 3, "open_batches": (1,), "examples": 200}
+    LedgerState(**state)
+    with pytest.raises(ValidationError):
+        LedgerState(**state | {field: (-1,) if field == "open_batches" else -1})
+
+
+operations = st.tuples(
+    st.sampled_from(["lease", "lease", "arrive", "count", "give_back", "skip", "leave", "all"]),
+    st.integers(0, 2),
+)
+schedules = st.integers(0, 60).flatmap(lambda n: st.lists(operations, min_size=n, max_size=n))
+
+
+@settings(deadline=None, max_examples=100)
+@given(before=schedules, after=schedules)
+def test_every_batch_is_counted_once_or_open(
+    before: list[tuple[str, int]], after: list[tuple[str, int]]
+) -> None:
+    ledger, done = Ledger(), set[int]()
+    _play(ledger, done, before)
+    restored = Ledger(ledger.next_batch, ledger.open_batches())
+    assert restored.open_batches() == ledger.open_batches()
+    _play(restored, done, after)
+
+
+def _play(ledger: Ledger, done: set[int], schedule: list[tuple[str, int]]) -> None:
+    """Carry out what is possible; ``done`` takes the batches that were counted or skipped."""
+    for operation, worker in schedule:
+        held = ledger.leases.get(worker, [])
+        pending = ledger.pending.get(worker, [])
+        if operation == "lease":
+            still_open = ledger.open_batches()
+            free = [b for b in still_open if b not in _in_use(ledger)]
+            assert ledger.lease(worker) == min(free, default=len(done) + len(still_open))
+        elif operation == "arrive" and held:
+            ledger.arrive(worker, held[0])
+        elif operation == "count":
+            done.update(pending)
+            ledger.count(worker)
+        elif operation == "give_back" and pending:
+            ledger.give_back(worker)
+        elif operation == "skip" and pending:
+            done.add(pending[-1])
+            ledger.skip(worker)
+        elif operation == "leave":
+            ledger.leave(worker)
+        elif operation == "all":
+            done.update(batch for batches in ledger.pending.values() for batch in batches)
+            ledger.count_all()
+        still_open = ledger.open_batches()
+        assert sorted([*done, *still_open]) == list(range(ledger.next_batch))
+        assert ledger.outstanding == len(_in_use(ledger))
+
+
+def _in_use(ledger: Ledger) -> list[int]:
+    batches = [*ledger.leases.values(), *ledger.pending.values()]
+    return [batch for worker in batches for batch in worker]

@@ -1,0 +1,242 @@
+"""Changing the policy of a running job, at a version barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.policies import Held, make_policy
+
+Play = Callable[[Coordinator, str], None]
+
+BOTH_ARE_IN = """
+    join 0 1   -> -
+    join 1 1   -> -
+"""
+
+
+def coordinator(spec: str, *, steps: int = 100, shards: int = 1, lookahead: int = 0) -> Coordinator:
+    return Coordinator(
+        make_policy(spec), shards=shards, workers=2, steps=steps, lookahead=lookahead
+    )
+
+
+def test_everyone_is_held_until_no_worker_computes(play: Play) -> None:
+    run = coordinator("hogwild")
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0               -> release 0 with 0
+        pull 1               -> release 1 with 1
+        switch sync-replicas -> -
+        held                 -> -
+        push 0 1 0           -> apply 0
+        held                 -> 0 waits for 1
+        push 1 1 1           -> apply 1, switch sync-replicas, release 0 with 2, release 1 with 3
+        push 1 2 3           -> -
+        held                 -> 1 waits for 0
+        push 0 2 2           -> reduce 0 1, release 0 with 4, release 1 with 5
+        """,
+    )
+    assert run.policy.spec == "sync-replicas"
+    assert run.next_policy is None
+
+
+def test_coordinator_says_that_the_policy_changes() -> None:
+    run = coordinator("hogwild")
+    for worker in (0, 1):
+        run.join(worker, 1)
+        run.arrived(worker, 0, 0)
+    run.switch(make_policy("sync-replicas:aggregate=1"))
+    run.settle()
+    run.arrived(1, 1, 0, batch=1)
+    assert list(run.held()) == [
+        Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))
+    ]
+
+
+def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=5")
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0         -> -
+        pull 1         -> release 0 with 0, release 1 with 1
+        push 0 1 0     -> accumulate 0, release 0 with 2
+        switch hogwild -> -
+        push 0 2 2     -> accumulate 0
+        push 1 1 1     -> accumulate 1, reduce, switch hogwild, release 0 with 3, release 1 with 4
+        push 1 2 4     -> apply 1, release 1 with 5
+        """,
+    )
+    assert run.version == 2
+
+
+def test_worker_that_computes_and_leaves_opens_the_barrier(play: Play) -> None:
+    play(
+        coordinator("hogwild"),
+        BOTH_ARE_IN
+        + """
+        pull 0               -> release 0 with 0
+        pull 1               -> release 1 with 1
+        switch sync-replicas -> -
+        push 0 1 0           -> apply 0
+        leave 1              -> leave 1, switch sync-replicas, release 0 with 1
+        push 0 2 1           -> reduce 0, release 0 with 2
+        """,
+    )
+
+
+def test_policy_changes_at_once_when_nobody_computes(play: Play) -> None:
+    run = coordinator("sync-replicas")
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0         -> -
+        switch hogwild -> switch hogwild, release 0 with 0
+        pull 1         -> release 1 with 1
+        """,
+    )
+
+
+def test_policy_changes_while_no_worker_is_live(play: Play) -> None:
+    play(
+        coordinator("hogwild"),
+        """
+        switch sync-replicas -> switch sync-replicas
+        join 1 1             -> -
+        pull 1               -> release 1 with 0
+        """,
+    )
+
+
+def test_worker_that_joins_during_a_switch_begins_under_the_new_policy(play: Play) -> None:
+    play(
+        coordinator("hogwild"),
+        BOTH_ARE_IN
+        + """
+        pull 0                     -> release 0 with 0
+        switch bounded-staleness:0 -> -
+        pull 1                     -> -
+        held                       -> 1 waits for 0
+        push 0 1 0                 -> apply 0, switch bounded-staleness:0, release 0 with 1, \
+release 1 with 2
+        push 0 2 1                 -> apply 0
+        held                       -> 0 waits for 1
+        """,
+    )
+
+
+def test_last_request_for_a_switch_wins(play: Play) -> None:
+    play(
+        coordinator("hogwild"),
+        BOTH_ARE_IN
+        + """
+        pull 0                     -> release 0 with 0
+        switch sync-replicas       -> -
+        switch bounded-staleness:3 -> -
+        push 0 1 0                 -> apply 0, switch bounded-staleness:3, release 0 with 1
+        """,
+    )
+
+
+def test_run_that_ends_during_a_switch_forgets_it(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=1", steps=1)
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0         -> -
+        pull 1         -> release 0 with 0, release 1 with 1
+        switch hogwild -> -
+        push 0 1 0     -> reduce 0, release 0 stop
+        held           -> -
+        push 1 1 1     -> drop 1 the job is complete, release 1 stop
+        """,
+    )
+    assert run.next_policy is None
+    assert run.policy.spec == "sync-replicas:aggregate=1"
+
+
+def test_non_finite_push_is_held_like_any_other(play: Play) -> None:
+    run = coordinator("sync-replicas")
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0         -> -
+        pull 1         -> release 0 with 0, release 1 with 1
+        push 0 1 0     -> -
+        switch hogwild -> -
+        push 1 1 1 bad -> reduce 0, switch hogwild, release 0 with 2, release 1 with 3
+        """,
+    )
+    assert run.refused == 1
+
+
+def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut(play: Play) -> None:
+    play(
+        coordinator("bounded-staleness:9", shards=2),
+        BOTH_ARE_IN
+        + """
+        pull 0          -> release 0 with 0
+        push 0 1 0      -> -
+        switch hogwild  -> -
+        held            -> -
+        push 0 1 0 at 1 -> apply 0, switch hogwild, release 0 with 1
+        push 0 2 1      -> apply 0, release 0 with 2
+        """,
+    )
+
+
+def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for(play: Play) -> None:
+    play(
+        coordinator("hogwild", shards=2),
+        BOTH_ARE_IN
+        + """
+        pull 0                     -> release 0 with 0
+        switch bounded-staleness:1 -> -
+        push 0 1 0                 -> apply 0, switch bounded-staleness:1, release 0 with 1
+        pull 1                     -> release 1 with 2
+        """,
+    )
+
+
+def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push_a_step(
+    play: Play,
+) -> None:
+    run = coordinator("sync-replicas", steps=2, lookahead=1)
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0         -> -
+        pull 1         -> release 0 with 0 2, release 1 with 1 3
+        switch hogwild -> -
+        push 0 1 0     -> -
+        push 1 1 1     -> reduce 0 1, switch hogwild, release 0
+        held           -> 1 waits for 0
+        leave 0        -> leave 0, release 1
+        push 1 2 3     -> apply 1, release 1 stop
+        """,
+    )
+    assert run.ledger.open_batches() == (2,)
+
+
+@pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "sync-replicas"])
+def test_policy_can_be_renewed(play: Play, spec: str) -> None:
+    run = coordinator(spec)
+    play(
+        run,
+        BOTH_ARE_IN
+        + f"""
+        switch {spec} -> switch {spec}
+        pull 0        -> release 0 with 0
+        pull 1        -> {"-" if spec == "sync-replicas" else "release 1 with 1"}
+        """,
+    )

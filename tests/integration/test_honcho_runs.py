@@ -1,0 +1,61 @@
+"""The project's Procfile, started by honcho."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process, Stage
+
+PROCFILE = Path(__file__).parents[2] / "Procfile"
+
+
+def start_honcho(stage: Stage, job: str, *arguments: str, **variables: str) -> Process:
+    (stage.directory / "Procfile").write_text(PROCFILE.read_text())
+    ports = stage.free_ports(2)
+    variables |= {"ZMQTRAIN_BASE_PORT": str(ports[0]), "ZMQTRAIN_METRICS_PORT": "0"}
+    env = {"ZMQTRAIN_JOB": job, **variables}
+    return stage.start("honcho", "honcho", "start", *arguments, env=env)
+
+
+def lines_of(process: str, output: str) -> list[str]:
+    """Return what a process of honcho's wrote, its colours and honcho's prefix removed."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    return re.findall(rf"^\S+ {re.escape(process)} +\| (.*)$", plain, re.MULTILINE)
+
+
+def exit_codes(output: str) -> dict[str, int]:
+    stopped = {}
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    for process, code in re.findall(r"(\S+) stopped \(rc=(-?\d+)\)", plain):
+        stopped[process] = int(code)
+    return stopped
+
+
+def test_procfile_trains_with_as_many_ps_and_workers_as_honcho_is_told(stage: Stage) -> None:
+    honcho = start_honcho(stage, stage.job(steps=100), "-c", "ps=2,worker=4")
+    assert honcho.exit_code() == 0, str(honcho)
+    summary = lines_of("chief.1", honcho.output)[-6:]
+    assert summary[1] == "policy hogwild, 2 ps, 4 workers"
+    assert summary[2].startswith("global step 100, ")
+    assert summary[5].startswith("final loss ")
+    codes = exit_codes(honcho.output)
+    tasks = {"chief.1", "ps.1", "ps.2", "worker.1", "worker.2", "worker.3", "worker.4"}
+    assert codes == dict.fromkeys(tasks, 0), str(honcho)
+
+
+def test_sigterm_of_honcho_leaves_a_checkpoint_and_needs_no_sigkill(stage: Stage) -> None:
+    logdir = {"ZMQTRAIN_LOGDIR": str(stage.logdir)}
+    job = stage.job(gated=True, steps=10**6)
+    honcho = start_honcho(stage, job, "-c", "worker=2", **logdir)
+    stage.until(lambda: re.search(r"step [1-9]\d*/", honcho.output), "the first steps")
+    honcho.signal(signal.SIGTERM)
+    assert honcho.exit_code() == 143, str(honcho)
+    assert "SIGKILL" not in honcho.output
+    tasks = {"chief.1", "ps.1", "worker.1", "worker.2"}
+    assert exit_codes(honcho.output) == dict.fromkeys(tasks, 143), str(honcho)
+    (saved,) = stage.logdir.glob("checkpoints/step-????????/manifest.json")
+    assert f"checkpoint {saved.parent}" in lines_of("chief.1", honcho.output)

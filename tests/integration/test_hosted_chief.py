@@ -1,0 +1,70 @@
+"""Clusters described by TF_CONFIG or flags, with a chief of their own and without."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Stage
+
+Task = tuple[str, int]
+
+
+def as_lists(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
+    return jobs
+
+
+def as_maps(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
+    return {name: {str(i): a for i, a in enumerate(job)} for name, job in jobs.items()}
+
+
+def with_dynamic_workers(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
+    """Show what a TFJob with dynamic workers shows: a worker itself and all ps, a ps itself."""
+    role, index = task
+    if role == "worker":
+        return {"ps": jobs["ps"], "worker": {str(index): jobs["worker"][index]}}
+    return {"ps": [jobs["ps"][index]], "worker": {}} if role == "ps" else {"worker": {}}
+
+
+@pytest.mark.parametrize(
+    ("chief", "cluster_as", "index_type"),
+    [
+        ("chief", as_lists, int),
+        ("master", as_maps, str),
+        (None, as_lists, str),
+        (None, as_maps, int),
+        ("chief", with_dynamic_workers, int),
+        (None, with_dynamic_workers, int),
+    ],
+)
+def test_tf_config_alone_makes_a_cluster(
+    stage: Stage, chief: str | None, cluster_as: Any, index_type: type
+) -> None:
+    ports = stage.free_ports(5)
+    addresses = [f"localhost:{port}" for port in ports]
+    jobs = {"ps": addresses[:2], "worker": addresses[2:4]}
+    tasks: list[Task] = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    if chief is not None:
+        jobs[chief] = addresses[4:]
+        tasks.append((chief, 0))
+    flags: list[str] = []
+    if cluster_as is with_dynamic_workers:
+        flags = ["--ps", ",".join(jobs["ps"]), "--workers", "2"]
+        flags.append("--chief" if chief else "--no-chief")
+    job = stage.job(steps=60, policy="sync-replicas")
+    started = {}
+    for role, index in tasks:
+        section = {"type": role, "index": index_type(index)}
+        config = {"cluster": cluster_as(jobs, (role, index)), "task": section}
+        started[role, index] = stage.role(
+            "chief" if role == chief else role,
+            *("--job", job, "--metrics-port", "0", "--threads", "1", *flags),
+            env={"TF_CONFIG": json.dumps(config)},
+        )
+    codes = {task: process.exit_code() for task, process in started.items()}
+    assert codes == dict.fromkeys(tasks, 0), stage.report
+    teller = started[chief or "worker", 0]
+    assert "policy sync-replicas, 2 ps, 2 workers\nglobal step 60," in teller.output

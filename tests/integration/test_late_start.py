@@ -1,0 +1,59 @@
+"""Tasks that start in any order, and later than they are waited for."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Stage
+
+
+@pytest.mark.parametrize("order", permutations(["ps", "chief", "worker"]), ids="-".join)
+def test_tasks_started_in_any_order_find_one_another(stage: Stage, order: tuple[str, ...]) -> None:
+    cluster = stage.cluster(stage.job(steps=20))
+    tasks = {}
+    for role in order:
+        tasks[role] = cluster.start(role)
+        tasks[role].until_line("metrics at")
+    assert [task.exit_code() for task in tasks.values()] == [0, 0, 0], stage.report
+    assert "global step 20," in tasks["chief"].output
+
+
+def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job(gated=True, steps=400), ps=2, workers=2)
+    chief, worker = cluster.start("chief"), cluster.start("worker", 0)
+    for task in (chief, worker):
+        for index, address in enumerate(cluster.ps):
+            task.until_line(f"waiting for ps {index}: .*{address} has not welcomed us yet")
+    servers = [cluster.start("ps", index) for index in (1, 0)]
+    cluster.until_status(lambda status: status.step > 0, "the first steps")
+
+    late = cluster.start("worker", 1)
+    cluster.until_status(
+        lambda status: any(t.task == "worker 1" and t.step > 1 for t in status.tasks),
+        "steps of worker 1",
+    )
+    stage.open_gate()
+    tasks = [chief, worker, late, *servers]
+    assert [task.exit_code() for task in tasks] == [0] * 5, stage.report
+    assert "global step 400," in chief.output
+    assert "pushes 400 applied, 0 dropped" in chief.output
+    for task in (chief, worker):
+        waits = task.lines("has not welcomed us yet")
+        assert len(waits) == len({line[13:] for line in waits}), str(task)
+
+
+def test_ps_and_worker_say_that_they_wait_for_the_chief(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job(steps=20))
+    ps, worker = cluster.start("ps"), cluster.start("worker")
+    worker.until_line("waiting for ps 0: it has not let us in yet")
+    status = cluster.until_status(lambda status: True, "the status")
+    assert not status.initialised
+    assert ("ps 0", "chief 0") in {(wait.owner, wait.peer) for wait in status.waits}
+    ps.until_line("waiting for .*chief")
+    chief = cluster.start("chief")
+    assert [task.exit_code() for task in (ps, worker, chief)] == [0, 0, 0], stage.report
+    assert len(worker.lines("waiting for ")) == len(ps.lines("waiting for ")) == 1

@@ -1,0 +1,82 @@
+"""What can be asked of a running job, and changed in it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import urllib.request
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zmqtrain.wire.messages import Done, SwitchPolicy
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Stage
+
+
+def fetch(url: str) -> tuple[int, str]:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.status, response.read().decode()
+
+
+def test_policy_is_switched_in_a_running_job(stage: Stage) -> None:
+    run = stage.train(stage.job(gated=True, steps=400), "--ps", 2)
+    address = stage.run_address()
+    stage.until_status(address, lambda status: status.step > 0, "the first steps")
+    for policy in ("bounded-staleness:4", "sync-replicas", "hogwild"):
+        assert stage.ask(address, SwitchPolicy(policy)) == Done(policy)
+        status = stage.status(address)
+        assert status is not None
+        assert (status.policy, status.switching) == (policy, "")
+        stage.until_status(address, lambda s, at=status.step: s.step > at + 2, f"steps of {policy}")
+    stage.open_gate()
+    summary = run.summary()
+    assert summary["policy"] == "hogwild"
+    assert summary["global_step"] == 400
+    assert summary["examples"] == 50 * summary["pushes"]["applied"]
+
+
+def test_every_task_of_a_run_tells_its_health_and_its_metrics(
+    stage: Stage, queries: ModuleType
+) -> None:
+    run = stage.train(stage.job(gated=True), "--ps", 2)
+    status = stage.until_status(
+        stage.run_address(),
+        lambda s: s.step > 2 and all(t.task.startswith("ps") or t.step >= 0 for t in s.tasks),
+        "the first steps",
+    )
+    tasks = {task.task: task.metrics for task in status.tasks}
+    assert tasks.keys() == {"ps 0", "ps 1", "chief 0", "worker 0", "worker 1"}
+    expositions = {}
+    for task, address in tasks.items():
+        assert fetch(f"http://{address}/healthz")[0] == 200, task
+        assert fetch(f"http://{address}/readyz")[0] == 200, task
+        expositions[task] = fetch(f"http://{address}/metrics")[1]
+    stage.open_gate()
+    run.summary()
+
+    exposed = set().union(*map(queries.exposed_names, expositions.values()))
+    known = exposed | queries.recorded_names()
+    read = {
+        (query.where, name)
+        for query in (*queries.dashboard_queries(), *queries.rule_queries())
+        for name in queries.metric_names(query.expr)
+    }
+    assert not {(where, name) for where, name in read if name not in known}
+    for task, text in expositions.items():
+        role, index = task.split()
+        assert f'zmqtrain_task_info{{index="{index}",role="{role}"}} 1.0' in text
+        assert 'zmqtrain_role_state{state="training"} 1.0' in text, task
+        _check_with_promtool(text)
+
+
+def _check_with_promtool(exposition: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=exposition, capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

@@ -1,0 +1,73 @@
+"""A run that is stopped, and the one that goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from threadpoolctl import threadpool_limits
+
+import zmqtrain
+from zmqtrain.job import load_job
+from zmqtrain.store.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process, Stage
+
+
+def saved(stage: Stage) -> list[str]:
+    return sorted(path.name for path in stage.logdir.glob("checkpoints/step-????????"))
+
+
+def stop(process: Process, number: signal.Signals) -> int:
+    """Stop a run by a signal; return the step at which it was saved."""
+    process.signal(number)
+    assert process.exit_code() == 128 + number, str(process)
+    summary = process.json()
+    assert summary["ended"] == "stopped by a signal"
+    assert summary["exit_code"] == 128 + number
+    path, step = Path(summary["checkpoint"]), summary["global_step"]
+    assert path.name == f"step-{step:08d}"
+    assert read_manifest(path).global_step == step
+    return step
+
+
+def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage) -> None:
+    job = stage.job(gated=True, policy="sync-replicas", steps=100_000, logdir=str(stage.logdir))
+
+    run = stage.train(job, "--save-secs", 0.2, "--keep-checkpoints", 2)
+    seen: set[str] = set()
+    stage.until(lambda: len(seen.update(saved(stage)) or seen) >= 4, "four checkpoints")
+    first = stop(run, signal.SIGINT)
+    assert len(saved(stage)) == 2
+
+    run = stage.train(job, "--ps", 3)
+    status = stage.until_status(stage.run_address(), lambda s: s.initialised, "the second start")
+    assert status.step >= first
+    stage.until_status(stage.run_address(), lambda s: s.step > first + 3, "progress")
+    second = stop(run, signal.SIGTERM)
+
+    stage.open_gate()
+    steps = second + 40
+    flags = ("--ps", 2, "--steps", steps)
+    summary = stage.train(job, *flags).summary()
+    assert summary["global_step"] == steps
+    assert summary["pushes"]["applied"] == 2 * 40
+    assert summary["examples"] == 2 * 50 * steps
+    undisturbed = load_job(job).model_copy(update={"steps": steps, "logdir": None})
+    with threadpool_limits(1):
+        expected = zmqtrain.run(undisturbed, workers=2)
+    assert summary["parameters_sha256"] == expected.parameters_sha256
+
+    again = stage.train(job, *flags).summary()
+    assert again["pushes"]["applied"] == 0
+    assert again["global_step"] == steps
+    assert again["parameters_sha256"] == summary["parameters_sha256"]
+
+
+def test_run_stopped_before_it_began_says_so_and_leaves_nothing(stage: Stage) -> None:
+    run = stage.train(stage.job(), "--verbose")
+    run.until_line("metrics at")
+    run.signal(signal.SIGINT)
+    assert run.exit_code() == 130

@@ -1,0 +1,67 @@
+"""`zmqtrain run` from its start to its summary."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from threadpoolctl import threadpool_limits
+
+import zmqtrain
+from zmqtrain.job import load_job
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Stage
+
+BATCH = 50
+
+
+def check(summary: dict[str, Any], policy: str, ps: int, steps: int, gradients: int) -> None:
+    """Check a summary of two workers; an update of ``policy`` is the mean of ``gradients``."""
+    assert (summary["policy"], summary["ps"], summary["workers"]) == (policy, ps, 2)
+    assert (summary["ended"], summary["exit_code"]) == (f"step {steps} of {steps} is done", 0)
+    assert summary["global_step"] == steps
+    assert summary["accuracy"] >= 0.95
+    assert 0 < summary["loss"] < 0.5
+    assert math.isclose(summary["steps_per_second"] * summary["seconds"], steps, rel_tol=0.02)
+    assert summary["staleness"].keys() == {"mean", "p50", "p99", "max"}
+    pushes = summary["pushes"]
+    assert pushes["applied"] == steps * gradients
+    assert pushes["duplicate"] == pushes["refused"] == 0
+    assert summary["examples"] == pushes["applied"] * BATCH
+    assert len(summary["parameters_sha256"]) == 64
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "steps", "gradients", "bound"),
+    [
+        ("hogwild", 500, 1, None),
+        ("bounded-staleness:2", 500, 1, 6),  # in 3 steps of the slower, the other may do 6
+        ("sync-replicas:aggregate=1", 500, 1, 0),
+        ("sync-replicas:aggregate=4", 200, 4, 0),
+    ],
+)
+def test_digits_are_learned_in_exactly_the_steps_asked_for(
+    stage: Stage, policy: str, steps: int, gradients: int, bound: int | None, ps: int
+) -> None:
+    job = stage.job(steps=steps)
+    summary = stage.train(job, "--policy", policy, "--ps", ps).summary()
+    check(summary, policy, ps, steps, gradients)
+    if bound is not None:
+        assert summary["staleness"]["max"] <= bound
+    if not policy.endswith("aggregate=1"):  # the only one whose second worker is a backup
+        assert summary["pushes"]["dropped"] == 0
+
+
+def test_sync_replicas_gives_the_same_parameters_however_it_is_run(stage: Stage) -> None:
+    job = stage.job(policy="sync-replicas", steps=200)
+    with threadpool_limits(1):
+        digests = {zmqtrain.run(load_job(job), workers=2).parameters_sha256}
+    for ps in (1, 2):
+        summary = stage.train(job, "--ps", ps).summary()
+        check(summary, "sync-replicas", ps, 200, 2)
+        assert summary["staleness"]["max"] == summary["pushes"]["dropped"] == 0
+        digests.add(summary["parameters_sha256"])
+    assert len(digests) == 1

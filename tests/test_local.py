@@ -1,0 +1,268 @@
+"""`zmqtrain.run`: a whole cluster inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import runpy
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import zmqtrain
+from zmqtrain import Job, Summary
+from zmqtrain.coordination.ledger import LedgerState
+from zmqtrain.data import Arrays
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD, new_slots
+from zmqtrain.roles.evaluation import evaluate
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.placement import place
+from zmqtrain.wire.messages import Status
+
+JOBS = runpy.run_path(str(Path(__file__).with_name("integration") / "jobs.py"), run_name="jobs")
+
+POLICIES = [
+    "hogwild",
+    "bounded-staleness:0",
+    "bounded-staleness:2",
+    "sync-replicas",
+    "sync-replicas:aggregate=1",
+    "sync-replicas:aggregate=4",
+]
+
+
+def digits_job(**fields: Any) -> Job:
+    return JOBS["digits_job"](**fields)
+
+
+def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
+    """Train in one loop on the batches of ``gradients`` workers joined; return the parameters."""
+    train, _ = job.data.load(None)
+    plan = BatchPlan(len(train), gradients * job.batch_size, job.seed)
+    (layout,) = place(job.variables(), shards=1)
+    flat, gradient = np.empty(layout.size, np.float32), np.empty(layout.size, np.float32)
+    values = job.initial_parameters()
+    layout.gather(values, flat)
+    slots = new_slots(job.update(), flat)
+    out = {name: np.empty_like(value) for name, value in values.items()}
+    for step in range(job.steps):
+        job.model.loss_and_gradients(values, train.take(plan.indices(step)), out)
+        layout.gather(out, gradient)
+        job.update().update(flat, gradient, slots, step)
+        layout.scatter(flat, values)
+    return values
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_trains_to_the_last_step(policy: str, ps: int) -> None:
+    summary = zmqtrain.run(digits_job(policy=policy, steps=100), workers=2, ps=ps)
+    assert (summary.global_step, summary.exit_code) == (100, 0)
+    assert summary.ended == "step 100 of 100 is done"
+    assert summary.accuracy > 0.8
+    assert summary.examples == summary.pushes["applied"] * 50
+
+
+def test_sync_replicas_gives_the_same_parameters_each_time_on_any_number_of_ps() -> None:
+    job = digits_job(policy="sync-replicas", steps=60)
+    digests = [zmqtrain.run(job, workers=3, ps=ps).parameters_sha256 for ps in (1, 1, 2, 3)]
+    assert len(set(digests)) == 1
+    other = zmqtrain.run(job.model_copy(update={"seed": 1}), workers=3)
+    assert other.parameters_sha256 != digests[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "workers", "gradients"),
+    [
+        ("sync-replicas", 1, 1),
+        ("sync-replicas", 2, 2),
+        ("sync-replicas", 3, 3),
+        ("sync-replicas:aggregate=4", 1, 4),
+        ("hogwild", 1, 1),
+        ("bounded-staleness:2", 1, 1),
+    ],
+)
+def test_parameters_are_those_of_one_loop_over_the_joined_batches(
+    tmp_path: Path, policy: str, workers: int, gradients: int
+) -> None:
+    job = digits_job(policy=policy, steps=40, logdir=str(tmp_path))
+    summary = zmqtrain.run(job, workers=workers, ps=2)
+    found = read_checkpoint(summary)
+    expected = undisturbed(job, gradients)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
+
+
+def test_one_worker_gives_the_parameters_of_one_loop_bit_for_bit(tmp_path: Path) -> None:
+    job = digits_job(steps=40, logdir=str(tmp_path), l2=0.001, moving_average=0.9)
+    found = read_checkpoint(zmqtrain.run(job))
+    for name, value in undisturbed(job, 1).items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "gradients"),
+    [
+        ("hogwild", 1),
+        ("bounded-staleness:2", 1),
+        ("sync-replicas:aggregate=1", 1),
+        ("sync-replicas:aggregate=3", 3),
+        ("sync-replicas:aggregate=4", 4),
+        ("sync-replicas", 3),
+    ],
+)
+def test_every_example_of_a_finished_pass_is_counted_once(
+    tmp_path: Path, policy: str, gradients: int, ps: int
+) -> None:
+    job = JOBS["counting_job"](
+        policy=policy, aggregate=gradients, steps=90, examples=100, logdir=str(tmp_path)
+    )
+    summary = zmqtrain.run(job, workers=3, ps=ps)
+    batches = counted_batches(summary)
+    assert len(batches) == 90 * gradients == summary.pushes["applied"]
+    plan = BatchPlan(100, job.batch_size, job.seed)
+    expected = np.bincount(np.concatenate([plan.indices(number) for number in batches]))
+    np.testing.assert_array_equal(read_checkpoint(summary)["counts"], expected)
+    if summary.pushes["dropped"] == 0:
+        assert batches == list(range(len(batches)))
+        assert expected.max() - expected.min() <= 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_finished_job_goes_on_with_more_steps_and_other_ps(tmp_path: Path, policy: str) -> None:
+    job = digits_job(policy=policy, steps=30, logdir=str(tmp_path))
+    first = zmqtrain.run(job, workers=2, ps=1)
+    assert first.checkpoint == str(tmp_path / "checkpoints/step-00000030")
+    longer = job.model_copy(update={"steps": 70})
+    second = zmqtrain.run(longer, workers=2, ps=3)
+    assert second.global_step == 70
+    assert second.examples == first.examples + second.pushes["applied"] * 50
+    again = zmqtrain.run(longer, workers=2, ps=2)
+    assert again.pushes["applied"] == 0
+    assert again.parameters_sha256 == second.parameters_sha256
+    if policy == "sync-replicas":
+        whole = zmqtrain.run(longer.model_copy(update={"logdir": None}), workers=2)
+        assert second.parameters_sha256 == whole.parameters_sha256
+
+
+def test_progress_is_told_and_its_last_word_is_the_end() -> None:
+    told: list[Status] = []
+    summary = zmqtrain.run(digits_job(steps=50), workers=2, on_progress=told.append)
+    assert (told[-1].step, told[-1].stop) == (50, summary.ended)
+    assert {task.task for task in told[-1].tasks} >= {"ps 0", "chief 0"}
+
+
+def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
+    def interrupt(status: Status) -> None:
+        if status.step and not status.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    job = digits_job(steps=10**6, logdir=str(tmp_path))
+    summary = zmqtrain.run(job, workers=2, on_progress=interrupt)
+    assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
+    assert summary.checkpoint is not None
+    step = read_manifest(Path(summary.checkpoint)).global_step
+    assert step > 0
+    resumed = zmqtrain.run(job.model_copy(update={"steps": step + 10}), workers=2)
+    assert resumed.pushes["applied"] == 10
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    ticking = asyncio.ensure_future(tick())
+    summary = await asyncio.to_thread(zmqtrain.run, digits_job(steps=20))
+    assert zmqtrain.run(digits_job(steps=20)).parameters_sha256 == summary.parameters_sha256
+    ticking.cancel()
+    assert ticks > 0
+
+
+def test_nothing_is_left_running_after_a_run() -> None:
+    before = set(threading.enumerate())
+    zmqtrain.run(digits_job(steps=20), workers=2, ps=2)
+    assert set(threading.enumerate()) == before
+
+
+class Broken(LinearRegression):
+    """Fails, or diverges, after a few steps."""
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        loss = super().loss_and_gradients(parameters, batch, out)
+        out["bias"][...] = math.nan
+        return loss
+
+
+def line(model: Any, **fields: Any) -> Job:
+    x = np.linspace(-1, 1, 50, dtype=np.float32).reshape(-1, 1)
+    data = Arrays((x, 2 * x[:, 0]), (x, 2 * x[:, 0]))
+    return Job(model=model, data=data, optimizer=SGD(0.1), batch_size=5, steps=100, **fields)
+
+
+class Missing:
+    """Data that is not there."""
+
+    def load(self, directory: str | None) -> Any:
+        raise DataError(f"no digits in {directory}")
+
+
+def test_missing_data_is_told_before_anything_starts() -> None:
+    job = line(LinearRegression()).model_copy(update={"data": Missing(), "data_dir": "/nowhere"})
+    with pytest.raises(DataError, match=r"^no digits in /nowhere$"):
+        zmqtrain.run(job)
+
+
+def test_model_that_fails_ends_the_run_with_its_error() -> None:
+    with pytest.raises(ConfigError, match=r"the model expects \(n, 3\)"):
+        zmqtrain.run(line(LinearRegression(features=3)), workers=2)
+
+
+def test_job_that_diverges_ends_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL):
+        summary = zmqtrain.run(line(Broken(), max_nonfinite=3), workers=2)
+    assert summary.exit_code == 76
+    assert summary.ended.startswith("4 gradients held NaN or infinity, the job allows 3: lower")
+    assert summary.pushes["applied"] == 0
+
+
+def test_periodic_evaluation_and_moving_average_are_reported() -> None:
+    job = digits_job(policy="sync-replicas", steps=60, evaluate_every=20, moving_average=0.9)
+    plain = zmqtrain.run(job, workers=2)
+    average = zmqtrain.run(job.model_copy(update={"evaluate_average": True}), workers=2)
+    assert plain.parameters_sha256 == average.parameters_sha256
+    assert plain.loss != average.loss
+    _, evaluation = job.data.load(None)
+    reference = evaluate(job.model, undisturbed(job, 2), evaluation)
+    assert plain.loss == pytest.approx(reference["loss"], rel=1e-3)
+
+
+def read_checkpoint(summary: Summary) -> dict[str, NDArray[np.float32]]:
+    assert summary.checkpoint is not None
+    path = Path(summary.checkpoint)
+    return read_parameters(path, read_manifest(path))
+
+
+def counted_batches(summary: Summary) -> list[int]:
+    """Return the batches that the final checkpoint says were learned from."""
+    assert summary.checkpoint is not None
+    ledger = LedgerState.model_validate(read_manifest(Path(summary.checkpoint)).ledger)
+    return sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))

@@ -1,0 +1,164 @@
+"""Transports to test, and the proof after every test that they gave everything back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import socket
+import tempfile
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.base import Endpoint, Peer, Transport, UnreachableError
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.wire.buffers import Buffer
+
+LIMIT_S = 10
+
+
+class Inbox:
+    """Takes an endpoint's messages, as bytes, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.messages: list[list[bytes]] = []
+        self._arrived = asyncio.Event()
+
+    def __call__(self, peer: Peer, frames: list[Buffer]) -> None:
+        self.peers.append(peer)
+        self.messages.append([bytes(frame) for frame in frames])
+        self._arrived.set()
+
+    async def first(self, count: int) -> list[list[bytes]]:
+        """The first messages, as soon as there are so many."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.messages) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        return self.messages[:count]
+
+
+@dataclass
+class Lane:
+    """One kind of transport, with addresses for it."""
+
+    kind: str
+    transport: Transport
+    unused_addresses: Iterator[str]
+    made: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    def unused(self) -> str:
+        """An address at which nobody listens."""
+        return next(self.unused_addresses)
+
+    def free(self) -> str:
+        """An address that anyone can bind."""
+        return self.unused() if self.kind == "ipc" else "tcp://127.0.0.1:0"
+
+    def bind(self, address: str | None = None) -> Endpoint:
+        endpoint = self.transport.bind(self.free() if address is None else address)
+        self.made.add(endpoint)
+        return endpoint
+
+    def connect(self, address: str) -> Endpoint:
+        endpoint = self.transport.connect(address)
+        self.made.add(endpoint)
+        return endpoint
+
+    def start(self, endpoint: Endpoint) -> Inbox:
+        inbox = Inbox()
+        endpoint.start(inbox)
+        return inbox
+
+    def listen(self, address: str | None = None) -> tuple[Endpoint, Inbox]:
+        endpoint = self.bind(address)
+        return endpoint, self.start(endpoint)
+
+    def peer(self, address: str) -> tuple[Endpoint, Inbox]:
+        endpoint = self.connect(address)
+        return endpoint, self.start(endpoint)
+
+    async def send(self, endpoint: Endpoint, frames: list[Buffer], peer: Peer = b"") -> None:
+        """Send as soon as the queue has room."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    return endpoint.send(frames, peer)
+                except UnreachableError:
+                    await asyncio.sleep(0)
+
+    async def send_until_unreachable(self, endpoint: Endpoint, peer: Peer = b"") -> None:
+        """Send until the transport has noticed that nobody is there any more."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    endpoint.send([b"anyone?"], peer)
+                except UnreachableError:
+                    return
+                await asyncio.sleep(0.001)
+
+    async def bind_again(self, address: str) -> tuple[Endpoint, Inbox]:
+        """Listen where another endpoint has just been closed; sockets take a moment to close."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                try:
+                    return self.listen(address)
+                except ConfigError:
+                    await asyncio.sleep(0.001)
+
+
+def unused_ports() -> Iterator[str]:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        yield f"tcp://127.0.0.1:{port}"
+
+
+async def lane_of(kind: str) -> AsyncIterator[Lane]:
+    process = psutil.Process()
+    fds, threads = process.num_fds(), process.num_threads()
+    # A Unix socket's path has to be short, which tmp_path is not everywhere.
+    with tempfile.TemporaryDirectory() as directory:
+        addresses = {
+            "memory": (f"tcp://127.0.0.1:{port}" for port in itertools.count(2000)),
+            "tcp": unused_ports(),
+            "ipc": (f"ipc://{directory}/{number}" for number in itertools.count()),
+        }[kind]
+        transport = MemoryTransport() if kind == "memory" else ZmqTransport()
+        lane = Lane(kind, transport, addresses)
+        made = lane.made
+        yield lane
+        transport.close()
+    assert process.num_fds() <= fds
+    assert process.num_threads() <= threads
+    del lane, transport
+    if made:
+        gc.collect()
+    assert not made, f"still referenced: {list(made)}"
+
+
+@pytest.fixture(params=["memory", "tcp", "ipc"])
+async def lane(request: pytest.FixtureRequest) -> AsyncIterator[Lane]:
+    async for lane in lane_of(request.param):
+        yield lane
+
+
+@pytest.fixture
+async def tcp() -> AsyncIterator[Lane]:
+    async for lane in lane_of("tcp"):
+        yield lane
+
+
+@pytest.fixture
+async def ipc() -> AsyncIterator[Lane]:
+    async for lane in lane_of("ipc"):
+        yield lane

@@ -1,0 +1,344 @@
+"""What every transport keeps to; a new one joins by one row in the fixture ``lane``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.base import Peer, UnreachableError
+from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
+
+Lane = Any  # of conftest.py
+
+
+def numbered(count: int) -> list[list[Buffer]]:
+    return [[b"%d" % number] for number in range(count)]
+
+
+async def test_messages_of_one_peer_arrive_in_order(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    for message in numbered(300):
+        await lane.send(peer, message)
+    assert await inbox.first(300) == numbered(300)
+    assert len(set(inbox.peers)) == 1
+
+
+async def test_every_one_of_many_peers_keeps_its_order(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peers = [lane.peer(listener.address)[0] for _ in range(20)]
+    for number in range(30):
+        for name, peer in enumerate(peers):
+            await lane.send(peer, [b"%d" % name, b"%d" % number])
+    await inbox.first(20 * 30)
+    by_peer: dict[Peer, list[list[bytes]]] = {}
+    for peer, message in zip(inbox.peers, inbox.messages, strict=True):
+        by_peer.setdefault(peer, []).append(message)
+    sent = [[[b"%d" % name, b"%d" % number] for number in range(30)] for name in range(20)]
+    assert sorted(by_peer.values()) == sorted(sent)
+
+
+async def test_reply_reaches_the_peer_that_asked(lane: Lane) -> None:
+    listener = lane.bind()
+    listener.start(lambda peer, frames: listener.send([b"to", *frames], peer))
+    peers = [lane.peer(listener.address) for _ in range(8)]
+    for number in range(5):
+        for name, (peer, _) in enumerate(peers):
+            await lane.send(peer, [b"%d" % name, b"%d" % number])
+    for name, (_, inbox) in enumerate(peers):
+        expected = [[b"to", b"%d" % name, b"%d" % number] for number in range(5)]
+        assert await inbox.first(5) == expected
+
+
+async def test_listener_sends_without_being_asked(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, answers = lane.peer(listener.address)
+    peer.send([b"hello"])
+    await inbox.first(1)
+    for message in numbered(30):
+        listener.send(message, inbox.peers[0])
+    assert await answers.first(30) == numbered(30)
+    assert set(answers.peers) == {b""}
+
+
+async def test_long_exchange_never_stalls(lane: Lane) -> None:
+    """Sending and receiving in turn is where an edge-triggered socket loses its wake-up."""
+    listener = lane.bind()
+    listener.start(lambda peer, frames: listener.send(frames, peer))
+    peer = lane.connect(listener.address)
+    done = asyncio.get_running_loop().create_future()
+
+    def on_message(_: Peer, frames: list[Buffer]) -> None:
+        number = int(bytes(frames[0]))
+        if number == 500:
+            done.set_result(None)
+        else:
+            peer.send([b"%d" % (number + 1)])
+
+    peer.start(on_message)
+    peer.send([b"0"])
+    async with asyncio.timeout(10):
+        await done
+
+
+async def test_large_message_of_many_frames_arrives_whole(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, answers = lane.peer(listener.address)
+    data = np.random.default_rng(0).bytes(FRAME_NBYTES)
+    frames = [b"header", data, memoryview(data)[5:], b"", b"x", data]
+    peer.send(frames)
+    assert await inbox.first(1) == [[bytes(frame) for frame in frames]]
+    listener.send(frames, inbox.peers[0])
+    assert await answers.first(1) == [[bytes(frame) for frame in frames]]
+
+
+async def test_frames_stay_valid_while_referenced(lane: Lane) -> None:
+    kept: list[list[Buffer]] = []
+    done = asyncio.Event()
+
+    def on_message(_: Peer, frames: list[Buffer]) -> None:
+        kept.append(frames)
+        if len(kept) == 40:
+            done.set()
+
+    listener = lane.bind()
+    listener.start(on_message)
+    peer, _ = lane.peer(listener.address)
+    for number in range(40):
+        await lane.send(peer, [b"header", bytes([number]) * 100_000])
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert [bytes(frames[1]) for frames in kept] == [bytes([n]) * 100_000 for n in range(40)]
+
+
+@pytest.mark.parametrize("is_listened", [True, False])
+async def test_bytes_are_taken_over_by_send(lane: Lane, is_listened: bool) -> None:
+    address = lane.unused()
+    if is_listened:
+        listener, inbox = lane.listen(address)
+    peer, _ = lane.peer(address)
+    values = np.zeros(FRAME_NBYTES, np.uint8)
+    header = bytearray(b"header")
+    peer.send([header, values.data])
+    values[:] = 1
+    header[:] = b"HEADER"
+    if not is_listened:
+        listener, inbox = lane.listen(address)
+    assert await inbox.first(1) == [[b"header", bytes(FRAME_NBYTES)]]
+    assert listener.address == address
+
+
+async def test_messages_sent_before_anyone_listens_are_kept_up_to_a_limit(lane: Lane) -> None:
+    address = lane.unused()
+    peer, _ = lane.peer(address)
+    kept = 0
+    with pytest.raises(UnreachableError):
+        for message in numbered(1000):
+            peer.send(message)
+            kept += 1
+    assert kept > 0
+    _, inbox = lane.listen(address)
+    assert await inbox.first(kept) == numbered(kept)
+
+
+async def test_messages_that_came_before_start_are_delivered_by_it(lane: Lane) -> None:
+    listener = lane.bind()
+    peer = lane.connect(listener.address)
+    peer.send([b"early"])
+    inbox = lane.start(listener)
+    assert await inbox.first(1) == [[b"early"]]
+    listener.send([b"early too"], inbox.peers[0])
+    assert await lane.start(peer).first(1) == [[b"early too"]]
+
+
+async def test_reply_to_a_peer_that_closed_is_unreachable(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    peer.send([b"hello"])
+    await inbox.first(1)
+    peer.close()
+    await lane.send_until_unreachable(listener, inbox.peers[0])
+
+
+@pytest.mark.parametrize("name", [b"", b"nobody", b"\x00abcd"])
+async def test_message_to_an_unknown_peer_is_unreachable(lane: Lane, name: Peer) -> None:
+    listener, _ = lane.listen()
+    with pytest.raises(UnreachableError):
+        listener.send([b"hello"], name)
+
+
+async def test_closed_end_sends_nothing(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    other, _ = lane.peer(listener.address)
+    peer.send([b"first"])
+    await inbox.first(1)
+    peer.close()
+    with pytest.raises(UnreachableError):
+        peer.send([b"second"])
+    other.send([b"third"])
+    assert await inbox.first(2) == [[b"first"], [b"third"]]
+    listener.close()
+    with pytest.raises(UnreachableError):
+        listener.send([b"fourth"], inbox.peers[0])
+
+
+async def test_message_sent_just_before_close_arrives(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    peer.send([b"farewell"])
+    peer.close()
+    assert await inbox.first(1) == [[b"farewell"]]
+
+
+async def test_listener_tells_the_address_at_which_it_is_reached(lane: Lane) -> None:
+    listener, inbox = lane.listen(lane.free())
+    other, _ = lane.listen(lane.free())
+    assert listener.address != other.address
+    if lane.kind != "ipc":
+        assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d+", listener.address)
+    peer, _ = lane.peer(listener.address)
+    assert peer.address == listener.address
+    peer.send([b"hello"])
+    assert await inbox.first(1) == [[b"hello"]]
+
+
+async def test_taken_address_is_refused_by_its_name(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    with pytest.raises(ConfigError, match=re.escape(listener.address)):
+        lane.bind(listener.address)
+    peer, _ = lane.peer(listener.address)
+    peer.send([b"still there"])
+    assert await inbox.first(1) == [[b"still there"]]
+
+
+async def test_closed_listener_frees_its_address_and_gets_nothing_more(lane: Lane) -> None:
+    listener, before = lane.listen()
+    first, _ = lane.peer(listener.address)
+    first.send([b"first"])
+    await before.first(1)
+    first.close()
+    listener.close()
+    _, after = await lane.bind_again(listener.address)
+    second, _ = lane.peer(listener.address)
+    second.send([b"second"])
+    assert await after.first(1) == [[b"second"]]
+    assert before.messages == [[b"first"]]
+
+
+async def test_peer_reaches_the_next_listener_at_its_address(lane: Lane) -> None:
+    listener, before = lane.listen()
+    peer, answers = lane.peer(listener.address)
+    peer.send([b"hello"])
+    await before.first(1)
+    listener.close()
+    peer.send([b"kept or lost, but no error"])
+    again, after = await lane.bind_again(listener.address)
+    async with asyncio.timeout(10):
+        while not after.messages:
+            peer.send([b"is anyone there?"])
+            await asyncio.sleep(0.02)
+    again.send([b"yes"], after.peers[0])
+    assert await answers.first(1) == [[b"yes"]]
+    assert before.messages == [[b"hello"]]
+
+
+async def test_messages_are_handed_over_by_the_loop(lane: Lane) -> None:
+    """Neither in another thread nor inside a send: handlers need no lock."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    listener = lane.bind()
+    peer = lane.connect(listener.address)
+    depth = 0
+    done = asyncio.Event()
+
+    def handle(endpoint: Any, name: Peer, count: int) -> None:
+        nonlocal depth
+        assert asyncio.get_running_loop() is loop and threading.get_ident() == thread
+        assert depth == 0, "called from within a send"
+        depth += 1
+        if count < 50:
+            endpoint.send([b"%d" % (count + 1)], name)
+        else:
+            done.set()
+        depth -= 1
+
+    listener.start(lambda name, frames: handle(listener, name, int(bytes(frames[0]))))
+    peer.start(lambda name, frames: handle(peer, name, int(bytes(frames[0]))))
+    depth += 1
+    peer.send([b"0"])
+    depth -= 1
+    async with asyncio.timeout(10):
+        await done.wait()
+
+
+async def test_endpoint_closed_by_its_own_handler_gets_nothing_more(lane: Lane) -> None:
+    listener = lane.bind()
+    seen = []
+    closed = asyncio.Event()
+
+    def on_message(_: Peer, frames: list[Buffer]) -> None:
+        seen.append(bytes(frames[0]))
+        listener.close()
+        closed.set()
+
+    peer, _ = lane.peer(listener.address)
+    for message in numbered(20):
+        peer.send(message)
+    listener.start(on_message)
+    async with asyncio.timeout(10):
+        await closed.wait()
+    _, after = await lane.bind_again(listener.address)
+    other, _ = lane.peer(listener.address)
+    other.send([b"barrier"])
+    async with asyncio.timeout(10):
+        while [b"barrier"] not in after.messages:
+            await after.first(len(after.messages) + 1)
+    assert seen == [b"0"]
+
+
+async def test_burst_leaves_turns_to_the_loops_other_work(lane: Lane) -> None:
+    listener = lane.bind()
+    peers = [lane.peer(listener.address)[0] for _ in range(50)]
+    for peer in peers:
+        for message in numbered(60):
+            await lane.send(peer, message)
+    handled = 0
+
+    def on_message(_: Peer, frames: list[Buffer]) -> None:
+        nonlocal handled
+        handled += 1
+
+    listener.start(on_message)
+    handled_at_turn = [0]
+    async with asyncio.timeout(10):
+        while handled < 50 * 60:
+            await asyncio.sleep(0)
+            handled_at_turn.append(handled)
+    assert max(after - before for before, after in pairwise(handled_at_turn)) <= 100
+
+
+async def test_closing_twice_is_closing(lane: Lane) -> None:
+    listener, _ = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    for endpoint in (listener, peer):
+        endpoint.close()
+        endpoint.close()
+    lane.transport.close()
+
+
+async def test_closed_transport_has_closed_its_endpoints(lane: Lane) -> None:
+    listener, inbox = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    peer.send([b"hello"])
+    await inbox.first(1)
+    lane.transport.close()
+    for endpoint, name in ((listener, inbox.peers[0]), (peer, b"")):
+        with pytest.raises(UnreachableError):
+            endpoint.send([b"hello"], name)

@@ -1,0 +1,205 @@
+"""What only sockets can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport import router_dealer
+from zmqtrain.transport.base import UnreachableError
+from zmqtrain.transport.router_dealer import MAX_FRAME_NBYTES
+
+Lane = Any  # of conftest.py
+Deaf: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+EXABYTES = b"\x02" + (1 << 62).to_bytes(8, "big")  # the header of a frame
+
+
+@asynccontextmanager
+async def plain_connection(
+    address: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = address.removeprefix("tcp://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def test_frame_above_the_limit_ends_that_connection_alone(tcp: Lane) -> None:
+    listener, inbox = tcp.listen()
+    bad, _ = tcp.peer(listener.address)
+    good, answers = tcp.peer(listener.address)
+    good.send([b"before"])
+    await inbox.first(1)
+    bad.send([b"header", bytes(MAX_FRAME_NBYTES + 1)])
+    async with asyncio.timeout(10):
+        while [b"sorry"] not in inbox.messages:
+            bad.send([b"sorry"])
+            await asyncio.sleep(0.02)
+    good.send([b"after"])
+    async with asyncio.timeout(10):
+        while [b"after"] not in inbox.messages:
+            await inbox.first(len(inbox.messages) + 1)
+    by_good = [m for p, m in zip(inbox.peers, inbox.messages, strict=True) if p == inbox.peers[0]]
+    assert by_good == [[b"before"], [b"after"]]
+    assert all(len(message) == 1 for message in inbox.messages)
+    listener.send([b"still there"], inbox.peers[0])
+    assert await answers.first(1) == [[b"still there"]]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: ps-0\r\n\r\n" * 100,
+        np.random.default_rng(0).bytes(1 << 16),
+        GREETING[:12],
+        GREETING[:12] + bytes(200),
+        GREETING + np.random.default_rng(1).bytes(1 << 16),
+        GREETING + READY + np.random.default_rng(2).bytes(1 << 16),
+    ],
+)
+async def test_garbage_on_the_port_harms_nobody(tcp: Lane, garbage: bytes) -> None:
+    listener, inbox = tcp.listen()
+    peer, answers = tcp.peer(listener.address)
+    peer.send([b"before"])
+    await inbox.first(1)
+    async with plain_connection(listener.address) as (_, writer):
+        writer.write(garbage)
+        for number in range(5):
+            peer.send([b"%d" % number])
+            listener.send([b"%d" % number], inbox.peers[0])
+        await answers.first(5)
+    late, late_answers = tcp.peer(listener.address)
+    late.send([b"late"])
+    async with asyncio.timeout(10):
+        while [b"late"] not in inbox.messages:
+            await inbox.first(len(inbox.messages) + 1)
+    listener.send([b"welcome"], inbox.peers[inbox.messages.index([b"late"])])
+    assert await late_answers.first(1) == [[b"welcome"]]
+    by_peer = [m for p, m in zip(inbox.peers, inbox.messages, strict=True) if p == inbox.peers[0]]
+    assert by_peer == [[b"before"], *([b"%d" % number] for number in range(5))]
+
+
+async def test_claimed_frame_of_exabytes_ends_its_connection(tcp: Lane) -> None:
+    listener, inbox = tcp.listen()
+    async with plain_connection(listener.address) as (reader, writer):
+        writer.write(GREETING + READY + EXABYTES)
+        async with asyncio.timeout(10):
+            await reader.read()
+    peer, _ = tcp.peer(listener.address)
+    peer.send([b"hello"])
+    assert await inbox.first(1) == [[b"hello"]]
+
+
+@pytest.fixture
+def deaf(monkeypatch: pytest.MonkeyPatch) -> Deaf:
+    """Endpoints started within it are never woken by their socket."""
+
+    @contextmanager
+    def never_woken() -> Iterator[None]:
+        with monkeypatch.context() as loop:
+            loop.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
+            yield
+
+    return never_woken
+
+
+async def test_missed_wake_up_is_made_good_by_the_watchdog(
+    tcp: Lane, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_dealer, "WATCHDOG_S", 0.01)
+    with deaf():
+        listener, inbox = tcp.listen()
+    peer, _ = tcp.peer(listener.address)
+    peer.send([b"hello"])
+    assert await inbox.first(1) == [[b"hello"]]
+    peer.send([b"again"])
+    assert await inbox.first(2) == [[b"hello"], [b"again"]]
+
+
+async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
+    tcp: Lane, deaf: Deaf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_dealer, "WATCHDOG_S", 1000)
+    listener = tcp.bind()
+    listener.start(lambda peer, frames: listener.send(frames, peer))
+    with deaf():
+        peer, inbox = tcp.peer(listener.address)
+    async with asyncio.timeout(10):
+        while not inbox.messages:
+            await tcp.send(peer, [b"hello"])
+            await asyncio.sleep(0.001)
+    assert inbox.messages[0] == [b"hello"]
+
+
+async def test_full_queue_is_said_to_be_full(tcp: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_dealer, "LINGER_MS", 0)
+    address = tcp.unused()
+    peer, _ = tcp.peer(address)
+    with pytest.raises(UnreachableError, match=re.escape(f"the queue to {address} is full")):
+        for _ in range(1000):
+            peer.send([b"hello"])
+    peer.close()
+
+
+async def test_messages_that_nobody_takes_do_not_keep_the_process(
+    tcp: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_dealer, "LINGER_MS", 20)
+    peer, _ = tcp.peer(tcp.unused())
+    peer.send([b"hello"])
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("tcp://192.0.2.1:5555", "Cannot assign requested address"),
+        ("ipc:///nonexistent/directory/ps", "No such file or directory"),
+    ],
+)
+async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
+    tcp: Lane, address: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tcp.bind(address)
+    assert str(caught.value) == (
+        f"cannot listen at {address}: {reason}. Another ps may be running there; end it, or "
+        "choose another address (--ps, --base-port)"
+    )
+
+
+async def test_unix_socket_that_nobody_serves_is_bound_again(ipc: Lane) -> None:
+    address = ipc.unused()
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(address.removeprefix("ipc://"))
+    _, inbox = ipc.listen(address)
+    peer, _ = ipc.peer(address)
+    peer.send([b"hello"])
+    assert await inbox.first(1) == [[b"hello"]]
+
+
+async def test_ipv6_addresses_are_served(tcp: Lane) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    listener, inbox = tcp.listen("tcp://[::1]:0")
+    assert re.fullmatch(r"tcp://\[::1\]:[1-9]\d+", listener.address)
+    peer, _ = tcp.peer(listener.address)
+    peer.send([b"hello"])
+    assert await inbox.first(1) == [[b"hello"]]

@@ -1,0 +1,111 @@
+"""`zmqtrain policy` and `zmqtrain save`: telling a running job what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zmqtrain.cli.output import duration
+from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.errors import PeerLostError, RefusedError
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Done, RequestSave, Status, SwitchPolicy
+
+WAIT_S = 60.0
+
+
+def _wait_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--wait-s",
+        type=click.FloatRange(0, min_open=True),
+        default=WAIT_S,
+        metavar="NUMBER",
+        show_default=True,
+        help=f"seconds to wait for {what}",
+    )
+
+
+@click.command("policy")
+@click.argument("spec")
+@about_a_job
+@_wait_option("the barrier at which the policy changes")
+def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
+    """Change the policy of a running job to SPEC.
+
+    It changes at a barrier, once no worker computes: every gradient is decided on by one policy.
+
+    \b
+    SPEC is one of
+      hogwild                    every gradient counts at once
+      bounded-staleness:S        nobody is more than S steps ahead of the slowest
+      sync-replicas              a step is the mean of a gradient of every worker
+      sync-replicas:aggregate=R  a step is the mean of R gradients
+      NAME, MODULE:ATTR          an installed plug-in, a class of one's own
+
+    \b
+    Examples:
+      zmqtrain policy sync-replicas
+      zmqtrain policy bounded-staleness:4 --ps host:2222
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # where the roles look for module:attr, too
+    wanted = make_policy(spec).spec
+    before = job.status()
+    # If the answer is late or lost, the status tells.
+    with contextlib.suppress(PeerLostError):
+        job.ask(SwitchPolicy(wanted), Done, wait_s)
+    after = job.status()
+    if after.switching == wanted:
+        raise PeerLostError(no_barrier(after, wait_s))
+    if after.policy != wanted:
+        raise RefusedError(
+            f"the policy is still {after.policy}: the job came to its end before the barrier "
+            f"({after.stop or after.failure or 'or it was changed again'})"
+        )
+    click.echo(f"{wanted} from step {after.step} on; it was {before.policy}")
+
+
+@click.command("save")
+@about_a_job
+@_wait_option("the checkpoint")
+def save_command(job: RemoteJob, *, wait_s: float) -> None:
+    """Have a running job save a checkpoint.
+
+    Prints the path of the checkpoint once it is durable. The job needs a logdir, where it is.
+
+    \b
+    Examples:
+      zmqtrain save
+      zmqtrain save --ps host:2222 --wait-s 600     # a large model, a slow disk
+    """
+    job.status()
+    try:
+        done = job.ask(RequestSave(), Done, wait_s)
+    except PeerLostError:
+        raise PeerLostError(no_checkpoint(job.status(), wait_s)) from None
+    click.echo(done.text)
+
+
+def no_barrier(status: Status, waited_s: float) -> str:
+    """Say who keeps the policy from changing."""
+    computing = [task.task for task in status.tasks if task.state == "computing"]
+    who = f": {', '.join(computing)} still computing" if computing else ""
+    return (
+        f"the barrier was not reached within {duration(waited_s)}{who}; the policy is "
+        f"{status.policy} and will change to {status.switching} when it is; look at zmqtrain why"
+    )
+
+
+def no_checkpoint(status: Status, waited_s: float) -> str:
+    """Say what keeps a checkpoint from being saved."""
+    states = [task.state for task in status.tasks if task.task.startswith("chief")]
+    chief = f"is {states[0]}" if states else "has not joined"
+    return (
+        f"there was no checkpoint within {duration(waited_s)}; the chief, which saves, {chief}; it "
+        "will be saved when the chief can; wait longer by --wait-s, or look at zmqtrain why"
+    )

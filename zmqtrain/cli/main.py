@@ -1,0 +1,63 @@
+"""`zmqtrain`: the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from zmqtrain import __version__
+from zmqtrain.cli.check import check_command
+from zmqtrain.cli.control import policy_command, save_command
+from zmqtrain.cli.placement import placement_command
+from zmqtrain.cli.status import status_command
+from zmqtrain.cli.why import why_command
+from zmqtrain.errors import ExitCode, ZmqTrainError
+
+COMMANDS: tuple[click.Command, ...] = (
+    status_command,
+    why_command,
+    policy_command,
+    save_command,
+    placement_command,
+    check_command,
+)
+"""In the order in which the help lists them."""
+
+
+class _Ordered(click.Group):
+    """Lists its commands as they were added, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Ordered, commands=COMMANDS, context_settings={"max_content_width": 100})
+@click.version_option(__version__, prog_name="zmqtrain", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train with parameter servers over ZeroMQ, and look after jobs that run.
+
+    \b
+    Examples:
+      zmqtrain run examples/digits.py --workers 2
+      zmqtrain status --watch
+      zmqtrain COMMAND --help
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the process's exit code, see :class:`zmqtrain.errors.ExitCode`.
+
+    What a user can mend is told in a line on stderr; a bug keeps its traceback.
+    """
+    try:
+        code = cli.main(arguments, prog_name="zmqtrain", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except click.Abort:
+        return ExitCode.INTERRUPTED
+    except ZmqTrainError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    return int(code or ExitCode.OK)

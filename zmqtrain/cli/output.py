@@ -1,0 +1,120 @@
+"""How the commands write: aligned tables, numbers with units, JSON without NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any
+
+import click
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 250  # columns; what reads a pipe wants a row on one line
+NOTHING = "-"
+
+
+def show(view: RenderableType) -> None:
+    """Write a view to stdout, in colour and folded to its width if that is a terminal."""
+    console = Console()
+    if console.is_terminal:
+        console.print(view)
+    else:
+        click.echo(text_of(view), nl=False)
+
+
+def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:
+    """Return a view as plain text, its lines without blanks at the end."""
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(view)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def show_json(value: Any) -> None:
+    """Write one line of JSON to stdout; NaN and infinity, which it lacks, become null."""
+    click.echo(json.dumps(_finite(value)))
+
+
+def table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> Table:
+    """Return an empty table.
+
+    The columns named in ``right`` are aligned there; those in ``folded`` give way where the
+    terminal is too narrow.
+    """
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        result.add_column(
+            heading,
+            justify="right" if heading in right else "left",
+            no_wrap=heading not in folded,
+            overflow="fold",
+        )
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class FirstThatFits:
+    """Shows the first of these views for which the terminal is wide enough, else the last."""
+
+    views: Sequence[RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unlimited = options.update(max_width=PIPED_WIDTH)
+        for view in self.views:
+            if Measurement.get(console, unlimited, view).maximum <= options.max_width:
+                break
+        yield view
+
+
+def cell(value: object, style: str = "") -> Text:
+    """Return what a peer or a user wrote as a cell: nothing in it is markup."""
+    return Text(str(value), style=style)
+
+
+def duration(seconds: float) -> str:
+    """Return a span of time with the one or two units that matter."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, part, part_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part_size} {part}"
+    return f"{whole} s"
+
+
+def data_size(nbytes: float) -> str:
+    """Return a number of bytes in the unit that keeps it below 1000."""
+    if nbytes < 1000:
+        return f"{nbytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.95:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} TB"
+
+
+def rate(per_second: float) -> str:
+    """Return a rate; a slow one keeps two decimals."""
+    return f"{per_second:.0f}" if per_second >= 10 else f"{per_second:.2f}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

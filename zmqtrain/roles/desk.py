@@ -1,0 +1,184 @@
+"""The lead shard's desk: what the chief and people ask of the job.
+
+Some answers take time: they are kept here until the status changes, the policy's barrier is
+reached, or every shard has written its part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
+from zmqtrain.policies import make_policy
+from zmqtrain.roles.status import status_of
+from zmqtrain.wire.messages import (
+    Done,
+    GetStatus,
+    Order,
+    RequestSave,
+    Save,
+    Saved,
+    SaveEnded,
+    ShardFile,
+    SliceWritten,
+    SwitchPolicy,
+)
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.lead import Lead
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Saving:
+    """A checkpoint that the shards are writing."""
+
+    request: Request
+    step: int
+    next_batch: int
+    open_batches: tuple[int, ...]
+    examples: int
+    files: dict[int, ShardFile] = field(default_factory=dict)
+
+
+class Desk:
+    """Requests to the lead shard that are not pushes."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self.event = 0  # rises when the chief has to act
+        self.save_requests: list[Request] = []
+        self._switch_requests: list[Request] = []
+        self._watchers: list[Request] = []
+        self._saving: dict[str, Saving] = {}
+        lead.ps.handlers |= {
+            GetStatus: self._on_get_status,
+            SwitchPolicy: self._on_switch_policy,
+            RequestSave: self._on_request_save,
+            Save: self._on_save,
+            SaveEnded: self._on_save_ended,
+            SliceWritten: self._on_slice_written,
+        }
+
+    def notify(self) -> None:
+        """Tell those who watch that something has changed."""
+        self.event += 1
+        watchers, self._watchers = self._watchers, []
+        for request in watchers:
+            request.reply(status_of(self._lead))
+
+    def policy_settled(self, spec: str) -> None:
+        """No change of policy is under way any more."""
+        for request in self._switch_requests:
+            request.reply(Done(spec))
+        self._switch_requests.clear()
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        """A shard's part of a checkpoint is durable."""
+        saving = self._saving.get(directory)
+        if saving is None:
+            return
+        saving.files[file.shard] = file
+        if len(saving.files) == self._lead.ps.ps:
+            del self._saving[directory]
+            saving.request.reply(
+                Saved(
+                    saving.step,
+                    self._lead.policy,
+                    tuple(saving.files[shard] for shard in sorted(saving.files)),
+                    saving.next_batch,
+                    saving.open_batches,
+                    saving.examples,
+                )
+            )
+
+    def save_failed(self, error: ZmqTrainError) -> None:
+        """Some shard cannot write its part."""
+        for saving in self._saving.values():
+            saving.request.refuse(error)
+        self._saving.clear()
+
+    def forget_saves(self) -> None:
+        """A new epoch begins; what was being written belongs to the one before."""
+        self._saving.clear()
+
+    def _on_get_status(self, request: Request) -> None:
+        message = request.envelope.message
+        if not isinstance(message, GetStatus):
+            return
+        if message.wait_s > 0 and message.seen >= self.event:
+            self._watchers.append(request)
+            asyncio.get_running_loop().call_later(message.wait_s, self._answer, request)
+            return
+        request.reply(status_of(self._lead))
+
+    def _answer(self, watcher: Request) -> None:
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+            watcher.reply(status_of(self._lead))
+
+    def _on_switch_policy(self, request: Request) -> None:
+        message, coordinator = request.envelope.message, self._lead.coordinator
+        if not isinstance(message, SwitchPolicy):
+            return
+        if coordinator is None:
+            raise RefusedError("the job has not begun: its parameters are not initialised")
+        if coordinator.finished:
+            raise RefusedError("the job needs no more gradients: there is no policy to change")
+        try:
+            policy = make_policy(message.spec)
+        except ConfigError as error:
+            raise RefusedError(str(error)) from None
+        log.info("changing the policy to %s at the next barrier", policy.spec)
+        self._switch_requests.append(request)
+        coordinator.switch(policy)
+        self._lead.advance(coordinator.settle())
+
+    def _on_request_save(self, request: Request) -> None:
+        if not self._lead.ps.job.logdir:
+            raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
+        self.save_requests.append(request)
+        self.notify()
+
+    def _on_save(self, request: Request) -> None:
+        message, coordinator = request.envelope.message, self._lead.coordinator
+        peer = self._lead.ps.peers.member(request)
+        if not isinstance(message, Save) or peer.name[0] != "chief":
+            raise RefusedError(f"only the chief saves, not {request.sender}")
+        if coordinator is None:
+            raise RefusedError("there is nothing to save: the job is not initialised")
+        if message.directory in self._saving:
+            self._saving[message.directory].request = request
+            return
+        # The ledger of this moment belongs to the shards' memory at the snapshot order.
+        ledger = coordinator.ledger
+        self._saving[message.directory] = Saving(
+            request,
+            coordinator.version,
+            ledger.next_batch,
+            ledger.open_batches(),
+            self._lead.examples,
+        )
+        self._lead.advance([Order("snapshot", text=message.directory)])
+
+    def _on_save_ended(self, request: Request) -> None:
+        message = request.envelope.message
+        self._lead.ps.peers.member(request)
+        if isinstance(message, SaveEnded):
+            for waiting in self.save_requests:
+                if message.error:
+                    waiting.refuse(CheckpointError(message.error))
+                else:
+                    waiting.reply(Done(message.path))
+            self.save_requests.clear()
+
+    def _on_slice_written(self, request: Request) -> None:
+        self._lead.ps.peers.member(request)
+        message = request.envelope.message
+        if isinstance(message, SliceWritten):
+            self.written(message.directory, message.file)

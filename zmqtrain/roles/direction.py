@@ -1,0 +1,62 @@
+"""Where a ps takes its orders from, and what it waits to have ordered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.roles.peers import Peer
+from zmqtrain.wire.messages import Push, ShardFile
+
+
+@dataclass(slots=True)
+class Pending:
+    """A push (or pull, sequence 0) that has not been answered."""
+
+    request: Request
+    sequence: int
+    version: int = 0  # that the gradient was computed on
+    batch: int = -1
+    examples: int = 0
+    loss: float = 0.0
+    finite: bool = True
+    result: str = "joined"
+    reason: str = ""
+    arrived_at: float = field(default_factory=time.monotonic)
+
+
+class Direction(Protocol):
+    """Where a ps takes its orders from: itself, if it is the lead shard, or ps 0."""
+
+    policy: str
+
+    def initialized(self) -> None:
+        """The shard holds parameters; pulls and pushes may be answered."""
+
+    def joined(self, peer: Peer) -> None:
+        """A task has a new life."""
+
+    def arrived(self, worker: int, pending: Pending) -> None:
+        """A worker's push or pull lies ready here."""
+
+    def check(self, worker: int, push: Push) -> None:
+        """Raise ProtocolError if this push cannot be right."""
+
+    def left(self, peer: Peer) -> None:
+        """A task said goodbye, or its lease expired."""
+
+    def applied(self, pending: Sequence[Pending]) -> None:
+        """These gradients became one update."""
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        """This shard's part of a checkpoint is durable."""
+
+    def watch(self) -> None:
+        """Look at the clock; called a few times in a lease."""
+
+    def failed(self, error: ZmqTrainError) -> None:
+        """An order could not be carried out."""

@@ -1,0 +1,151 @@
+"""How a ps carries out orders: one after another on its shard, then the answer to the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.work_queue import WorkQueue
+from zmqtrain.cluster import Role
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.store import checkpoint
+from zmqtrain.store.shard import Snapshot
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.messages import Order, Release, ShardFile
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.ps import ParameterServer
+
+LONG_NBYTES = 8 << 20  # an update of more parameters takes milliseconds and runs in a thread
+
+log = logging.getLogger(__name__)
+
+
+class Execution:
+    """The orders of one ps under way."""
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self._ps = ps
+        long_work = ps.shard.layout.nbytes > LONG_NBYTES
+        self._work = WorkQueue(str(ps.task), long_work=long_work, on_error=ps.crash)
+
+    def after_orders(self, call: Callable[[], None]) -> None:
+        """Call once everything ordered so far is done; the shard is at rest then."""
+        self._work.add(call)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def carry_out(self, orders: Sequence[Order]) -> None:
+        """Queue the orders; each is done before the next is begun."""
+        for order in orders:
+            match order.kind:
+                case "apply" | "reduce":
+                    self._update(order)
+                case "accumulate":
+                    worker = order.workers[0]
+                    work = partial(self._ps.shard.accumulate, worker)
+                    self._work.add(partial(self._accumulated, worker), work)
+                case "drop":
+                    self._work.add(partial(self._dropped, order))
+                case "release":
+                    self._work.add(partial(self._release, order))
+                case "snapshot":
+                    self._work.add(partial(self._snapshot, order.text))
+                case "switch":
+                    self._work.add(partial(self._switch, order.text))
+
+    def _update(self, order: Order) -> None:
+        started = 0.0
+
+        def work() -> None:
+            nonlocal started
+            started = time.perf_counter()
+            if order.kind == "apply":
+                self._ps.shard.apply(order.workers[0])
+            else:
+                self._ps.shard.reduce(order.workers)
+
+        def then() -> None:
+            self._ps.metrics.apply_duration_seconds.observe(time.perf_counter() - started)
+            self._applied(order.workers)
+
+        self._work.add(then, work)
+
+    def _applied(self, workers: tuple[int, ...]) -> None:
+        """Account for gradients that became one update."""
+        version = self._ps.shard.version
+        self._ps.metrics.pushes.applied.inc(len(workers))
+        self._ps.metrics.parameter_version.set(version)
+        contributions = []
+        for worker in workers:
+            pending = self._ps.pending.get(worker)
+            if pending is not None and pending.sequence:
+                pending.result = "applied"
+                self._ps.metrics.staleness_versions.observe(max(0, version - 1 - pending.version))
+                contributions.append(pending)
+        self._ps.direction.applied(contributions)
+
+    def _accumulated(self, worker: int) -> None:
+        self._ps.metrics.pushes.accumulated.inc()
+        pending = self._ps.pending.get(worker)
+        if pending is not None:
+            pending.result = "accumulated"
+
+    def _dropped(self, order: Order) -> None:
+        self._ps.metrics.pushes.dropped.inc()
+        pending = self._ps.pending.get(order.workers[0])
+        if pending is not None:
+            pending.result, pending.reason = "dropped", order.text
+
+    def _release(self, order: Order) -> None:
+        worker = order.workers[0]
+        pending = self._ps.pending.get(worker)
+        peer = self._ps.peers.get(Role.WORKER, worker)
+        if pending is None or peer is None or peer.incarnation != order.incarnation:
+            return
+        if pending.sequence != order.sequence:
+            return
+        del self._ps.pending[worker]
+        release = Release(
+            pending.sequence,
+            pending.result,
+            self._ps.shard.version,
+            order.batches,
+            order.stop,
+            pending.reason,
+            time.monotonic() - pending.arrived_at,
+        )
+        peer.answered, peer.last_release = pending.sequence, release
+        pending.request.reply(release, (Tensor.of(self._ps.shard.parameters),))
+
+    def _switch(self, spec: str) -> None:
+        self._ps.direction.policy = spec
+        log.info("the policy is %s from version %d on", spec, self._ps.shard.version)
+
+    def _snapshot(self, directory: str) -> None:
+        self._ps.spawn(self._write(directory, self._ps.shard.snapshot()))
+
+    async def _write(self, directory: str, snapshot: Snapshot) -> None:
+        try:
+            written = await asyncio.to_thread(
+                checkpoint.write_shard,
+                Path(directory),
+                self._ps.shard.layout,
+                snapshot.parameters,
+                snapshot.slots,
+                snapshot.version,
+            )
+        except ZmqTrainError as error:
+            self._ps.metrics.checkpoint_failures.write.inc()
+            self._ps.direction.failed(error)
+            return
+        file = ShardFile(
+            written.shard, written.file, written.nbytes, written.blake2b, written.version
+        )
+        self._ps.direction.written(directory, file)

@@ -1,0 +1,64 @@
+"""The border to code that the user wrote: what it raises is told as the user's mistake.
+
+A model, a data set or a job file may raise anything. Only calls into them stand inside
+:func:`user_code`; a bug of zmqtrain is none of its business and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zmqtrain.errors import ConfigError, ZmqTrainError
+
+# Frames of these are not what the user wrote: zmqtrain, the standard library, what pip installed.
+_INSTALLED = (
+    str(Path(__file__).parent),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    "<frozen ",
+)
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def user_code(
+    what: str,
+    owner: object,
+    kind: type[ZmqTrainError] = ConfigError,
+    details: Callable[[], str] = str,
+) -> Iterator[None]:
+    """Raise what the block raises as a ``kind`` that names ``what`` of ``owner`` and the line.
+
+    zmqtrain's own errors pass as they are: they say already what is wrong. ``details`` gives what
+    else helps, such as shapes.
+    """
+    try:
+        yield
+    except ZmqTrainError:
+        raise
+    except Exception as error:
+        log.debug("%s of %r failed", what, owner, exc_info=True)
+        text = f"{what} of {owner!r} failed: {described(error)}"
+        more = details()
+        raise kind(f"{text}. {more}" if more else text) from error
+
+
+def described(error: BaseException) -> str:
+    """Say in one line what the user's code raised, and where: the innermost line of its own."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    place = place_of(error)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{place}: {text}" if place else text
+
+
+def place_of(error: BaseException) -> str:
+    """Return file and line of the innermost frame that is the user's; "" if none is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
