@@ -1,23 +1,23 @@
-"""Both ends of a link in one process: a link or an actor, and peers that do as they are told."""
+"""Actors in one process, and peers that do as they are told."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.waits import Waits
+from zmqtrain.cluster import Role, Task
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Endpoint, Peer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Alive, Heartbeat, Message
+from zmqtrain.wire.messages import Alive, Heartbeat, Message, Shutdown
 
 ADDRESS = "tcp://ps-0:2222"
 HEARTBEAT_S = 0.01
@@ -99,33 +99,40 @@ class Client(Mail):
         self._endpoint.send(frames)
 
 
-class LinkBench:
-    """A joined link to ``ADDRESS`` with its pulse, and everything that was given to it."""
+class Worker(Actor):
+    """An actor with one link, to the ps at ``ADDRESS``; what is asked there is up to the test."""
 
-    def __init__(self, transport: MemoryTransport, peer_timeout_s: float) -> None:
-        self.waits = Waits("worker 3")
-        self.metrics = Metrics("worker", 3)
-        self.unasked: list[Envelope] = []
-        self.link = Link(
-            "ps 0",
-            transport.connect(ADDRESS),
-            self.waits,
-            self.metrics,
-            identify=lambda: (Sender("worker", 3, 2), 5),
-            on_envelope=self.unasked.append,
-            heartbeat=lambda: Heartbeat(facts={"step": 7.0}),
-            heartbeat_s=HEARTBEAT_S,
-            peer_timeout_s=peer_timeout_s,
-        )
-        self.link.joined = True
+    def __init__(
+        self, transport: MemoryTransport, peer_timeout_s: float = 60.0, *, joined: bool = True
+    ) -> None:
+        timing = Timing(heartbeat_s=HEARTBEAT_S, lease_s=5, peer_timeout_s=peer_timeout_s)
+        super().__init__(Task(Role.WORKER, 3), transport, Metrics("worker", 3), timing)
+        self.incarnation, self.epoch = 2, 5
+        self.linked = asyncio.Event()
+        self.told: list[Message] = []
+        self.handlers = {Shutdown: lambda request: self.told.append(request.envelope.message)}
+        self._joined = joined
+
+    @property
+    def ps(self) -> Link:
+        return self.links[0]
 
     def ask(self, message: Message, **options: Any) -> asyncio.Task[Envelope]:
         """Begin a request."""
         options = {"reason": "it has not answered"} | options
-        return asyncio.get_running_loop().create_task(self.link.request(message, **options))
+        return asyncio.get_running_loop().create_task(self.ps.request(message, **options))
 
     def count(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"zmqtrain_{name}_total")
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(waits=self.waits.snapshot(), facts={"step": 7.0})
+
+    async def main(self) -> int:
+        self.link(Task(Role.PS, 0), ADDRESS).joined = self._joined
+        self.linked.set()
+        await self.stopping.wait()
+        return self.stop_code
 
 
 @pytest.fixture
@@ -144,27 +151,37 @@ async def ps(start_ps: Callable[[], FakePs]) -> FakePs:
 
 
 @pytest.fixture
-def link_bench(
-    transport: MemoryTransport,
-) -> Callable[..., Any]:
-    @asynccontextmanager
-    async def running(peer_timeout_s: float = 60.0) -> AsyncIterator[LinkBench]:
-        bench = LinkBench(transport, peer_timeout_s)
-        beat = asyncio.get_running_loop().create_task(bench.link.beat())
-        try:
-            yield bench
-        finally:
-            beat.cancel()
-            await asyncio.wait([beat])
-            bench.link.close()
+async def run() -> AsyncIterator[Callable[[Actor], asyncio.Task[int]]]:
+    """Run actors; those that still live after the test are ended."""
+    tasks: list[asyncio.Task[int]] = []
 
-    return running
+    def start(actor: Actor) -> asyncio.Task[int]:
+        tasks.append(asyncio.get_running_loop().create_task(actor.run()))
+        return tasks[-1]
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture
-async def bench(link_bench: Callable[..., Any]) -> AsyncIterator[LinkBench]:
-    async with link_bench() as bench:
-        yield bench
+async def start_worker(
+    transport: MemoryTransport, run: Callable[[Actor], asyncio.Task[int]]
+) -> Callable[..., Any]:
+    async def start(peer_timeout_s: float = 60.0, *, joined: bool = True) -> Worker:
+        worker = Worker(transport, peer_timeout_s, joined=joined)
+        run(worker)
+        await worker.linked.wait()
+        return worker
+
+    return start
+
+
+@pytest.fixture
+async def worker(start_worker: Callable[..., Any]) -> Worker:
+    joined: Worker = await start_worker()
+    return joined
 
 
 @pytest.fixture

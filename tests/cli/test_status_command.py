@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
@@ -28,11 +26,8 @@ def line(status: Status, name: str) -> str:
 
 
 @pytest.mark.usefixtures("utc")
-def test_status_fits_a_terminal_of_100_columns(training: Status) -> None:
-    console = Console(width=100, file=StringIO())
-    with console.capture() as capture:
-        console.print(status_view(training, "digits.py at 127.0.0.1:2222"))
-    assert [text.rstrip() for text in capture.get().splitlines()] == [
+def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
+    assert text_of(status_view(training, "digits.py at 127.0.0.1:2222"), 80).splitlines() == [
         "digits.py at 127.0.0.1:2222",
         "  state      training for 12 s",
         "  step       1200 of 3000 (40.0 %), 100 steps/s, about 18 s left",
@@ -42,13 +37,35 @@ def test_status_fits_a_terminal_of_100_columns(training: Status) -> None:
         "  pushes     2400 applied, 3 dropped, 1 duplicate, 0 refused",
         "  staleness  mean 0.50, p50 0, p99 2, max 4 versions",
         "",
-        "task      state      step  behind    loss  holds           silent  joined     process   metrics",
-        "ps 0      serving    1200       -       -  16.4 kB          0.0 s  -          host:100  127.0.0.1:9410",
-        "ps 1      alive      1198       -       -  2.9 kB           42 ms  Fri 02:00  host:100  127.0.0.1:9410",
-        "chief 0   alive         -       -       -  saved 800        42 ms  Fri 02:00  host:100  127.0.0.1:9410",
-        "worker 0  waiting    1205       0  0.2500  2410             42 ms  Fri 02:00  host:100  127.0.0.1:9410",
-        "worker 1  computing  1195      10  0.5000  2411, 2412, +3   42 ms  Fri 02:00  host:100  127.0.0.1:9410",
+        "task      state      step  behind    loss  holds           silent  joined",
+        "ps 0      serving    1200       -       -  16.4 kB          0.0 s  -",
+        "ps 1      alive      1198       -       -  2.9 kB           42 ms  Fri 02:00",
+        "chief 0   alive         -       -       -  saved 800        42 ms  Fri 02:00",
+        "worker 0  waiting    1205       0  0.2500  2410             42 ms  Fri 02:00",
+        "worker 1  computing  1195      10  0.5000  2411, 2412, +3   42 ms  Fri 02:00",
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "last"),
+    [(40, "behind"), (50, "loss"), (70, "silent"), (80, "joined"), (90, "process")],
+)
+def test_narrow_terminal_hides_the_last_columns_and_folds_none(
+    training: Status, width: int, last: str
+) -> None:
+    table = text_of(status_view(training, "digits.py"), width).splitlines()[-6:]
+    assert table[0].startswith("task ")
+    assert table[0].endswith(f" {last}")
+    assert [row[:8].strip() for row in table[1:]] == [task.task for task in training.tasks]
+
+
+def test_pipe_gets_every_column(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies[GetStatus] = [training]
+    assert main(["status"]) == ExitCode.OK
+    rows = capsys.readouterr().out.splitlines()[-5:]
+    assert [row.split()[-2:] for row in rows] == [["host:100", "127.0.0.1:9410"]] * 5
 
 
 @pytest.mark.parametrize(
@@ -127,6 +144,21 @@ def test_watch_ends_with_the_job(
     # Ps 0 holds the answer back for up to a second, or until something happens.
     assert ps.questions(GetStatus) == [GetStatus(), GetStatus(3, 1.0), GetStatus(3, 1.0)]
     assert [timeout_s for _, _, timeout_s in ps.asked] == [5.0, 6.0, 6.0]
+
+
+def test_watch_on_a_terminal_ends_with_the_last_state(
+    ps: Any,
+    training: Status,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # has rich take the capture for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    ps.replies[GetStatus] = [training, replace(training, stop="step 3000 of 3000 is done")]
+    assert main(["status", "--watch"]) == ExitCode.OK
+    frames = capsys.readouterr().out.split("digits.py at 127.0.0.1:2222")
+    assert "training for 12 s" in frames[1]
+    assert "done: step 3000 of 3000 is done" in frames[-1]
 
 
 def test_watch_writes_a_json_object_a_line(

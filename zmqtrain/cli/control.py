@@ -58,7 +58,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     before = job.status()
     # If the answer is late or lost, the status tells.
     with contextlib.suppress(PeerLostError):
-        job.ask(SwitchPolicy(wanted), Done, wait_s)
+        job.ask(SwitchPolicy(spec.strip()), Done, wait_s)
     after = job.status()
     if after.switching == wanted:
         raise PeerLostError(no_barrier(after, wait_s))

@@ -31,7 +31,7 @@ from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESH_S = 1.0
 SHOWN_LEASES = 2
-HIDEABLE = 4  # columns
+HIDEABLE = 6  # columns
 COLUMNS = (
     "task", "state", "step", "behind", "loss", "holds", "silent", "joined", "process", "metrics"
 )  # fmt: skip

@@ -39,6 +39,7 @@ from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import GetStatus, Initialize, Leave, Parameters, Read, Shutdown, Status
 
+RETRYABLE = 128  # least exit code that says: a restart may help
 WATCH_S = 0.25  # how often progress is shown and the chief's own clocks are looked at
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,15 @@ class Chief(JobActor):
             self.link(Task(Role.PS, index), endpoint)
             for index, endpoint in enumerate(self._ps_endpoints)
         ]
+        try:
+            return await self._run_job()
+        except ZmqTrainError as error:
+            if error.exit_code < RETRYABLE and self.incarnation:
+                # Another chief would fail as this one did: the others need not wait for it.
+                await self._send_home(error.exit_code, f"the chief failed: {error}")
+            raise
+
+    async def _run_job(self) -> int:
         if self._dataset is None:
             self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
         await self._saver.check()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire.messages import Push, ShardFile
 
@@ -51,6 +51,9 @@ class Direction(Protocol):
 
     def applied(self, pending: Sequence[Pending]) -> None:
         """These gradients became one update."""
+
+    def cannot_update(self, error: ConfigError) -> None:
+        """The update rule refused; the parameters are as they were before."""
 
     def written(self, directory: str, file: ShardFile) -> None:
         """This shard's part of a checkpoint is durable."""

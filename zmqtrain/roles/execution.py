@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.cluster import Role
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.store import checkpoint
 from zmqtrain.store.shard import Snapshot
 from zmqtrain.wire.buffers import Tensor
@@ -62,16 +62,23 @@ class Execution:
 
     def _update(self, order: Order) -> None:
         started = 0.0
+        failure: ConfigError | None = None
 
         def work() -> None:
-            nonlocal started
+            nonlocal started, failure
             started = time.perf_counter()
-            if order.kind == "apply":
-                self._ps.shard.apply(order.workers[0])
-            else:
-                self._ps.shard.reduce(order.workers)
+            try:
+                if order.kind == "apply":
+                    self._ps.shard.apply(order.workers[0])
+                else:
+                    self._ps.shard.reduce(order.workers)
+            except ConfigError as error:  # a schedule gave no rate; the parameters are untouched
+                failure = error
 
         def then() -> None:
+            if failure is not None:
+                self._ps.direction.cannot_update(failure)
+                return
             self._ps.metrics.apply_duration_seconds.observe(time.perf_counter() - started)
             self._applied(order.workers)
 

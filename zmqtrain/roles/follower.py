@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role, Task
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.peers import Peer
@@ -41,6 +41,7 @@ class Follower:
         self.policy = ps.job.policy
         self._coordinated = make_policy(self.policy).coordinated
         self._executed = 0  # number of the last order
+        self._stuck = False  # the update rule refused
         # Worker -> (incarnation, sequence) of the last push that the lead has released.
         self._released: dict[int, tuple[int, int]] = {}
         self.link = ps.link(Task(Role.PS, 0), lead_endpoint)
@@ -63,6 +64,7 @@ class Follower:
         return {
             "orders": float(self._executed),
             "step": float(self.ps.shard.version),
+            "stuck": float(self._stuck),
             "bytes": float(self.ps.shard.layout.nbytes),
         }
 
@@ -96,6 +98,10 @@ class Follower:
 
     def applied(self, pending: Sequence[Pending]) -> None:
         """The lead keeps the figures."""
+
+    def cannot_update(self, error: ConfigError) -> None:
+        log.error("%s", error)
+        self._stuck = True  # the lead hears of it, and the chief saves what was learned
 
     def written(self, directory: str, file: ShardFile) -> None:
         self.link.tell(SliceWritten(directory, file))

@@ -119,13 +119,13 @@ class Lead:
         if pending.sequence:
             self.loss = pending.loss
             self.ps.metrics.worker_step[worker].set(pending.sequence)
-        if not pending.finite:
-            self._count_refusal()
         self.advance(
             self.coordinator.arrived(
                 worker, pending.sequence, 0, finite=pending.finite, batch=pending.batch
             )
         )
+        if not pending.finite:
+            self._count_refusal()
 
     def applied(self, pending: Sequence[Pending]) -> None:
         version = self.ps.shard.version
@@ -135,6 +135,9 @@ class Lead:
         self.ps.metrics.global_step.set(version)
         if self._learning_rate is not None:
             self.ps.metrics.learning_rate.set(self._learning_rate(version - 1))
+
+    def cannot_update(self, error: ConfigError) -> None:
+        self._fail(error.exit_code, str(error))
 
     def written(self, directory: str, file: ShardFile) -> None:
         self.desk.written(directory, file)
@@ -150,6 +153,9 @@ class Lead:
             self._peopled_at = now
         if now - self._peopled_at > limit_s:
             self._fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
+        for peer in self.ps.peers:
+            if peer.facts.get("stuck"):
+                self._fail(ExitCode.USAGE, f"{peer} cannot update its parameters: see its log")
         if coordinator is None:
             return
         for held in coordinator.held():
@@ -259,10 +265,14 @@ class Lead:
 
     def _fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""
-        if not self.failure:
-            log.error("%s", text)
-            self.failure, self.failure_code = text, code
-            self.desk.notify()
+        if self.failure:
+            return
+        log.error("%s", text)
+        self.failure, self.failure_code = text, code
+        if self.coordinator is not None:
+            self.coordinator.steps = self.coordinator.version  # no further gradient is wanted
+            self.advance(self.coordinator.settle())
+        self.desk.notify()
 
     def _restored_ledger(self) -> tuple[Ledger, int]:
         checkpoint = self.ps.restored_from

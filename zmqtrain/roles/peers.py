@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.cluster import Role
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Join, Release, Wait
@@ -48,7 +50,9 @@ class Peer:
 class Peers:
     """Admits tasks, fences their earlier lives, and says who is who."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, ps: int) -> None:
+        # How many tasks of a role there can be; workers may be more than were expected.
+        self._limits: dict[str, int] = {Role.PS: ps, Role.CHIEF: 1, Role.WORKER: sys.maxsize}
         self._lease_s = lease_s
         self._peers: dict[Name, Peer] = {}
         self._incarnations: dict[Name, int] = {}  # the last one given or seen
@@ -78,9 +82,11 @@ class Peers:
         """Admit the sender; None if its index is still taken and the request waits.
 
         Raises:
-            RefusedError: an older life joins after a newer one.
+            RefusedError: an older life joins after a newer one, or the cluster has no such task.
         """
         sender = request.sender
+        if not 0 <= sender.index < self._limits.get(sender.role, 0):
+            raise RefusedError(f"the cluster has no {sender}")
         name = (sender.role, sender.index)
         peer = self._peers.get(name)
         if peer is not None and peer.nonce == message.nonce and not peer.gone:

@@ -79,7 +79,7 @@ class ParameterServer(JobActor):
         self.workers = workers
         self.endpoint = endpoint
         self.shard = Shard(job.layouts(ps)[task.index], job.update())
-        self.peers = Peers(timing.lease_s)
+        self.peers = Peers(timing.lease_s, ps)
         self.pending: dict[int, Pending] = {}
         self.duplicates = 0  # pushes that had been seen before
         self.restored_from: Path | None = None
@@ -314,7 +314,7 @@ class ParameterServer(JobActor):
                 push.loss,
                 finite,
                 "" if finite else "refused",
-                "" if finite else "the gradient holds NaN or infinity",
+                "" if finite else "the loss or the gradient is NaN or infinite",
             ),
         )
 
@@ -342,10 +342,21 @@ class ParameterServer(JobActor):
             raise RefusedError(
                 f"push of epoch {request.envelope.epoch}, the job is in epoch {self.epoch}"
             )
+        if not self.initialised:
+            raise RefusedError(f"{self.task} holds no parameters yet, so a push has no base")
         if push.sequence != peer.received + 1:
             raise ProtocolError(f"push {push.sequence} of {peer} follows push {peer.received}")
+        if request.sender.index in self.pending:
+            raise ProtocolError(
+                f"push {push.sequence} of {peer} came before {peer.received} was answered"
+            )
         if len(request.envelope.tensors) != (1 if push.finite else 0):
-            raise ProtocolError(f"a push of {len(request.envelope.tensors)} tensors, expected one")
+            raise ProtocolError(
+                f"a push of {len(request.envelope.tensors)} tensors, expected one, or none with "
+                "finite False"
+            )
+        if push.examples < 1:
+            raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
         self.direction.check(request.sender.index, push)
 
     def _stage(self, request: Request, worker: int) -> bool:

@@ -1,0 +1,404 @@
+"""An actor's life: what it answers, what ends it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from zmqtrain.actors.actor import Actor, Request, first_of
+from zmqtrain.cluster import Role, Task
+from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, RefusedError
+from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import UnreachableError
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.messages import (
+    Alive,
+    Done,
+    GetStatus,
+    Heartbeat,
+    Leave,
+    Pull,
+    Push,
+    Read,
+    Refusal,
+    Release,
+    Shutdown,
+)
+
+Clients = Callable[..., Any]  # of conftest.py, as Within
+Within = Callable[[Any], Any]
+
+ADDRESS = "tcp://ps-0:2222"
+PUSH = Push(1, 0, 7, 32, 0.5)
+RELEASE = Release(1, "applied", 1)
+
+
+class Bug(Exception):
+    """Nobody meant to raise this."""
+
+
+class Ps(Actor):
+    """Answers some messages, refuses some, and has a bug."""
+
+    def __init__(self, transport: MemoryTransport, timing: Timing) -> None:
+        super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), timing)
+        self.incarnation, self.epoch = 4, 2
+        self.listening = asyncio.Event()
+        self.beats: list[Heartbeat] = []
+        self.requests: list[Request] = []
+        self.refused = ConfigError("lr is -1; expected more than 0; raise it")
+        self.bug = Bug("off by one")
+        self.handlers = {
+            GetStatus: lambda request: request.reply(Done(f"seen by {request.sender}")),
+            Heartbeat: self._on_heartbeat,
+            Leave: self._refuse,
+            Read: self._stumble,
+            Push: self.requests.append,
+        }
+
+    async def main(self) -> int:
+        self.listen(ADDRESS)
+        self.listening.set()
+        await self.stopping.wait()
+        return self.stop_code
+
+    def _on_heartbeat(self, request: Request) -> None:
+        assert isinstance(request.envelope.message, Heartbeat)
+        self.beats.append(request.envelope.message)
+        request.reply(Alive())
+
+    def _refuse(self, request: Request) -> None:
+        raise self.refused
+
+    def _stumble(self, request: Request) -> None:
+        raise self.bug
+
+
+Run = Callable[[Actor], asyncio.Task[int]]
+
+
+@pytest.fixture
+async def ps(transport: MemoryTransport, timing: Timing) -> Ps:
+    return Ps(transport, timing)
+
+
+async def test_request_is_answered_to_its_sender_alone(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    clients = [client(ADDRESS, index=index) for index in range(3)]
+    for index, peer in enumerate(clients):
+        peer.send(GetStatus(), request_id=10 + index)
+    for index, peer in enumerate(clients):
+        (reply,) = await peer.first(Done)
+        assert reply.message == Done(f"seen by worker {index}")
+        assert (reply.request_id, reply.sender, reply.epoch) == (10 + index, Sender("ps", 0, 4), 2)
+        assert len(peer.received) == 1
+
+
+async def test_refused_request_harms_nobody(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    peer, other = client(ADDRESS), client(ADDRESS, index=1)
+    peer.send(Leave(""), request_id=7)
+    (refusal,) = await peer.first(Refusal)
+    assert refusal.request_id == 7
+    assert refusal.message == Refusal("ConfigError", "lr is -1; expected more than 0; raise it")
+    for asker in (peer, other):
+        asker.send(GetStatus(), request_id=8)
+        await asker.first(Done)
+    assert not task.done()
+
+
+async def test_refused_message_that_asked_for_no_reply_gets_none(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    peer = client(ADDRESS)
+    peer.send(Leave(""), request_id=0)
+    peer.send(Pull(), request_id=0)
+    peer.send(GetStatus(), request_id=8)
+    await peer.first(Done)
+    assert len(peer.received) == 1
+
+
+async def test_message_that_the_task_does_not_take_is_refused(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    peer = client(ADDRESS, index=5)
+    peer.send(Pull(), request_id=3)
+    (refusal,) = await peer.first(Refusal)
+    assert refusal.message == Refusal("ProtocolError", "ps 0 takes no Pull from worker 5")
+    assert refusal.request_id == 3
+    assert not task.done()
+
+
+@pytest.mark.parametrize(
+    ("frames", "request_id", "text"),
+    [
+        (
+            [b"\xc1"],
+            0,
+            "the header is not msgpack within limits: FormatError",
+        ),
+        ([b""], 0, "the message is empty"),
+        ([b"\x81\xa1a\x01"], 0, "the header is not a zmqtrain envelope"),
+        (
+            [b"\x97\x63\xa4Pull\x05\x93\xa6worker\x00\x01\x00\x90\x90"],
+            5,
+            "the peer speaks protocol version 99, this task version 1: install the same zmqtrain "
+            "on every host",
+        ),
+        (
+            [b"\x97\x01\xa4Push\x06\x93\xa6worker\x00\x01\x00\x91" + b"\x91" * 1000 + b"\x90\x90"],
+            6,
+            "expected 6 fields of Push, got [[[[[[[...]]]]]]]",
+        ),
+    ],
+)
+async def test_undecodable_message_is_refused_and_counted(
+    ps: Ps,
+    run: Run,
+    client: Clients,
+    within: Within,
+    frames: list[bytes],
+    request_id: int,
+    text: str,
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    peer, other = client(ADDRESS), client(ADDRESS, index=1)
+    peer.send_frames(frames)
+    (refusal,) = await peer.first(Refusal)
+    assert refusal.request_id == request_id
+    assert refusal.message == Refusal("ProtocolError", text)
+    assert ps.metrics.registry.get_sample_value("zmqtrain_decode_errors_total") == 1
+    for asker in (peer, other):
+        asker.send(GetStatus(), request_id=8)
+        await asker.first(Done)
+    assert not task.done()
+
+
+async def test_bug_in_a_handler_ends_the_actor_with_it(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    peer = client(ADDRESS)
+    peer.send(Read(), request_id=1)
+    with pytest.raises(Bug) as caught:
+        await within(task)
+    assert caught.value is ps.bug
+    assert peer.received == []
+
+
+async def test_bug_met_twice_ends_the_actor_once(
+    ps: Ps, run: Run, client: Clients, within: Within
+) -> None:
+    loop = asyncio.get_running_loop()
+    stray: list[Any] = []
+    loop.set_exception_handler(lambda _, context: stray.append(context))
+    task = run(ps)
+    await within(ps.listening.wait())
+    peer = client(ADDRESS)
+    for _ in range(100):
+        peer.send(Read(), request_id=1)
+    with pytest.raises(Bug):
+        await within(task)
+    assert stray == []
+
+
+async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
+    ps: Ps, run: Run, client: Clients, within: Within, transport: MemoryTransport
+) -> None:
+    ended: list[str] = []
+
+    async def background(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    ps.accompany(background("companion"))
+    task = run(ps)
+    await within(ps.listening.wait())
+    ps.spawn(background("spawned"))
+    peer = client(ADDRESS)
+    peer.send(Push(1, 0, 0, 1, 0.0), request_id=1)
+    peer.send(GetStatus(), request_id=2)
+    await peer.first(Done)
+    ps.stop(70)
+    ps.stop(0)
+    assert await within(task) == 70
+    assert sorted(ended) == ["companion", "spawned"]
+    ps.requests[0].reply(RELEASE)
+    transport.bind(ADDRESS).close()
+    assert len(peer.received) == 1
+
+
+async def test_links_are_closed_with_the_actor(
+    ps: Ps, worker: Worker, run: Run, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    task = running(worker)
+    await within(worker.linked.wait())
+    (link,) = worker.links
+    worker.stop(0)
+    assert await within(task) == 0
+    with pytest.raises(PeerLostError, match="the link to ps 0 was closed"):
+        await within(link.request(PUSH, reason="", sequence=1))
+    with pytest.raises(UnreachableError):
+        link.endpoint.send([b"hello"])
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+async def test_failed_background_task_ends_the_actor_with_its_error(
+    ps: Ps, run: Run, within: Within, transport: MemoryTransport
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    lost = PeerLostError("ps 1 is gone")
+    ps.spawn(fail(lost))
+    with pytest.raises(PeerLostError) as caught:
+        await within(task)
+    assert caught.value is lost
+    transport.bind(ADDRESS).close()
+
+
+async def test_failed_main_ends_the_background_tasks(
+    transport: MemoryTransport, timing: Timing, within: Within
+) -> None:
+    ended = asyncio.Event()
+    error = RefusedError("another job")
+
+    class Refused(Ps):
+        async def main(self) -> int:
+            self.listen(ADDRESS)
+            self.spawn(self.background())
+            await asyncio.sleep(0)
+            raise error
+
+        async def background(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    with pytest.raises(RefusedError) as caught:
+        await within(Refused(transport, timing).run())
+    assert caught.value is error
+    assert ended.is_set()
+    transport.bind(ADDRESS).close()
+
+
+async def test_cancelled_actor_closes_its_endpoints(
+    ps: Ps, run: Run, within: Within, transport: MemoryTransport
+) -> None:
+    task = run(ps)
+    await within(ps.listening.wait())
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await within(task)
+    transport.bind(ADDRESS).close()
+
+
+async def test_error_raised_on_purpose_is_what_a_group_is_about() -> None:
+    purpose, bug = PeerLostError("ps 0 is gone"), Bug("follow-up")
+    nested = BaseExceptionGroup("", [BaseExceptionGroup("", [bug]), ExceptionGroup("", [purpose])])
+    assert first_of(nested) is purpose
+    assert first_of(BaseExceptionGroup("", [bug, Bug("second")])) is bug
+
+
+async def test_background_task_needs_a_running_actor(ps: Ps) -> None:
+    coroutine: Coroutine[Any, Any, None] = fail(Bug(""))
+    with pytest.raises(RuntimeError, match="spawn is for a running actor"):
+        ps.spawn(coroutine)
+    coroutine.close()
+
+
+async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
+    ps: Ps, worker: Worker, run: Run, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    running(worker)
+    await within(worker.linked.wait())
+    loop = asyncio.get_running_loop()
+    asked = loop.create_task(
+        worker.links[0].request(PUSH, reason="it has not answered push 1", sequence=1)
+    )
+    async with asyncio.timeout(10):
+        while not any(beat.waits for beat in ps.beats):
+            await asyncio.sleep(0)
+    (wait,) = ps.beats[-1].waits
+    assert (wait.owner, wait.peer) == ("worker 3", "ps 0")
+    assert wait.reason == "it has not answered push 1"
+    ps.requests[0].reply(RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+async def test_message_told_back_to_a_sender_reaches_its_handler(
+    ps: Ps, worker: Worker, run: Run, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    running(worker)
+    await within(worker.linked.wait())
+    worker.links[0].tell(PUSH)
+    async with asyncio.timeout(10):
+        while not ps.requests:
+            await asyncio.sleep(0)
+    ps.requests[0].tell(Shutdown(0, "the run is over"))
+    await within(worker.told.wait())
+    assert worker.unasked == [Shutdown(0, "the run is over")]
+
+
+async def test_push_answered_twice_harms_not_the_next_one(
+    ps: Ps, worker: Worker, run: Run, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    running(worker)
+    await within(worker.linked.wait())
+    loop = asyncio.get_running_loop()
+    first = loop.create_task(worker.links[0].request(PUSH, reason="", sequence=1))
+    async with asyncio.timeout(10):
+        while not ps.requests:
+            await asyncio.sleep(0)
+    ps.requests[0].reply(RELEASE)
+    await within(first)
+    second = loop.create_task(worker.links[0].request(PUSH, reason="", sequence=2))
+    ps.requests[0].reply(RELEASE)
+    beats = len(ps.beats)
+    async with asyncio.timeout(10):
+        while len(ps.beats) < beats + 3:
+            await asyncio.sleep(0)
+    ps.requests[-1].reply(RELEASE)
+    assert (await within(second)).message == RELEASE
+
+
+async def test_dead_links_refusal_is_an_error_of_the_protocol(
+    ps: Ps, worker: Worker, run: Run, within: Within
+) -> None:
+    run(ps)
+    await within(ps.listening.wait())
+    running(worker)
+    await within(worker.linked.wait())
+    with pytest.raises(ProtocolError) as caught:
+        await within(worker.links[0].request(Pull(), reason="", sequence=0))
+    assert str(caught.value) == "ps 0: ps 0 takes no Pull from worker 3"

@@ -1,0 +1,97 @@
+"""Which work goes to a thread is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zmqtrain.actors import offload as offload_module
+from zmqtrain.actors.offload import LONG_S, Offload
+
+Within = Callable[[Any], Any]
+SHORT_S = LONG_S / 2
+
+
+class Clock:
+    """Time passes in work alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(offload_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    return clock
+
+
+@pytest.fixture
+def offload(clock: Clock) -> Iterator[Offload]:
+    offload = Offload("compute")
+    yield offload
+    offload.close()
+
+
+@pytest.fixture
+def piece(offload: Offload, clock: Clock, within: Within) -> Callable[[float], Any]:
+    """Do a piece of work that takes so long; return whether it had a thread of its own."""
+
+    async def run(duration_s: float) -> bool:
+        def work() -> str:
+            clock.now += duration_s
+            return threading.current_thread().name
+
+        name: str = await within(offload.run(work))
+        return name.startswith("compute")
+
+    return run
+
+
+async def test_work_moves_to_where_the_last_piece_would_have_belonged(
+    piece: Callable[[float], Any],
+) -> None:
+    durations = [SHORT_S, SHORT_S, 2 * LONG_S, 2 * LONG_S, SHORT_S, SHORT_S]
+    in_thread = [await piece(duration_s) for duration_s in durations]
+    assert in_thread == [True, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("duration_s", [SHORT_S, 2 * LONG_S])
+async def test_error_of_the_work_is_raised_and_measured_too(
+    offload: Offload,
+    clock: Clock,
+    within: Within,
+    piece: Callable[[float], Any],
+    duration_s: float,
+) -> None:
+    def fails() -> None:
+        clock.now += duration_s
+        raise ValueError("shapes differ")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="shapes differ"):
+            await within(offload.run(fails))
+    assert await piece(SHORT_S) is (duration_s > LONG_S)
+
+
+async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within) -> None:
+    may_end = threading.Event()
+    task = asyncio.get_running_loop().create_task(offload.run(may_end.wait))
+    await asyncio.sleep(0)
+    assert not task.done()
+    may_end.set()
+    assert await within(task) is True
+
+
+async def test_close_waits_for_the_thread(offload: Offload, piece: Callable[[float], Any]) -> None:
+    await piece(SHORT_S)
+    offload.close()
+    assert not any(thread.name.startswith("compute") for thread in threading.enumerate())

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from zmqtrain.actors import waits as waits_module
+from zmqtrain.actors.waits import Waits
+from zmqtrain.wire.messages import Wait
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(waits_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def test_wait_tells_who_for_whom_why_since_when_and_until_when(clock: Clock) -> None:
+    waits = Waits("worker 2")
+    waits.begin("ps 0", "it has not answered push 3")
+    clock.now += 1.5
+    waits.begin("ps 1", "it has not welcomed us", timeout_s=4.0)
+    clock.now += 1.0
+    assert waits.snapshot() == (
+        Wait("worker 2", "ps 0", "it has not answered push 3", 2.5, None),
+        Wait("worker 2", "ps 1", "it has not welcomed us", 1.0, 3.0),
+    )
+
+
+def test_deadline_that_has_passed_is_now(clock: Clock) -> None:
+    waits = Waits("chief 0")
+    waits.begin("ps 0", "", timeout_s=1.0)
+    clock.now += 5
+    assert waits.snapshot()[0].until_s == 0.0
+
+
+def test_ended_wait_is_gone_and_may_end_again(clock: Clock) -> None:
+    waits = Waits("chief 0")
+    first, second = waits.begin("ps 0", "first"), waits.begin("ps 0", "second")
+    waits.end(first)
+    waits.end(first)
+    assert [wait.reason for wait in waits.snapshot()] == ["second"]
+    waits.end(second)
+    assert waits.snapshot() == ()
+
+
+def test_wait_lasts_as_long_as_its_block_even_if_that_fails(clock: Clock) -> None:
+    waits = Waits("chief 0")
+    with pytest.raises(ValueError), waits.on("ps 0", "the manifest", timeout_s=2.0):
+        assert waits.snapshot() == (Wait("chief 0", "ps 0", "the manifest", 0.0, 2.0),)
+        raise ValueError
+    assert waits.snapshot() == ()
