@@ -151,7 +151,8 @@ class Job(BaseModel):
             ConfigError: a value is out of range or of the wrong type.
         """
         values = {name: getattr(self, name) for name in type(self).model_fields}
-        overrides["data_dir"] = overrides.pop("data", None)
+        if "data" in overrides:
+            overrides["data_dir"] = overrides.pop("data")
         return Job(**values | {k: v for k, v in overrides.items() if v is not None})
 
     def update(self) -> Update:
@@ -173,9 +174,9 @@ class Job(BaseModel):
             )
         for name, value in parameters.items():
             if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-                dtype = getattr(value, "dtype", "")
+                kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
                 raise ConfigError(
-                    f"parameter {name!r} of {self.model!r} is a {type(value).__name__} {dtype}; "
+                    f"parameter {name!r} of {self.model!r} is a {kind}; "
                     "expected a float32 NumPy array: convert it in the model's parameters()"
                 )
         if not parameters:

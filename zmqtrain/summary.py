@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,8 +38,8 @@ class Summary:
     exit_code: int
 
     def json(self) -> str:
-        """Return one line of JSON; what is not a number there becomes null."""
-        return json.dumps(_without_nan(asdict(self)))
+        """Return one line of JSON; NaN and infinity, which it lacks, become null."""
+        return json.dumps(_finite(asdict(self)))
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""
@@ -70,9 +71,9 @@ def parameters_sha256(parameters: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, float) and value != value:
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

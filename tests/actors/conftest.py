@@ -109,8 +109,8 @@ class Worker(Actor):
         super().__init__(Task(Role.WORKER, 3), transport, Metrics("worker", 3), timing)
         self.incarnation, self.epoch = 2, 5
         self.linked = asyncio.Event()
-        self.told: list[Message] = []
-        self.handlers = {Shutdown: lambda request: self.told.append(request.envelope.message)}
+        self.told: asyncio.Queue[Message] = asyncio.Queue()
+        self.handlers = {Shutdown: lambda request: self.told.put_nowait(request.envelope.message)}
         self._joined = joined
 
     @property

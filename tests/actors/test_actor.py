@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -32,10 +32,17 @@ from zmqtrain.wire.messages import (
 
 Clients = Callable[..., Any]  # of conftest.py, as Within
 Within = Callable[[Any], Any]
+Worker = Any
 
 ADDRESS = "tcp://ps-0:2222"
 PUSH = Push(1, 0, 7, 32, 0.5)
 RELEASE = Release(1, "applied", 1)
+
+
+VERSION_99 = (
+    "the peer speaks protocol version 99, this task version 1: install the same zmqtrain on every "
+    "host"
+)
 
 
 class Bug(Exception):
@@ -49,8 +56,9 @@ class Ps(Actor):
         super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), timing)
         self.incarnation, self.epoch = 4, 2
         self.listening = asyncio.Event()
-        self.beats: list[Heartbeat] = []
-        self.requests: list[Request] = []
+        self.life: asyncio.Task[int]
+        self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+        self.pushes: asyncio.Queue[Request] = asyncio.Queue()
         self.refused = ConfigError("lr is -1; expected more than 0; raise it")
         self.bug = Bug("off by one")
         self.handlers = {
@@ -58,7 +66,7 @@ class Ps(Actor):
             Heartbeat: self._on_heartbeat,
             Leave: self._refuse,
             Read: self._stumble,
-            Push: self.requests.append,
+            Push: self.pushes.put_nowait,
         }
 
     async def main(self) -> int:
@@ -69,7 +77,7 @@ class Ps(Actor):
 
     def _on_heartbeat(self, request: Request) -> None:
         assert isinstance(request.envelope.message, Heartbeat)
-        self.beats.append(request.envelope.message)
+        self.beats.put_nowait(request.envelope.message)
         request.reply(Alive())
 
     def _refuse(self, request: Request) -> None:
@@ -83,15 +91,16 @@ Run = Callable[[Actor], asyncio.Task[int]]
 
 
 @pytest.fixture
-async def ps(transport: MemoryTransport, timing: Timing) -> Ps:
-    return Ps(transport, timing)
+async def ps(transport: MemoryTransport, timing: Timing, run: Run, within: Within) -> Ps:
+    ps = Ps(transport, timing)
+    ps.life = run(ps)
+    await within(ps.listening.wait())
+    return ps
 
 
 async def test_request_is_answered_to_its_sender_alone(
-    ps: Ps, run: Run, client: Clients, within: Within
+    ps: Ps, client: Clients, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
     clients = [client(ADDRESS, index=index) for index in range(3)]
     for index, peer in enumerate(clients):
         peer.send(GetStatus(), request_id=10 + index)
@@ -102,11 +111,7 @@ async def test_request_is_answered_to_its_sender_alone(
         assert len(peer.received) == 1
 
 
-async def test_refused_request_harms_nobody(
-    ps: Ps, run: Run, client: Clients, within: Within
-) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
+async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Within) -> None:
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send(Leave(""), request_id=7)
     (refusal,) = await peer.first(Refusal)
@@ -115,14 +120,12 @@ async def test_refused_request_harms_nobody(
     for asker in (peer, other):
         asker.send(GetStatus(), request_id=8)
         await asker.first(Done)
-    assert not task.done()
+    assert not ps.life.done()
 
 
 async def test_refused_message_that_asked_for_no_reply_gets_none(
-    ps: Ps, run: Run, client: Clients, within: Within
+    ps: Ps, client: Clients, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
     peer = client(ADDRESS)
     peer.send(Leave(""), request_id=0)
     peer.send(Pull(), request_id=0)
@@ -132,16 +135,14 @@ async def test_refused_message_that_asked_for_no_reply_gets_none(
 
 
 async def test_message_that_the_task_does_not_take_is_refused(
-    ps: Ps, run: Run, client: Clients, within: Within
+    ps: Ps, client: Clients, within: Within
 ) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
     peer = client(ADDRESS, index=5)
     peer.send(Pull(), request_id=3)
     (refusal,) = await peer.first(Refusal)
     assert refusal.message == Refusal("ProtocolError", "ps 0 takes no Pull from worker 5")
     assert refusal.request_id == 3
-    assert not task.done()
+    assert not ps.life.done()
 
 
 @pytest.mark.parametrize(
@@ -157,8 +158,7 @@ async def test_message_that_the_task_does_not_take_is_refused(
         (
             [b"\x97\x63\xa4Pull\x05\x93\xa6worker\x00\x01\x00\x90\x90"],
             5,
-            "the peer speaks protocol version 99, this task version 1: install the same zmqtrain "
-            "on every host",
+            VERSION_99,
         ),
         (
             [b"\x97\x01\xa4Push\x06\x93\xa6worker\x00\x01\x00\x91" + b"\x91" * 1000 + b"\x90\x90"],
@@ -169,15 +169,12 @@ async def test_message_that_the_task_does_not_take_is_refused(
 )
 async def test_undecodable_message_is_refused_and_counted(
     ps: Ps,
-    run: Run,
     client: Clients,
     within: Within,
     frames: list[bytes],
     request_id: int,
     text: str,
 ) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send_frames(frames)
     (refusal,) = await peer.first(Refusal)
@@ -187,40 +184,34 @@ async def test_undecodable_message_is_refused_and_counted(
     for asker in (peer, other):
         asker.send(GetStatus(), request_id=8)
         await asker.first(Done)
-    assert not task.done()
+    assert not ps.life.done()
 
 
 async def test_bug_in_a_handler_ends_the_actor_with_it(
-    ps: Ps, run: Run, client: Clients, within: Within
+    ps: Ps, client: Clients, within: Within
 ) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
     peer = client(ADDRESS)
     peer.send(Read(), request_id=1)
     with pytest.raises(Bug) as caught:
-        await within(task)
+        await within(ps.life)
     assert caught.value is ps.bug
     assert peer.received == []
 
 
-async def test_bug_met_twice_ends_the_actor_once(
-    ps: Ps, run: Run, client: Clients, within: Within
-) -> None:
+async def test_bug_met_twice_ends_the_actor_once(ps: Ps, client: Clients, within: Within) -> None:
     loop = asyncio.get_running_loop()
     stray: list[Any] = []
     loop.set_exception_handler(lambda _, context: stray.append(context))
-    task = run(ps)
-    await within(ps.listening.wait())
     peer = client(ADDRESS)
     for _ in range(100):
         peer.send(Read(), request_id=1)
     with pytest.raises(Bug):
-        await within(task)
+        await within(ps.life)
     assert stray == []
 
 
 async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
-    ps: Ps, run: Run, client: Clients, within: Within, transport: MemoryTransport
+    ps: Ps, client: Clients, within: Within, transport: MemoryTransport
 ) -> None:
     ended: list[str] = []
 
@@ -231,8 +222,6 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
             ended.append(name)
 
     ps.accompany(background("companion"))
-    task = run(ps)
-    await within(ps.listening.wait())
     ps.spawn(background("spawned"))
     peer = client(ADDRESS)
     peer.send(Push(1, 0, 0, 1, 0.0), request_id=1)
@@ -240,25 +229,21 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
     await peer.first(Done)
     ps.stop(70)
     ps.stop(0)
-    assert await within(task) == 70
+    assert await within(ps.life) == 70
     assert sorted(ended) == ["companion", "spawned"]
-    ps.requests[0].reply(RELEASE)
+    ps.pushes.get_nowait().reply(RELEASE)
     transport.bind(ADDRESS).close()
     assert len(peer.received) == 1
 
 
 async def test_links_are_closed_with_the_actor(
-    ps: Ps, worker: Worker, run: Run, within: Within
+    ps: Ps, start_worker: Callable[..., Any], within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
-    task = running(worker)
-    await within(worker.linked.wait())
-    (link,) = worker.links
+    worker = await start_worker()
+    link = worker.ps
     worker.stop(0)
-    assert await within(task) == 0
     with pytest.raises(PeerLostError, match="the link to ps 0 was closed"):
-        await within(link.request(PUSH, reason="", sequence=1))
+        await within(link.silence())
     with pytest.raises(UnreachableError):
         link.endpoint.send([b"hello"])
 
@@ -268,14 +253,12 @@ async def fail(error: Exception) -> None:
 
 
 async def test_failed_background_task_ends_the_actor_with_its_error(
-    ps: Ps, run: Run, within: Within, transport: MemoryTransport
+    ps: Ps, within: Within, transport: MemoryTransport
 ) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
     lost = PeerLostError("ps 1 is gone")
     ps.spawn(fail(lost))
     with pytest.raises(PeerLostError) as caught:
-        await within(task)
+        await within(ps.life)
     assert caught.value is lost
     transport.bind(ADDRESS).close()
 
@@ -307,13 +290,11 @@ async def test_failed_main_ends_the_background_tasks(
 
 
 async def test_cancelled_actor_closes_its_endpoints(
-    ps: Ps, run: Run, within: Within, transport: MemoryTransport
+    ps: Ps, within: Within, transport: MemoryTransport
 ) -> None:
-    task = run(ps)
-    await within(ps.listening.wait())
-    task.cancel()
+    ps.life.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await within(task)
+        await within(ps.life)
     transport.bind(ADDRESS).close()
 
 
@@ -324,81 +305,58 @@ async def test_error_raised_on_purpose_is_what_a_group_is_about() -> None:
     assert first_of(BaseExceptionGroup("", [bug, Bug("second")])) is bug
 
 
-async def test_background_task_needs_a_running_actor(ps: Ps) -> None:
+async def test_background_task_needs_a_running_actor(
+    transport: MemoryTransport, timing: Timing
+) -> None:
     coroutine: Coroutine[Any, Any, None] = fail(Bug(""))
     with pytest.raises(RuntimeError, match="spawn is for a running actor"):
-        ps.spawn(coroutine)
+        Ps(transport, timing).spawn(coroutine)
     coroutine.close()
 
 
 async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
-    ps: Ps, worker: Worker, run: Run, within: Within
+    ps: Ps, worker: Worker, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
-    running(worker)
-    await within(worker.linked.wait())
-    loop = asyncio.get_running_loop()
-    asked = loop.create_task(
-        worker.links[0].request(PUSH, reason="it has not answered push 1", sequence=1)
-    )
-    async with asyncio.timeout(10):
-        while not any(beat.waits for beat in ps.beats):
-            await asyncio.sleep(0)
-    (wait,) = ps.beats[-1].waits
-    assert (wait.owner, wait.peer) == ("worker 3", "ps 0")
-    assert wait.reason == "it has not answered push 1"
-    ps.requests[0].reply(RELEASE)
+    asked = worker.ask(PUSH, reason="it has not answered push 1", sequence=1)
+    push = await within(ps.pushes.get())
+    while not (waits := (await within(ps.beats.get())).waits):
+        pass
+    assert [(wait.owner, wait.peer) for wait in waits] == [("worker 3", "ps 0")]
+    assert waits[0].reason == "it has not answered push 1"
+    push.reply(RELEASE)
     assert (await within(asked)).message == RELEASE
 
 
 async def test_message_told_back_to_a_sender_reaches_its_handler(
-    ps: Ps, worker: Worker, run: Run, within: Within
+    ps: Ps, worker: Worker, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
-    running(worker)
-    await within(worker.linked.wait())
-    worker.links[0].tell(PUSH)
-    async with asyncio.timeout(10):
-        while not ps.requests:
-            await asyncio.sleep(0)
-    ps.requests[0].tell(Shutdown(0, "the run is over"))
-    await within(worker.told.wait())
-    assert worker.unasked == [Shutdown(0, "the run is over")]
+    worker.ps.tell(PUSH)
+    (await within(ps.pushes.get())).tell(Shutdown(0, "the run is over"))
+    assert await within(worker.told.get()) == Shutdown(0, "the run is over")
 
 
 async def test_push_answered_twice_harms_not_the_next_one(
-    ps: Ps, worker: Worker, run: Run, within: Within
+    ps: Ps, worker: Worker, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
-    running(worker)
-    await within(worker.linked.wait())
-    loop = asyncio.get_running_loop()
-    first = loop.create_task(worker.links[0].request(PUSH, reason="", sequence=1))
-    async with asyncio.timeout(10):
-        while not ps.requests:
-            await asyncio.sleep(0)
-    ps.requests[0].reply(RELEASE)
+    first = worker.ask(PUSH, sequence=1)
+    answered = await within(ps.pushes.get())
+    answered.reply(RELEASE)
     await within(first)
-    second = loop.create_task(worker.links[0].request(PUSH, reason="", sequence=2))
-    ps.requests[0].reply(RELEASE)
-    beats = len(ps.beats)
-    async with asyncio.timeout(10):
-        while len(ps.beats) < beats + 3:
-            await asyncio.sleep(0)
-    ps.requests[-1].reply(RELEASE)
+    second = worker.ask(PUSH, sequence=2)
+    push = await within(ps.pushes.get())
+    answered.reply(RELEASE)
+    answered.tell(Shutdown(0, "barrier"))
+    await within(worker.told.get())
+    worker.ps.tell(PUSH)  # comes behind whatever the second answer brought about
+    (await within(ps.pushes.get())).tell(Shutdown(0, "barrier"))
+    await within(worker.told.get())
+    push.reply(RELEASE)
     assert (await within(second)).message == RELEASE
 
 
-async def test_dead_links_refusal_is_an_error_of_the_protocol(
-    ps: Ps, worker: Worker, run: Run, within: Within
+async def test_message_that_the_ps_does_not_take_fails_the_request(
+    ps: Ps, worker: Worker, within: Within
 ) -> None:
-    run(ps)
-    await within(ps.listening.wait())
-    running(worker)
-    await within(worker.linked.wait())
     with pytest.raises(ProtocolError) as caught:
-        await within(worker.links[0].request(Pull(), reason="", sequence=0))
+        await within(worker.ask(Pull(), sequence=0))
     assert str(caught.value) == "ps 0: ps 0 takes no Pull from worker 3"

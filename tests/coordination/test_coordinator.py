@@ -191,9 +191,7 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted(play: Play) -> 
 def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
     workers: int, shards: int, lookahead: int, data: st.DataObject
 ) -> None:
-    run = coordinator(
-        "sync-replicas", shards=shards, workers=workers, steps=4, lookahead=lookahead
-    )
+    run = coordinator("sync-replicas", shards=shards, workers=workers, steps=4, lookahead=lookahead)
     leases: dict[int, list[int]] = {worker: [] for worker in range(workers)}
     for worker in range(workers):
         run.join(worker, 1)

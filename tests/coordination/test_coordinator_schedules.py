@@ -165,9 +165,7 @@ class World:
             life.state = "waiting"
             self.decided(worker, life)
         finite = shard != life.bad_shard
-        arrived = self.coordinator.arrived(
-            worker, life.sequence, shard, finite=finite, batch=batch
-        )
+        arrived = self.coordinator.arrived(worker, life.sequence, shard, finite=finite, batch=batch)
         again = "" if is_new else " again"
         self.obey(f"{worker}'s {life.sequence} is at shard {shard}{again}", arrived)
 

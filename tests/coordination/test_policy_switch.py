@@ -53,9 +53,7 @@ def test_coordinator_says_that_the_policy_changes() -> None:
     run.switch(make_policy("sync-replicas:aggregate=1"))
     run.settle()
     run.arrived(1, 1, 0, batch=1)
-    assert list(run.held()) == [
-        Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))
-    ]
+    assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
 
 def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:

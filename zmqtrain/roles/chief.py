@@ -274,7 +274,7 @@ class Chief(JobActor):
         while time.monotonic() < deadline:
             replies = [await link.request(Read(), reason="it is read") for link in self._links]
             versions = [getattr(reply.message, "version", 0) for reply in replies]
-            if status.stop and min(versions) < status.step:
+            if status.stop and not status.failure and min(versions) < status.step:
                 await asyncio.sleep(0.01)  # an update is still on its way to some shard
                 continue
             break

@@ -77,7 +77,7 @@ class Execution:
 
         def then() -> None:
             if failure is not None:
-                self._ps.direction.cannot_update(failure)
+                self._not_applied(order.workers, failure)
                 return
             self._ps.metrics.apply_duration_seconds.observe(time.perf_counter() - started)
             self._applied(order.workers)
@@ -97,6 +97,13 @@ class Execution:
                 self._ps.metrics.staleness_versions.observe(max(0, version - 1 - pending.version))
                 contributions.append(pending)
         self._ps.direction.applied(contributions)
+
+    def _not_applied(self, workers: tuple[int, ...], error: ConfigError) -> None:
+        for worker in workers:
+            pending = self._ps.pending.get(worker)
+            if pending is not None:
+                pending.result, pending.reason = "dropped", str(error)
+        self._ps.direction.cannot_update(error)
 
     def _accumulated(self, worker: int) -> None:
         self._ps.metrics.pushes.accumulated.inc()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
@@ -126,9 +127,20 @@ class Follower:
             return
         if message.number > self._executed + 1:
             return  # orders before these were lost; the lead sends them again
-        for order in message.orders[self._executed + 1 - message.number :]:
+        orders = message.orders[self._executed + 1 - message.number :]
+        for order in orders:
             self._executed += 1
             self._obey(order)
+        if not self._coordinated and any(order.kind == "switch" for order in orders):
+            held = tuple(self.ps.pending.items())
+            self.ps.execution.after_orders(partial(self._let_go, held))
+
+    def _let_go(self, held: Sequence[tuple[int, Pending]]) -> None:
+        """Decide here on what is still held: the lead takes it for decided since the switch."""
+        for worker, pending in held:
+            if self.ps.pending.get(worker) is pending:
+                orders = self._at_once(worker, pending)
+                self.ps.execution.carry_out(orders[-1:] if pending.result else orders)
 
     def _obey(self, order: Order) -> None:
         if order.kind == "switch":

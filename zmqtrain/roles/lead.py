@@ -17,7 +17,13 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.statistics import Staleness, Throughput
-from zmqtrain.errors import CheckpointError, ExitCode, ProtocolError, ZmqTrainError
+from zmqtrain.errors import (
+    CheckpointError,
+    ConfigError,
+    ExitCode,
+    ProtocolError,
+    ZmqTrainError,
+)
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.desk import Desk
@@ -53,6 +59,7 @@ class Lead:
         self.failure = ""
         self.failure_code = ExitCode.OK
         self._peopled_at = time.monotonic()  # when a worker was last live
+        self._coordinated = True  # whether the policy is, by the orders sent so far
         self._order_number = 0
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
@@ -78,6 +85,7 @@ class Lead:
         self._order_number = 0
         self._unacknowledged.clear()
         self._acknowledged.clear()
+        self._coordinated = make_policy(self.policy).coordinated
         self.desk.forget_saves()
         ledger, self.examples = self._restored_ledger()
         self.coordinator = Coordinator(
@@ -119,12 +127,13 @@ class Lead:
         if pending.sequence:
             self.loss = pending.loss
             self.ps.metrics.worker_step[worker].set(pending.sequence)
+        refused = not pending.finite and not self.coordinator.finished
         self.advance(
             self.coordinator.arrived(
                 worker, pending.sequence, 0, finite=pending.finite, batch=pending.batch
             )
         )
-        if not pending.finite:
+        if refused:
             self._count_refusal()
 
     def applied(self, pending: Sequence[Pending]) -> None:
@@ -201,9 +210,7 @@ class Lead:
         """Number the orders that concern the other shards and send them."""
         if self.ps.ps == 1 or self.coordinator is None:
             return
-        everything = self.coordinator.policy.coordinated
-        always = ("switch", "snapshot", "leave")
-        concern = [order for order in orders if everything or order.kind in always]
+        concern = self._concerning_followers(orders)
         if not concern:
             return
         first = self._order_number + 1
@@ -212,6 +219,23 @@ class Lead:
             self._unacknowledged.append((self._order_number, order))
         for shard in range(1, self.ps.ps):
             self._tell_follower(shard, Orders(first, tuple(concern)))
+
+    def _concerning_followers(self, orders: list[Order]) -> list[Order]:
+        """Return the orders that the other shards need: all, while the policy is coordinated.
+
+        Under any other they apply and release by themselves. What was held for a switch is
+        released by orders in any case: under the old policy it may have been reported and held
+        there too.
+        """
+        always = {"switch", "snapshot", "leave"}
+        concern = []
+        for order in orders:
+            if self._coordinated or order.kind in always:
+                concern.append(order)
+            if order.kind == "switch":
+                self._coordinated = make_policy(order.text).coordinated
+                always.add("release")
+        return concern
 
     def _tell_follower(self, shard: int, orders: Orders) -> None:
         peer = self.ps.peers.get("ps", shard)

@@ -1,0 +1,14 @@
+"""The blob job as the variables BENCH_* describe it, for processes that load a job by its name."""
+
+from __future__ import annotations
+
+import os
+
+from bench.blob import make_job
+
+job = make_job(
+    float(os.environ["BENCH_MEGABYTES"]),
+    int(os.environ["BENCH_STEPS"]),
+    os.environ["BENCH_RULE"],
+    os.environ["BENCH_MODE"],
+)

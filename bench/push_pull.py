@@ -1,0 +1,105 @@
+"""How long one push+pull takes: a gradient applied, and the new parameters readable again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench.blob import Blob, make_job
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
+from zmqtrain.job import Job
+from zmqtrain.roles.hosting import make_chief, make_ps, make_worker
+from zmqtrain.transport.base import Transport
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.transport.router_dealer import ZmqTransport
+
+LANES = ("tcp", "ipc", "memory")
+WARM_UP = 3  # steps not counted
+
+
+def measure(
+    lane: str, megabytes: float, *, workers: int, ps: int, rule: str, mode: str, steps: int
+) -> dict[str, Any]:
+    """Return one row of results. Worker 0 and the chief run in this process."""
+    settings = {
+        "BENCH_MEGABYTES": str(megabytes),
+        "BENCH_STEPS": str(steps * workers),
+        "BENCH_RULE": rule,
+        "BENCH_MODE": mode,
+    }
+    job = make_job(megabytes, steps * workers, rule, mode)
+    uvloop.run(_run(lane, job, workers, ps, settings))
+    model = job.model
+    assert isinstance(model, Blob)
+    times = [b - a for a, b in zip(model.began_at, model.began_at[1:], strict=False)][WARM_UP:]
+    return {
+        "bench": "push-pull",
+        "lane": lane,
+        "mode": mode,
+        "megabytes": megabytes,
+        "workers": workers,
+        "ps": ps,
+        "rule": rule,
+        "median_ms": 1e3 * statistics.median(times),
+        "min_ms": 1e3 * min(times),
+        "per_second": 1 / statistics.median(times),
+    }
+
+
+async def _run(lane: str, job: Job, workers: int, ps: int, settings: dict[str, str]) -> None:
+    with _addresses(lane, ps) as addresses:
+        transport: Transport = MemoryTransport() if lane == "memory" else ZmqTransport()
+
+        def config(role: Role, index: int = 0) -> TaskConfig:
+            return TaskConfig(
+                role=role, job="bench.blob_job", index=index, ps=addresses, workers=workers
+            )
+
+        actors: list[Any] = [
+            make_chief(config(Role.CHIEF), job, transport, lambda status: None),
+            make_worker(config(Role.WORKER), job, transport),
+        ]
+        others = [(Role.WORKER, index) for index in range(1, workers)]
+        if lane == "memory":
+            actors += [make_ps(config(Role.PS, index), job, transport) for index in range(ps)]
+            actors += [make_worker(config(*other), job, transport) for other in others]
+            processes = []
+        else:
+            others += [(Role.PS, index) for index in range(ps)]
+            processes = [await _start(config(*other), settings) for other in others]
+        await asyncio.gather(*(actor.run() for actor in actors))
+        for process in processes:
+            await process.wait()
+        transport.close()
+
+
+async def _start(config: TaskConfig, settings: dict[str, str]) -> asyncio.subprocess.Process:
+    command = [
+        *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", "--job", config.job),
+        *("--index", str(config.index), "--ps", ",".join(config.ps), "--metrics-port", "0"),
+        *("--workers", str(config.workers), "--threads", "1", "--log-level", "warning"),
+    ]
+    return await asyncio.create_subprocess_exec(*command, env={**os.environ, **settings})
+
+
+@contextlib.contextmanager
+def _addresses(lane: str, ps: int) -> Iterator[tuple[str, ...]]:
+    if lane == "tcp":
+        yield tuple(f"127.0.0.1:{24600 + index}" for index in range(ps))
+        return
+    directory = Path(tempfile.mkdtemp(prefix="zmqtrain-bench-"))
+    try:
+        yield tuple(f"ipc://{directory}/ps-{index}.sock" for index in range(ps))
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,325 @@
+"""Jobs: what they accept, and how tasks tell them apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.job import Job, JobOverrides, fingerprint_difference
+from zmqtrain.models import MLP, LinearRegression
+from zmqtrain.optim import SGD, Adam, Update
+
+
+def job(**fields: Any) -> Job:
+    line: dict[str, Any] = {
+        "model": LinearRegression(),
+        "data": NoisyLine(),
+        "optimizer": SGD(0.1),
+    }
+    return Job(**line | fields)
+
+
+class Handmade:
+    """A model without a repr of its own, whose parameters are given."""
+
+    def __init__(self, parameters: Any = None) -> None:
+        self._parameters = {"w": np.zeros(3, np.float32)} if parameters is None else parameters
+
+    def parameters(self, seed: int) -> Any:
+        if isinstance(self._parameters, Exception):
+            raise self._parameters
+        return self._parameters
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        return 0.0
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+class HandmadeRule:
+    slots = ()
+
+    def update(self, parameters: Any, gradient: Any, slots: Any, step: int) -> None:
+        """Learn nothing."""
+
+
+# Fields
+
+
+def test_job_of_three_fields_has_a_default_for_every_other() -> None:
+    defaults = job()
+    assert (defaults.policy, defaults.batch_size, defaults.steps) == ("hogwild", 100, 1000)
+    assert defaults.logdir is None
+
+
+FORMS = (
+    "expected hogwild, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, the name of "
+    'an installed plug-in, or "module:attr"'
+)
+MODEL = "it is no Model, which has loss_and_gradients, metrics, parameters"
+BOUND = "policy bounded-staleness:S: got '-1', expected a whole number >= 0"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("model", 3, MODEL),
+        ("model", None, MODEL),
+        ("data", [1, 2], "it is no Data, which has load"),
+        ("optimizer", "sgd", "it is no Rule, which has slots, update"),
+        ("optimizer", SGD, "it is a class, expected an object: write SGD(...)"),
+        ("policy", "nope", f"unknown policy 'nope': {FORMS}"),
+        ("policy", "bounded-staleness:-1", BOUND),
+        ("policy", 3, "Input should be a valid string"),
+        ("batch_size", 0, "Input should be greater than or equal to 1"),
+        ("batch_size", 1.5, "Input should be a valid integer, got a number with a fractional part"),
+        ("steps", -5, "Input should be greater than or equal to 1"),
+        ("seed", -1, "Input should be greater than or equal to 0"),
+        ("evaluate_every", -1, "Input should be greater than or equal to 0"),
+        ("save_secs", -1.5, "Input should be greater than or equal to 0"),
+        ("keep_checkpoints", 0, "Input should be greater than or equal to 1"),
+        ("l2", -0.1, "Input should be greater than or equal to 0"),
+        ("l2", float("inf"), "Input should be a finite number"),
+        ("clip_norm", 0, "Input should be greater than 0"),
+        ("clip_norm", float("nan"), "Input should be a finite number"),
+        ("moving_average", 1, "Input should be less than 1"),
+        ("max_nonfinite", -1, "Input should be greater than or equal to 0"),
+        ("partition_nbytes", -1, "Input should be greater than or equal to 0"),
+        ("prefetch", 65, "Input should be less than or equal to 64"),
+        ("placement", "random", "Input should be 'round-robin' or 'greedy'"),
+        ("device", "tpu", "Input should be 'cpu' or 'gpu'"),
+        ("stepz", 3, "Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_field_is_a_config_error(field: str, value: Any, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        job(**{field: value})
+    assert str(raised.value) == f"the job is not valid: {field}: {problem} (got {value!r})"
+
+
+def test_every_wrong_field_is_named() -> None:
+    with pytest.raises(ConfigError) as raised:
+        job(steps=0, device="tpu")
+    assert str(raised.value) == (
+        "the job is not valid: steps: Input should be greater than or equal to 1 (got 0); "
+        "device: Input should be 'cpu' or 'gpu' (got 'tpu')"
+    )
+
+
+def test_job_without_its_objects_is_a_config_error() -> None:
+    with pytest.raises(ConfigError) as raised:
+        Job(model=LinearRegression())
+    assert str(raised.value).startswith("the job is not valid: data: Field required")
+
+
+def test_optimizer_that_tasks_could_not_compare_is_a_config_error() -> None:
+    rule = HandmadeRule()
+    with pytest.raises(ConfigError) as raised:
+        job(optimizer=rule)
+    assert str(raised.value) == (
+        "the job is not valid: optimizer: its repr differs from process to process, but tells the "
+        "tasks whether they run the same job: make the update rule a frozen dataclass "
+        f"(got {rule!r:.80})"
+    )
+
+
+def test_job_does_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        job().steps = 5
+
+
+# Overrides
+
+
+def test_overrides_replace_the_fields_given() -> None:
+    before = job(steps=50, batch_size=7)
+    after = before.with_overrides(steps=60, policy="sync-replicas", logdir=None, batch_size=None)
+    assert (after.steps, after.policy, after.batch_size) == (60, "sync-replicas", 7)
+    assert after.model is before.model
+    assert before.steps == 50
+
+
+@pytest.mark.parametrize("name", ["data", "data_dir"])
+def test_directory_of_the_data_can_be_overridden(name: str) -> None:
+    assert job(data_dir="before").with_overrides(**{name: "after"}).data_dir == "after"
+    assert job(data_dir="before").with_overrides(**{name: None}).data_dir == "before"
+
+
+def test_overrides_of_a_zero_are_not_taken_for_nothing() -> None:
+    assert job(seed=4, l2=0.5).with_overrides(seed=0, l2=0.0).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1 (got 0)"),
+        ({"policy": "x"}, f"policy: unknown policy 'x': {FORMS} (got 'x')"),
+        ({"modell": 1}, "modell: Extra inputs are not permitted (got 1)"),
+    ],
+)
+def test_wrong_override_is_a_config_error(overrides: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        job().with_overrides(**overrides)
+    assert str(raised.value) == f"the job is not valid: {problem}"
+
+
+def test_every_field_but_the_objects_is_an_option() -> None:
+    options = set(JobOverrides.model_fields)
+    assert options == set(Job.model_fields) - {"model", "optimizer", "data_dir"}
+    given = JobOverrides(steps=3, data="here").model_dump()
+    assert given == dict.fromkeys(options) | {"steps": 3, "data": "here"}
+
+
+# Parameters and data
+
+
+def test_update_is_the_optimizer_with_the_jobs_regularisation() -> None:
+    update = job(l2=0.5, moving_average=0.9).update()
+    assert (update.rule, update.l2, update.moving_average) == (SGD(0.1), 0.5, 0.9)
+
+
+def test_layouts_hold_every_parameter() -> None:
+    layouts = job(model=MLP(6, hidden=5, classes=3)).layouts(2)
+    assert [layout.shard for layout in layouts] == [0, 1]
+    assert sum(layout.size for layout in layouts) == 6 * 5 + 5 + 5 * 3 + 3
+
+
+EXPECTED = "expected a float32 NumPy array: convert it in the model's parameters()"
+RETURNED = "expected a dict of names and float32 NumPy arrays"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        (
+            {"w": np.zeros(3, np.float32), "b": np.zeros(3)},
+            f"parameter 'b' of MODEL is a float64 ndarray; {EXPECTED}",
+        ),
+        ({"w": 1.5}, f"parameter 'w' of MODEL is a float; {EXPECTED}"),
+        ({"w": [1.5]}, f"parameter 'w' of MODEL is a list; {EXPECTED}"),
+        ({}, "MODEL has no parameters: there is nothing to train"),
+        ([1, 2], f"parameters() of MODEL returned [1, 2]; {RETURNED}"),
+        ({3: 4}, f"parameters() of MODEL returned {{3: 4}}; {RETURNED}"),
+    ],
+)
+def test_wrong_parameters_are_a_config_error(parameters: Any, problem: str) -> None:
+    model = Handmade(parameters)
+    with pytest.raises(ConfigError) as raised:
+        job(model=model).initial_parameters()
+    assert str(raised.value) == problem.replace("MODEL", repr(model))
+
+
+def test_model_that_raises_is_a_config_error_that_names_the_line() -> None:
+    with pytest.raises(ConfigError) as raised:
+        job(model=Handmade(RuntimeError("no weights here"))).initial_parameters()
+    assert "RuntimeError: no weights here" in str(raised.value)
+    assert f"{__file__}, line " in str(raised.value)
+
+
+def test_data_is_loaded_from_the_jobs_directory() -> None:
+    seen: list[str | None] = []
+
+    class Recorded:
+        def load(self, directory: str | None) -> Any:
+            seen.append(directory)
+            return NoisyLine(examples=10).load(directory)
+
+    training, evaluation = job(data=Recorded(), data_dir="there").load_data()
+    assert seen == ["there"]
+    assert evaluation is not None
+    assert (len(training), len(evaluation)) == (10, 2)
+
+
+@pytest.mark.parametrize("loaded", [None, 7, (1, 2), ([1.0], None)])
+def test_data_that_loads_no_sets_is_a_data_error(loaded: Any) -> None:
+    class Wrong:
+        def load(self, directory: str | None) -> Any:
+            return loaded
+
+        def __repr__(self) -> str:
+            return "Wrong()"
+
+    with pytest.raises(DataError) as raised:
+        job(data=Wrong()).load_data()
+    assert str(raised.value) == (
+        f"load() of Wrong() returned {loaded!r}; expected (training set, evaluation set), each "
+        "with __len__ and take: see zmqtrain.models.base.Dataset"
+    )
+
+
+# Fingerprints
+
+
+def test_equal_jobs_have_equal_fingerprints() -> None:
+    there, here = job(l2=0.1).fingerprint(2), job(l2=0.1).fingerprint(2)
+    assert there == here
+    assert fingerprint_difference(there, here) == ""
+
+
+def test_model_without_a_repr_has_the_same_fingerprint_in_every_process() -> None:
+    models = [Handmade(), Handmade()]
+    assert repr(models[0]) != repr(models[1])
+    there, here = (job(model=model).fingerprint(1) for model in models)
+    assert fingerprint_difference(there, here) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "difference"),
+    [
+        ({"batch_size": 32}, "batch_size: 100 there, 32 here"),
+        ({"policy": "sync-replicas"}, "policy: hogwild there, sync-replicas here"),
+        ({"seed": 1, "steps": 9}, "seed: 0 there, 1 here; steps: 1000 there, 9 here"),
+        (
+            {"optimizer": Adam(0.5)},
+            f"optimizer: {Update(SGD(0.1))} there, {Update(Adam(0.5))} here",
+        ),
+        (
+            {"placement": "round-robin", "partition_nbytes": 0},
+            "placement: greedy, 262144 B parts, 1 ps there, round-robin, 0 B parts, 1 ps here",
+        ),
+    ],
+)
+def test_difference_of_two_jobs_shows_both_sides(fields: dict[str, Any], difference: str) -> None:
+    there, here = job().fingerprint(1), job(**fields).fingerprint(1)
+    assert fingerprint_difference(there, here) == difference
+
+
+def test_number_of_ps_is_part_of_the_fingerprint() -> None:
+    assert fingerprint_difference(job().fingerprint(1), job().fingerprint(2)) == (
+        "placement: greedy, 262144 B parts, 1 ps there, greedy, 262144 B parts, 2 ps here"
+    )
+
+
+def test_shapes_and_names_of_parameters_are_part_of_the_fingerprint() -> None:
+    zeros = np.zeros((2, 3), np.float32)
+    there, renamed, reshaped = (
+        job(model=Handmade(parameters)).fingerprint(1)
+        for parameters in ({"w": zeros}, {"v": zeros}, {"w": zeros.T})
+    )
+    for other in (renamed, reshaped):
+        assert fingerprint_difference(there, other).startswith("parameters: 1 variables, 6 elem")
+
+
+def test_entry_that_one_side_lacks_is_a_difference() -> None:
+    assert fingerprint_difference({"a": "1"}, {"b": "2"}) == (
+        "a: 1 there, nothing here; b: nothing there, 2 here"
+    )
+
+
+def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
+    @dataclass(frozen=True)
+    class Wordy(Handmade):
+        text: str
+
+        def parameters(self, seed: int) -> Any:
+            return {"w": np.zeros(3, np.float32)}
+
+    there, here = (job(model=Wordy("x" * 5000 + end)).fingerprint(1) for end in "ab")
+    assert len(there["model"]) < 450
+    assert there["model"] != here["model"]

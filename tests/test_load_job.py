@@ -1,0 +1,144 @@
+"""Where a job is loaded from, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.job import fingerprint_difference, load_job
+
+HEADER = """\
+from zmqtrain.data import NoisyLine
+from zmqtrain.job import Job
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+
+def line(steps):
+    return Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.1), steps=steps)
+
+"""
+FILES = {
+    "named.py": HEADER + "first = line(1)\njob = line(2)\nlast = line(3)\n",
+    "only.py": HEADER + "anything = line(4)\n",
+    "several.py": HEADER + "a = line(5)\nb = line(6)\n",
+    "none.py": "job = 'not one'\n",
+    "beside.py": "import only\njob = only.line(7)\n",
+    "package/__init__.py": "",
+    "package/inside.py": HEADER + "job = line(8)\nother = line(9)\n",
+    "syntax.py": "x = 1\ny = = 2\n",
+    "indented.py": "\n\n  x = 1\n",
+    "raises.py": "x = 1\n\n1 / 0\n",
+    "calls.py": "def f():\n    raise OSError('gone')\n\nf()\n",
+    "library.py": "import statistics\nstatistics.mean([])\n",
+    "lacks.py": "import nobody_has_this\n",
+    "exits.py": "import sys\nsys.exit(3)\n",
+    "imports_syntax.py": "\nimport syntax\n",
+    "invalid.py": HEADER + "job = line(0)\n",
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with job files; what they import is forgotten afterwards."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    ("reference", "steps"),
+    [
+        ("named.py", 2),
+        ("named.py:first", 1),
+        ("named.py:last", 3),
+        ("only.py", 4),
+        ("several.py:b", 6),
+        ("beside.py", 7),
+        ("package.inside", 8),
+        ("package.inside:other", 9),
+        ("only:anything", 4),
+        ("package/inside.py", 8),
+    ],
+)
+def test_job_is_found(reference: str, steps: int) -> None:
+    assert load_job(reference).steps == steps
+
+
+def test_file_of_another_directory_imports_what_lies_beside_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home / "package")
+    assert load_job(str(home / "beside.py")).steps == 7
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("syntax.py", "syntax.py, line 2: invalid syntax"),
+        ("syntax", "HOME/syntax.py, line 2: invalid syntax"),
+        ("imports_syntax.py", "HOME/syntax.py, line 2: invalid syntax"),
+        ("indented.py", "indented.py, line 3: unexpected indent"),
+        ("raises.py", "raises.py, line 3: ZeroDivisionError: division by zero"),
+        ("raises:job", "HOME/raises.py, line 3: ZeroDivisionError: division by zero"),
+        ("calls.py", "calls.py, line 2: OSError: gone"),
+        (
+            "library.py",
+            "library.py, line 2: StatisticsError: mean requires at least one data point",
+        ),
+        ("lacks.py", "lacks.py, line 1: ModuleNotFoundError: No module named 'nobody_has_this'"),
+        ("nobody_has_this:job", "ModuleNotFoundError: No module named 'nobody_has_this'"),
+        ("exits.py", "exits.py, line 2: SystemExit: 3"),
+    ],
+)
+def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
+    home: Path, reference: str, problem: str
+) -> None:
+    source = reference.partition(":")[0]
+    kind = "file" if source.endswith(".py") else "module"
+    with pytest.raises(ConfigError) as raised:
+        load_job(reference)
+    sentence = f"job {kind} {source} does not import: {problem}"
+    assert str(raised.value) == sentence.replace("HOME", str(home))
+
+
+ONE = "expected one called job, or say which"
+STEPS = "steps: Input should be greater than or equal to 1 (got 0)"
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("lost.py", "job file lost.py does not exist (looked in HOME)"),
+        ("package.py", "job file package.py does not exist (looked in HOME)"),
+        ("", "job '' is neither a file.py nor the name of a module"),
+        ("configs/job", "job 'configs/job' is neither a file.py nor the name of a module"),
+        ("invalid.py", f"invalid.py, line 7: the job is not valid: {STEPS}"),
+        ("none.py", f"none.py has no Job: {ONE}: none.py:NAME"),
+        ("several.py", f"several.py has the Jobs a, b: {ONE}: several.py:NAME"),
+        ("several.py:c", "several.py has no Job called 'c'; it has the Jobs a, b"),
+        ("none.py:job", "none.py has no Job called 'job'; it has no Job"),
+        ("only.py:line", "only.py has no Job called 'line'; it has the Jobs anything"),
+    ],
+)
+def test_job_that_cannot_be_loaded_is_a_config_error(
+    home: Path, reference: str, sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_job(reference)
+    assert str(raised.value) == sentence.replace("HOME", str(home))
+
+
+def test_loading_a_file_twice_gives_equal_jobs(home: Path) -> None:
+    there, here = (load_job("named.py").fingerprint(1) for _ in range(2))
+    assert fingerprint_difference(there, here) == ""
