@@ -25,7 +25,7 @@ def ask(address: str, message: Message, *, timeout_s: float) -> Message:
 
 
 async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
-    transport = ZmqTransport()
+    transport = ZmqTransport(linger_ms=0)  # what was not answered needs not be sent
     link = Link(
         "ps 0",
         transport.connect(endpoint),
@@ -39,7 +39,7 @@ async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
         peer_timeout_s=timeout_s,
     )
     try:
-        reply = await link.request(message, reason="it was asked", timeout_s=timeout_s)
+        reply = await link.request(message, reason="a question of yours", timeout_s=timeout_s)
         return reply.message
     finally:
         link.close()

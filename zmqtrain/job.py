@@ -294,7 +294,8 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 def _import(module: str) -> dict[str, Any]:
     if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(f"job {module!r} is neither a file.py nor the name of a module")
+        hint = f"; did you mean {module}.py?" if Path(f"{module}.py").is_file() else ""
+        raise ConfigError(f"job {module!r} is neither a file.py nor the name of a module{hint}")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with _importing(f"job module {module}"):

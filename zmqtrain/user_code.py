@@ -15,11 +15,12 @@ from pathlib import Path
 
 from zmqtrain.errors import ConfigError, ZmqTrainError
 
-# Frames of these are not what the user wrote: zmqtrain, the standard library, what pip installed.
+# Frames of these are not what the user wrote: zmqtrain, the standard library, what pip installed,
+# the import machinery, the methods that dataclasses generate.
 _INSTALLED = (
     str(Path(__file__).parent),
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    "<frozen ",
+    *("<frozen ", "<string>"),
 )
 
 log = logging.getLogger(__name__)

@@ -211,7 +211,7 @@ async def test_bug_met_twice_ends_the_actor_once(ps: Ps, client: Clients, within
 
 
 async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
-    ps: Ps, client: Clients, within: Within, transport: MemoryTransport
+    transport: MemoryTransport, timing: Timing, run: Run, client: Clients, within: Within
 ) -> None:
     ended: list[str] = []
 
@@ -221,7 +221,10 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
         finally:
             ended.append(name)
 
+    ps = Ps(transport, timing)
     ps.accompany(background("companion"))
+    ps.life = run(ps)
+    await within(ps.listening.wait())
     ps.spawn(background("spawned"))
     peer = client(ADDRESS)
     peer.send(Push(1, 0, 0, 1, 0.0), request_id=1)

@@ -39,13 +39,14 @@ class Reference:
         return {w for w, clock in self.clocks.items() if self.slowest >= clock - self.bound}
 
 
-schedules = st.lists(
-    st.tuples(st.integers(0, WORKERS - 1), st.sampled_from(["go", "go", "go", "go", "leave"])),
-    max_size=80,
+events = st.tuples(
+    st.integers(0, WORKERS - 1), st.sampled_from(["go", "go", "go", "go", "go", "leave"])
 )
+# A plain list would rarely be longer than ten events.
+schedules = st.integers(0, 80).flatmap(lambda n: st.lists(events, min_size=n, max_size=n))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(bound=st.integers(0, 3), schedule=schedules)
 def test_worker_proceeds_iff_the_slowest_is_within_the_bound(
     bound: int, schedule: list[tuple[int, str]]
@@ -81,8 +82,11 @@ def _possible(worker: int, wish: str, clocks: dict[int, int], computing: set[int
     return "push" if worker in computing else None
 
 
-@settings(deadline=None, max_examples=50)
-@given(workers=st.integers(1, 5), order=st.lists(st.integers(0, 4), max_size=60))
+orders = st.integers(0, 40).flatmap(lambda n: st.lists(st.integers(0, 4), min_size=n, max_size=n))
+
+
+@settings(deadline=None, max_examples=40)
+@given(workers=st.integers(1, 5), order=orders)
 def test_bound_0_is_bulk_synchronous(workers: int, order: list[int]) -> None:
     policy = BoundedStaleness(0)
     policy.start(0, workers)

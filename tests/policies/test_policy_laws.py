@@ -40,7 +40,8 @@ every_policy = pytest.mark.parametrize("spec", SPECS)
 events = st.tuples(
     st.integers(0, WORKERS - 1), st.sampled_from(["go", "go", "go", "go", "go", "leave"])
 )
-schedules = st.lists(events, max_size=80)
+# A plain list would rarely be longer than ten events.
+schedules = st.integers(0, 80).flatmap(lambda n: st.lists(events, min_size=n, max_size=n))
 
 
 class World:
@@ -138,7 +139,7 @@ class World:
 
 
 @every_policy
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=600)
 @given(schedule=schedules)
 def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec), version=10)
@@ -150,7 +151,7 @@ def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[in
 
 
 @every_policy
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=600)
 @given(schedule=schedules)
 def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec))

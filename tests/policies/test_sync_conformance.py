@@ -154,7 +154,10 @@ def test_fast_worker_takes_the_token_that_a_slow_one_has_not_used() -> None:
     assert replicas.computing == {0, 1, 2}
 
 
-schedules = st.lists(st.integers(0, 5), max_size=60)
+# A plain list would rarely be longer than ten events.
+schedules = st.integers(0, 60).flatmap(
+    lambda n: st.lists(st.integers(0, 5), min_size=n, max_size=n)
+)
 
 
 @settings(deadline=None, max_examples=60)

@@ -21,7 +21,7 @@ from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Endpoint, Peer, Transport, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
-from zmqtrain.wire.messages import Heartbeat, Message
+from zmqtrain.wire.messages import Heartbeat, Message, Refusal
 from zmqtrain.wire.refusals import refusal_of
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,12 @@ class Actor:
 
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback met."""
-        self.spawn(_raise(error))
+        coroutine = _raise(error)
+        try:
+            self.spawn(coroutine)
+        except RuntimeError:  # it is ending already
+            coroutine.close()
+            log.error("%s met another error while it ended", self.task, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a background task for as long as the actor lives."""
@@ -199,6 +204,8 @@ class Actor:
         """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
+        if kind is Refusal:
+            return  # of something that asked for no reply; to refuse it would start a quarrel
         handler = self.handlers.get(kind)
         try:
             if handler is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from zmqtrain.wire.messages import Alive, Heartbeat, Message, Refusal
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
+BEATS = 64  # heartbeats whose refusal is understood as such
 PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
 
 log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Link:
         self._peer_timeout_s = peer_timeout_s
         self._outstanding: dict[int, _Outstanding] = {}
         self._last_id = 0
+        self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
         self._covered: int | None = None  # request that the last heartbeat was sent behind
         self.heard_at: float | None = None
         endpoint.start(self._receive)
@@ -164,6 +167,7 @@ class Link:
 
     def _pulse(self) -> None:
         self._last_id += 1
+        self._beats.append(self._last_id)
         sender, epoch = self._identify()
         self._covered = next(
             (i for i, out in self._outstanding.items() if out.sequence is not None), None
@@ -206,12 +210,14 @@ class Link:
         message = envelope.message
         if type(message) is Alive:
             self._on_alive(message)
-        elif outstanding is None and type(message) is Refusal:
+        elif envelope.request_id == 0:
+            self._on_envelope(envelope)
+        elif envelope.request_id in self._beats and type(message) is Refusal:
             self._fence(message)
         elif outstanding is None:
-            self._on_envelope(envelope)
+            return  # a late reply to a request that was sent twice, or given up
         elif outstanding.future.done():
-            return  # a second reply to a request that was sent twice
+            return
         elif type(message) is Refusal:
             outstanding.future.set_exception(error_of(message, self.peer))
         else:

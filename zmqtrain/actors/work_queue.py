@@ -62,4 +62,7 @@ class WorkQueue:
         except Exception as error:
             self._on_error(error)
         self._busy = False
-        self._run()
+        try:
+            self._run()
+        except Exception as error:
+            self._on_error(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -10,11 +11,13 @@ from zmqtrain import __version__
 from zmqtrain.cli.check import check_command
 from zmqtrain.cli.control import policy_command, save_command
 from zmqtrain.cli.placement import placement_command
+from zmqtrain.cli.run import run_command
 from zmqtrain.cli.status import status_command
 from zmqtrain.cli.why import why_command
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.invoke import invoke
 
 COMMANDS: tuple[click.Command, ...] = (
+    run_command,
     status_command,
     why_command,
     policy_command,
@@ -46,18 +49,9 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the process's exit code, see :class:`zmqtrain.errors.ExitCode`.
+    """Run one command; return the process's exit code."""
+    return invoke(cli, "zmqtrain", arguments)
 
-    What a user can mend is told in a line on stderr; a bug keeps its traceback.
-    """
-    try:
-        code = cli.main(arguments, prog_name="zmqtrain", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except click.Abort:
-        return ExitCode.INTERRUPTED
-    except ZmqTrainError as error:
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
-    return int(code or ExitCode.OK)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,7 +33,7 @@ REFRESHES_PER_SECOND = 4
 @options_of(LocalCluster, JobOverrides)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
 @click.option("--verbose", is_flag=True, help="log what the chief does")
-def run(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
+def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes and show how it goes.
 
     JOB is file.py, file.py:name or package.module:name. Ctrl-C stops in order: a job with a logdir

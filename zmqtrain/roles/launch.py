@@ -16,6 +16,7 @@ from zmqtrain import run_file
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig, load_overrides, load_task
 from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.invoke import invoke
 from zmqtrain.job import Job, JobOverrides, load_job
 from zmqtrain.logs import setup_logging
 from zmqtrain.options import options_of
@@ -67,17 +68,7 @@ _DOES = {
 
 def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
     """Run one task from flags, variables and TF_CONFIG; return the process's exit code."""
-    try:
-        code = _command(role).main(
-            arguments, prog_name=f"python -m zmqtrain.roles.{role}", standalone_mode=False
-        )
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except ZmqTrainError as error:
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
-    return int(code or ExitCode.OK)
+    return invoke(_command(role), f"python -m zmqtrain.roles.{role}", arguments)
 
 
 def _command(role: Role) -> click.Command:

@@ -80,7 +80,7 @@ class ZmqEndpoint:
         for handle in (self._watchdog, self._drain_soon):
             if handle is not None:
                 handle.cancel()
-        self._socket.close(linger=LINGER_MS)
+        self._socket.close()
         self._forget(self)
 
     def _watch(self) -> None:
@@ -123,7 +123,8 @@ class ZmqEndpoint:
 class ZmqTransport:
     """Makes sockets in one ZeroMQ context of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, linger_ms: int = LINGER_MS) -> None:
+        self._linger_ms = linger_ms
         self._context = zmq.Context()
         self._endpoints: set[ZmqEndpoint] = set()
 
@@ -163,6 +164,7 @@ class ZmqTransport:
         socket = self._context.socket(kind)
         if "[" in address:
             socket.set(zmq.IPV6, 1)
+        socket.set(zmq.LINGER, self._linger_ms)
         socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)

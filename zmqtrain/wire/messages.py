@@ -265,7 +265,7 @@ class TaskStatus:
 
     task: str
     state: str
-    incarnation: int
+    incarnation: int  # milliseconds since 1970 when it joined
     step: int  # pushes of a worker; version of a ps; last checkpoint's step of the chief
     silent_s: float
     leases: tuple[int, ...]  # batches held

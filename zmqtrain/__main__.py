@@ -1,0 +1,7 @@
+"""`python -m zmqtrain` is the `zmqtrain` command."""
+
+import sys
+
+from zmqtrain.cli.main import main
+
+sys.exit(main())
