@@ -1,0 +1,114 @@
+"""The prose and the shape of the project agree with its code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import zmqtrain
+from zmqtrain.cli.main import COMMANDS
+from zmqtrain.errors import ExitCode
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "zmqtrain"
+README = (ROOT / "README.md").read_text()
+DESIGN = (ROOT / "DESIGN.md").read_text()
+
+# What each part of the package may import of the package; a part may always import itself.
+LEAVES = {"errors", "user_code"}
+LAYERS = {
+    "wire": LEAVES,
+    "transport": LEAVES | {"wire"},
+    "policies": LEAVES,
+    "coordination": LEAVES | {"policies", "wire"},
+    "optim": LEAVES,
+    "models": LEAVES,
+    "data": LEAVES | {"models"},
+    "store": LEAVES | {"optim"},
+    "actors": LEAVES | {"wire", "transport", "cluster", "metrics", "timing"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules that a file imports, those for type checkers only left out."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        pending.extend(ast.iter_child_nodes(node))
+    return found
+
+
+@pytest.mark.parametrize("part", sorted(LAYERS))
+def test_part_of_the_package_imports_one_way(part: str) -> None:
+    allowed = LAYERS[part] | {part}
+    for path in (PACKAGE / part).glob("*.py"):
+        parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("zmqtrain.")}
+        assert parts <= allowed, f"{path.name} imports {sorted(parts - allowed)}"
+
+
+@pytest.mark.parametrize("part", ["wire", "policies", "coordination", "optim", "store"])
+def test_pure_part_knows_neither_event_loop_nor_sockets(part: str) -> None:
+    for path in (PACKAGE / part).glob("*.py"):
+        assert not imports_of(path) & {"asyncio", "zmq", "uvloop"}, path.name
+
+
+def test_one_module_imports_zmq() -> None:
+    users = [path.name for path in PACKAGE.rglob("*.py") if "zmq" in imports_of(path)]
+    assert users == ["router_dealer.py"]
+
+
+def test_public_names_are_those_declared() -> None:
+    assert sorted(zmqtrain.__all__) == ["Job", "Summary", "__version__", "run"]
+    for name in zmqtrain.__all__:
+        assert getattr(zmqtrain, name) is not None
+
+
+def test_readme_lists_every_file_and_folder_of_the_package() -> None:
+    tree = README.split("## The files")[1]
+    for path in PACKAGE.iterdir():
+        if path.name.startswith("__") or path.name == "py.typed":
+            continue
+        name = f"{path.name}/" if path.is_dir() else path.name
+        assert name in tree, f"README's tree leaves out {name}"
+    for name in re.findall(r"\b([a-z_]+\.py)\b", tree):
+        assert (PACKAGE / name).exists(), f"README's tree names {name}, which is not there"
+
+
+def test_readme_lists_every_exit_code() -> None:
+    table = README.split("## How a task ends")[1].split("##")[0]
+    rows = re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
+    listed = {int(code) for row in rows for code in row.split(",")}
+    assert listed == set(ExitCode)
+
+
+def test_readme_and_design_name_every_command() -> None:
+    for command in COMMANDS:
+        assert f"zmqtrain {command.name}" in README
+
+
+def test_every_dependency_earns_its_place_in_the_design() -> None:
+    declared = re.search(r"\ndependencies = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.S)
+    assert declared
+    for name in re.findall(r'"([a-z-]+)>=', declared[1]):
+        assert re.search(rf"^\| .*\b{name}\b.* \|", DESIGN, re.MULTILINE), name
+
+
+def test_files_named_in_the_design_exist() -> None:
+    for name in re.findall(r"`([a-z_/]+\.py)`", DESIGN + (ROOT / "CONTRIBUTING.md").read_text()):
+        assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
+
+
+def test_markdown_links_lead_somewhere() -> None:
+    for page in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
