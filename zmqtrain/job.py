@@ -249,10 +249,12 @@ JobOverrides = _overrides_of(Job)
 data is called ``data`` here."""
 
 
-def fingerprint_difference(theirs: dict[str, str], ours: dict[str, str]) -> str:
-    """Say in which entries two fingerprints differ; "" if they are equal."""
+def fingerprint_difference(
+    theirs: dict[str, str], ours: dict[str, str], there: str = "there", here: str = "here"
+) -> str:
+    """Say in which entries two fingerprints differ, and on which side; "" if they are equal."""
     return "; ".join(
-        f"{key}: {theirs.get(key, 'nothing')} there, {ours.get(key, 'nothing')} here"
+        f"{key}: {theirs.get(key, 'nothing')} {there}, {ours.get(key, 'nothing')} {here}"
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
     )

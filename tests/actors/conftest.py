@@ -135,6 +135,15 @@ class Worker(Actor):
         return self.stop_code
 
 
+@pytest.fixture(autouse=True)
+async def no_stray_errors() -> AsyncIterator[None]:
+    """What a callback raises ends in a log entry at best; here it fails the test."""
+    stray: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    yield
+    assert stray == []
+
+
 @pytest.fixture
 def transport() -> MemoryTransport:
     return MemoryTransport()

@@ -139,7 +139,7 @@ class World:
 
 
 @every_policy
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=40)
 @given(schedule=schedules)
 def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec), version=10)
@@ -151,7 +151,7 @@ def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[in
 
 
 @every_policy
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=40)
 @given(schedule=schedules)
 def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec))

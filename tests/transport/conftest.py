@@ -124,6 +124,8 @@ def unused_ports() -> Iterator[str]:
 
 
 async def lane_of(kind: str) -> AsyncIterator[Lane]:
+    stray: list[dict[str, Any]] = []  # what callbacks raised
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
     process = psutil.Process()
     fds, threads = process.num_fds(), process.num_threads()
     # A Unix socket's path has to be short, which tmp_path is not everywhere.
@@ -138,6 +140,7 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
         made = lane.made
         yield lane
         transport.close()
+    assert stray == []
     assert process.num_fds() <= fds
     assert process.num_threads() <= threads
     del lane, transport

@@ -39,6 +39,7 @@ class _Outstanding:
     asked_at: float
     reason: str
     told: bool = False
+    sent_after: int = 0  # the last request id given when this was sent, its own or a later one
 
 
 class Link:
@@ -75,7 +76,6 @@ class Link:
         self._outstanding: dict[int, _Outstanding] = {}
         self._last_id = 0
         self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
-        self._covered: int | None = None  # request that the last heartbeat was sent behind
         self.heard_at: float | None = None
         endpoint.start(self._receive)
 
@@ -169,9 +169,6 @@ class Link:
         self._last_id += 1
         self._beats.append(self._last_id)
         sender, epoch = self._identify()
-        self._covered = next(
-            (i for i, out in self._outstanding.items() if out.sequence is not None), None
-        )
         self._try_send(Envelope(self._heartbeat(), sender, self._last_id, epoch))
 
     def _review(self, outstanding: _Outstanding, now: float) -> None:
@@ -187,6 +184,7 @@ class Link:
 
     def _send(self, outstanding: _Outstanding) -> None:
         outstanding.sent_at = time.monotonic()
+        outstanding.sent_after = self._last_id
         self._try_send(outstanding.envelope)
 
     def _try_send(self, envelope: Envelope) -> None:
@@ -204,12 +202,14 @@ class Link:
         except ProtocolError as error:
             self._metrics.decode_errors.inc()
             log.error("%s sent what is not a message: %s", self.peer, error)
+            if not self.joined:  # nothing we understand has come, and nothing will
+                self.abandon(ProtocolError(f"{self.peer} at {self.endpoint.address}: {error}"))
             return
         self.heard_at = time.monotonic()
         outstanding = self._outstanding.get(envelope.request_id)
         message = envelope.message
         if type(message) is Alive:
-            self._on_alive(message)
+            self._on_alive(envelope.request_id, message)
         elif envelope.request_id == 0:
             self._on_envelope(envelope)
         elif envelope.request_id in self._beats and type(message) is Refusal:
@@ -223,19 +223,20 @@ class Link:
         else:
             outstanding.future.set_result(envelope)
 
-    def _on_alive(self, alive: Alive) -> None:
+    def _on_alive(self, beat: int, alive: Alive) -> None:
         """Resend a push that the peer never got, or whose reply never came back.
 
         Messages of one connection keep their order: a heartbeat sent behind a push that arrives
-        without it, or an answer that overtakes the push's reply, proves the loss.
+        without it, or an answer that overtakes the push's reply, proves the loss. The answer to a
+        heartbeat sent before the push proves nothing.
         """
-        outstanding = self._outstanding.get(self._covered or 0)
-        if outstanding is None or outstanding.sequence is None:
-            return
-        lost = alive.received < outstanding.sequence or alive.answered >= outstanding.sequence
-        if lost and not outstanding.future.done():
-            log.info("%s: sending push %d again", self.peer, outstanding.sequence)
-            self._resend(outstanding)
+        for outstanding in self._outstanding.values():
+            sequence = outstanding.sequence
+            if sequence is None or beat <= outstanding.sent_after or outstanding.future.done():
+                continue
+            if alive.received < sequence or alive.answered >= sequence:
+                log.info("%s: sending push %d again", self.peer, sequence)
+                self._resend(outstanding)
 
     def abandon(self, error: ZmqTrainError) -> None:
         """Fail every request under way: the life they belong to is over."""

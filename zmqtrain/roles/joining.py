@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
-from zmqtrain.errors import FencedError, ProtocolError
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.messages import Join, Welcome
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
     """Join at one ps, waiting for it if it is not there yet; return its welcome and its epoch.
 
     Raises:
-        RefusedError: it runs another job, or the task's index is taken.
+        RefusedError: it runs another job, is another ps, or the task's index is taken.
         PeerLostError: it did not come within the join timeout.
     """
     link.joined = False
@@ -51,5 +51,10 @@ async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
     )
     if not isinstance(envelope.message, Welcome):
         raise ProtocolError(f"{link.peer} answered Join with {envelope.message}")
+    if str(envelope.sender) != link.peer:
+        raise RefusedError(
+            f"{envelope.sender} answers at {link.endpoint.address}, where this task expects "
+            f"{link.peer}: list the ps in the same order on every task (--ps, TF_CONFIG)"
+        )
     link.joined, link.fenced = True, False
     return envelope.message, envelope.epoch

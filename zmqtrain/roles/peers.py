@@ -121,12 +121,13 @@ class Peers:
                 free.append(request)
             elif time.monotonic() - since > 2 * self._lease_s:
                 del self._contested[name]
-                request.refuse(
-                    RefusedError(
-                        f"{peer} is alive already ({peer.process}): give every {name[0]} an "
-                        "index of its own (--index, TF_CONFIG's task index)"
-                    )
+                remedy = (
+                    "there can be only one, so end one of them"
+                    if name[0] == Role.CHIEF
+                    else f"give every {name[0]} an index of its own (--index, TF_CONFIG's task "
+                    "index)"
                 )
+                request.refuse(RefusedError(f"{peer} is alive already ({peer.process}): {remedy}"))
         return free
 
     def renew_all(self) -> None:

@@ -177,7 +177,9 @@ class ParameterServer(JobActor):
         message = request.envelope.message
         if not isinstance(message, Join):
             return
-        difference = fingerprint_difference(message.fingerprint, self.fingerprint)
+        difference = fingerprint_difference(
+            message.fingerprint, self.fingerprint, f"at {request.sender}", f"at {self.task}"
+        )
         if difference:
             raise RefusedError(
                 f"{request.sender} runs another job than {self.task}: {difference}. Start every "

@@ -32,6 +32,7 @@ class Saver:
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
+        self._found_damage = False  # among the checkpoints that were there
         self.last: str | None = None
         self.last_step = 0
         self.count = 0
@@ -46,16 +47,25 @@ class Saver:
         Raises:
             CheckpointError: it does not; the text says why.
         """
-        if self._logdir is not None:
+        if self._logdir is None:
+            return
+        try:
             probe = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
-            probe.rmdir()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; choose another directory with --logdir") from error
+        probe.rmdir()
 
     async def newest(self) -> tuple[Path | None, int]:
         """Return the newest valid checkpoint and its epoch; (None, 0) if there never was one."""
         if self._logdir is None:
             return None, 0
         found = await asyncio.to_thread(retention.newest_valid, self._logdir, self._passed_over)
-        return (None, 0) if found is None else (found[0], found[1].epoch)
+        if found is None:
+            return None, 0
+        path, manifest = found
+        level = logging.WARNING if self._found_damage else logging.INFO
+        log.log(level, "resuming from %s, step %d", path, manifest.global_step)
+        return path, manifest.epoch
 
     async def save(self, step: int) -> None:
         """Write a checkpoint at the next cut.
@@ -121,4 +131,5 @@ class Saver:
 
     def _passed_over(self, path: Path, error: CheckpointError) -> None:
         self._chief.metrics.checkpoint_failures.restore.inc()
+        self._found_damage = True
         log.error("passing over checkpoint %s: %s", path.name, error)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zmqtrain.actors.actor import Request
@@ -38,6 +39,16 @@ from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Message, Pull, Push, Release, Shutdown
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What was computed from one batch; the gradient itself is in the worker's memory."""
+
+    loss: float
+    finite: bool  # loss and gradient hold neither NaN nor infinity
+    examples: int
+    data_s: float  # spent on getting the batch
 
 
 class Worker(JobActor):
@@ -145,28 +156,25 @@ class Worker(JobActor):
             raise ProtocolError("the lead shard released this worker without a batch")
         number = self._leases.popleft()
         started = time.perf_counter()
-        batch = self._device.batch(self._take(prefetcher, number))
-        prepared = time.perf_counter()
-        loss, finite = await self._compute_beside.run(lambda: self._compute(batch))
+        made = await self._compute_beside.run(lambda: self._compute(prefetcher, number))
         computed = time.perf_counter()
         self._sequence += 1
-        examples = len(batch[0])
-        if not finite:
+        if not made.finite:
             self.metrics.nonfinite_gradients.inc()
         pushes = [
-            Push(self._sequence, version, number, examples, loss, finite)
+            Push(self._sequence, version, number, made.examples, made.loss, made.finite)
             for version in self._versions
         ]
-        gradients = self._gradients.flats if finite else None
+        gradients = self._gradients.flats if made.finite else None
         reason = f"it has not answered push {self._sequence}"
         release = await self._exchange(links, pushes, gradients, reason)
         ended = time.perf_counter()
         self.steps += 1
         self.metrics.steps.inc()
-        self.metrics.examples.inc(examples)
-        self.metrics.train_loss.set(loss)
-        phases.data.observe(prepared - started)
-        phases.compute.observe(computed - prepared)
+        self.metrics.examples.inc(made.examples)
+        self.metrics.train_loss.set(made.loss)
+        phases.data.observe(made.data_s)
+        phases.compute.observe(computed - started - made.data_s)
         phases.wait.observe(release.held_s)
         phases.pull.observe(self._took_in_s)
         phases.push.observe(max(0.0, ended - computed - release.held_s - self._took_in_s))
@@ -190,9 +198,12 @@ class Worker(JobActor):
             )
         return batch
 
-    def _compute(self, batch: Batch) -> tuple[float, bool]:
-        """Fill the gradient buffers from one batch; return (loss, whether all is finite)."""
+    def _compute(self, prefetcher: Prefetcher, number: int) -> _Made:
+        """Fill the gradient buffers from one batch."""
         gradients = self._gradients
+        started = time.perf_counter()
+        batch = self._device.batch(self._take(prefetcher, number))
+        data_s = time.perf_counter() - started
         parameters = self._device.upload(self._parameters.values)
         loss = self._call_model(parameters, batch)
         self._check_shapes()
@@ -200,7 +211,8 @@ class Worker(JobActor):
             clip_by_global_norm(self._buffers, self.job.clip_norm)
         self._device.download(self._buffers, gradients.values)
         gradients.gather()
-        return loss, math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
+        finite = math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
+        return _Made(loss, finite, len(batch[0]), data_s)
 
     def _call_model(self, parameters: Parameters, batch: Batch) -> float:
         model = self.job.model
