@@ -31,7 +31,7 @@ from pydantic.fields import FieldInfo
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.policies import Policy, make_policy
+from zmqtrain.policies import make_policy
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.user_code import described, place_of, user_code
@@ -39,19 +39,9 @@ from zmqtrain.user_code import described, place_of, user_code
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
-def policy_of(spec: str) -> Policy:
-    """Return a new policy; unlike ``make_policy``, take what a plug-in raises for a wrong spec.
-
-    Raises:
-        ConfigError: there is no such policy, or its options are wrong.
-    """
-    with user_code("making", spec):
-        return make_policy(spec)
-
-
 def _policy_spec(spec: str) -> str:
     try:
-        policy_of(spec)
+        make_policy(spec)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return spec

@@ -55,7 +55,7 @@ def run(
 
 
 async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress) -> Summary:
-    train, evaluation = await asyncio.to_thread(job.data.load, job.data_dir)
+    train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 
     def config(role: Role, index: int = 0) -> TaskConfig:

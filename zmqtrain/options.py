@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -117,10 +117,12 @@ def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union other than None, or the type itself."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    members = get_args(annotation) if is_union else (annotation,)
-    return tuple(member for member in members if member is not type(None))
+    """Return the members of a union other than None, or the type itself, without annotations."""
+    if get_origin(annotation) is Annotated:
+        return _types(get_args(annotation)[0])
+    if get_origin(annotation) not in (Union, UnionType):
+        return () if annotation is type(None) else (annotation,)
+    return tuple(kind for member in get_args(annotation) for kind in _types(member))
 
 
 def _metavar(annotation: Any) -> str:

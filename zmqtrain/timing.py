@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zmqtrain.options import names_of
+
 
 class Timing(BaseModel):
     """How long a task waits for what."""
@@ -32,8 +34,8 @@ class Timing(BaseModel):
     def _lease_outlasts_heartbeats(self) -> Timing:
         if self.lease_s < 2 * self.heartbeat_s:
             raise ValueError(
-                f"lease_s is {self.lease_s:g} and heartbeat_s is {self.heartbeat_s:g}; expected a "
-                "lease of at least two heartbeats, or one late heartbeat ends a worker; make the "
-                "lease longer (--lease-s, ZMQTRAIN_LEASE_S)"
+                f"{names_of('lease_s')} is {self.lease_s:g} and {names_of('heartbeat_s')} is "
+                f"{self.heartbeat_s:g}; expected a lease of at least two heartbeats, or one late "
+                "heartbeat ends a worker; make the lease longer"
             )
         return self

@@ -17,10 +17,11 @@ from zmqtrain.options import fields_of, flag_of, given, names_of, options_of, va
 MODELS = (TaskConfig, JobOverrides)
 
 OPTIONS = """
-    job index base_port ps workers chief bind metrics_host metrics_port log_level
+    job index base_port ps workers chief bind metrics_host metrics_port threads log_level
     join_timeout_s heartbeat_s lease_s peer_timeout_s grace_s
-    policy steps batch_size seed data logdir save_secs evaluate_every placement partition_nbytes
-    keep_checkpoints max_nonfinite l2 clip_norm moving_average evaluate_average prefetch device
+    policy batch_size steps seed data evaluate_every logdir save_secs keep_checkpoints l2
+    clip_norm moving_average evaluate_average max_nonfinite placement partition_nbytes prefetch
+    device
 """.split()
 
 

@@ -42,6 +42,11 @@ class Request:
     def sender(self) -> Sender:
         return self.envelope.sender
 
+    @property
+    def over_link(self) -> bool:
+        """Whether it came over a link that we made, and not from someone who connected to us."""
+        return not self._peer
+
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Answer; a sender that is gone or full will ask again."""
         self._actor.send(self._endpoint, message, self.envelope.request_id, tensors, self._peer)

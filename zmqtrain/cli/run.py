@@ -28,7 +28,7 @@ from zmqtrain.wire.messages import Status, TaskStatus
 REFRESHES_PER_SECOND = 4
 
 
-@click.command("run")
+@click.command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
 @options_of(LocalCluster, JobOverrides)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role, Task
-from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.errors import ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.peers import Peer
@@ -123,6 +123,8 @@ class Follower:
 
     def _on_orders(self, request: Request) -> None:
         message = request.envelope.message
+        if not request.over_link:
+            raise RefusedError(f"{self.ps.task} takes orders over its own link to ps 0 only")
         if not isinstance(message, Orders) or request.envelope.epoch != self.ps.epoch:
             return
         if message.number > self._executed + 1:

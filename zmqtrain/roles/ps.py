@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 
 from zmqtrain.actors.actor import Request
@@ -230,7 +231,8 @@ class ParameterServer(JobActor):
         beat = request.envelope.message
         peer = self.peers.member(request)
         if isinstance(beat, Heartbeat):
-            peer.waits, peer.facts = beat.waits, beat.facts
+            peer.waits = beat.waits
+            peer.facts = {name: fact for name, fact in beat.facts.items() if isfinite(fact)}
         request.reply(Alive(peer.received, peer.answered))
 
     # Parameters in and out
