@@ -19,7 +19,9 @@ from bench.blob import Blob, make_job
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.job import Job
-from zmqtrain.roles.hosting import make_chief, make_ps, make_worker
+from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.worker import Worker
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -67,13 +69,15 @@ async def _run(lane: str, job: Job, workers: int, ps: int, settings: dict[str, s
             )
 
         actors: list[Any] = [
-            make_chief(config(Role.CHIEF), job, transport, lambda status: None),
-            make_worker(config(Role.WORKER), job, transport),
+            Chief(config(Role.CHIEF), job, transport, lambda status: None),
+            Worker(config(Role.WORKER), job, transport),
         ]
         others = [(Role.WORKER, index) for index in range(1, workers)]
         if lane == "memory":
-            actors += [make_ps(config(Role.PS, index), job, transport) for index in range(ps)]
-            actors += [make_worker(config(*other), job, transport) for other in others]
+            actors += [
+                ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)
+            ]
+            actors += [Worker(config(*other), job, transport) for other in others]
             processes = []
         else:
             others += [(Role.PS, index) for index in range(ps)]

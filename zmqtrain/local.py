@@ -19,8 +19,9 @@ from zmqtrain.config import TaskConfig
 from zmqtrain.errors import ExitCode
 from zmqtrain.job import Job
 from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.hosting import make_chief, make_ps, make_worker
+from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
+from zmqtrain.roles.worker import Worker
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
 from zmqtrain.transport.memory import MemoryTransport
@@ -68,11 +69,11 @@ async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Pro
             **timing.model_dump(),
         )
 
-    chief = make_chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
+    chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
     actors: list[JobActor] = [
-        *(make_ps(config(Role.PS, index), job, transport) for index in range(ps)),
+        *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
         chief,
-        *(make_worker(config(Role.WORKER, index), job, transport, train)
+        *(Worker(config(Role.WORKER, index), job, transport, train)
           for index in range(workers)),
     ]  # fmt: skip
     _stop_on_interrupt(chief)

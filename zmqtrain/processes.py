@@ -25,7 +25,7 @@ from zmqtrain.config import TaskConfig
 from zmqtrain.errors import ExitCode, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.hosting import ignore_signals, make_chief, serve_health, stop_on_signals
+from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -97,7 +97,7 @@ async def run_processes(
         config = _chief_config(reference, cluster, directory)
         transport = ZmqTransport()
         stack.callback(transport.close)
-        chief = make_chief(config, job, transport, on_progress)
+        chief = Chief(config, job, transport, on_progress)
         serve_health(chief, config, stack)
         stop_on_signals(chief)
         stack.enter_context(run_file.published(reference, config.ps))

@@ -111,6 +111,7 @@ class Worker(Actor):
         self.linked = asyncio.Event()
         self.told: asyncio.Queue[Message] = asyncio.Queue()
         self.handlers = {Shutdown: lambda request: self.told.put_nowait(request.envelope.message)}
+        self.on_beat: Callable[[], None] = lambda: None
         self._joined = joined
 
     @property
@@ -126,6 +127,7 @@ class Worker(Actor):
         return self.metrics.registry.get_sample_value(f"zmqtrain_{name}_total")
 
     def heartbeat(self) -> Heartbeat:
+        self.on_beat()
         return Heartbeat(waits=self.waits.snapshot(), facts={"step": 7.0})
 
     async def main(self) -> int:

@@ -1,9 +1,10 @@
-"""A link's requests: how each ends, and what is sent again."""
+"""A link's requests: how each of them ends, and what else comes over the link."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,15 @@ import pytest
 
 from zmqtrain import errors
 from zmqtrain.actors import link as link_module
-from zmqtrain.errors import FencedError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import (
+    FencedError,
+    PeerLostError,
+    ProtocolError,
+    RefusedError,
+    ZmqTrainError,
+)
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.codec import Envelope, Sender
+from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     Alive,
     Done,
@@ -103,32 +110,52 @@ async def test_reply_in_time_is_not_followed_by_the_deadline(
     assert worker.count("rpc_timeouts") == 0
 
 
+class Clock:
+    """A second passes at each heartbeat."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def tick(self) -> None:
+        self.now += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
 async def test_silent_peer_is_given_up(
-    start_worker: StartWorker, ps: FakePs, within: Within
+    clock: Clock, start_worker: StartWorker, ps: FakePs, within: Within
 ) -> None:
-    worker = await start_worker(peer_timeout_s=0.05)
+    worker = await start_worker(peer_timeout_s=2.5)
+    worker.on_beat = clock.tick
     await ps.first(Heartbeat, 2)
     assert worker.ps.is_alive
     ps.alive = None
-    asked = [worker.ask(PUSH, sequence=1), worker.ask(Leave(""), timeout_s=10)]
-    for task in asked:
-        with pytest.raises(PeerLostError, match=r"^ps 0 has been silent for \d\.\d s$"):
-            await within(task)
-    with pytest.raises(PeerLostError, match=r"^ps 0 has been silent for \d\.\d s$"):
-        await within(worker.ps.silence())
-    with pytest.raises(PeerLostError, match="silent"):
+    asked = [worker.ask(PUSH, sequence=1), worker.ask(Leave(""), timeout_s=100)]
+    for ends in (*asked, worker.ps.silence()):
+        with pytest.raises(PeerLostError, match=r"^ps 0 has been silent for 3\.0 s$"):
+            await within(ends)
+    with pytest.raises(PeerLostError, match=r"silent"):
         await within(worker.ask(Pull(), sequence=0))
     assert not worker.ps.is_alive
     assert worker.waits.snapshot() == ()
 
 
 async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
-    start_worker: StartWorker, ps: FakePs, within: Within
+    clock: Clock, start_worker: StartWorker, ps: FakePs, within: Within
 ) -> None:
-    worker = await start_worker(peer_timeout_s=0.2)
+    worker = await start_worker(peer_timeout_s=2.5)
+    worker.on_beat = clock.tick
     ps.alive = Alive(received=1, answered=0)
     asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Heartbeat, 30)
+    await ps.first(Heartbeat, 10)
     ps.reply(ps.of(Push)[0], RELEASE)
     assert (await within(asked)).message == RELEASE
 
@@ -144,133 +171,6 @@ async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
     worker.ps.joined = True
     (beat,) = await ps.first(Heartbeat)
     assert beat.message.facts == {"step": 7.0}
-
-
-def dropped(kind: type, times: int) -> Callable[[Envelope], bool]:
-    """Ignore the first messages of this kind, as a connection that breaks does."""
-    left = times
-
-    def ignores(envelope: Envelope) -> bool:
-        nonlocal left
-        if type(envelope.message) is not kind or not left:
-            return False
-        left -= 1
-        return True
-
-    return ignores
-
-
-@pytest.mark.parametrize(
-    ("message", "sequence"), [(PUSH, 1), (Pull(), 0)], ids=lambda value: type(value).__name__
-)
-async def test_push_that_never_arrived_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within, message: Any, sequence: int
-) -> None:
-    ps.alive = Alive(received=sequence - 1, answered=sequence - 1)
-    ps.ignores = dropped(type(message), 2)
-    asked = worker.ask(message, sequence=sequence, tensors=(Tensor.of(GRADIENT),))
-    (request,) = await ps.first(type(message))
-    ps.alive = Alive(received=sequence, answered=sequence - 1)
-    assert request.tensors[0].array().tolist() == GRADIENT.tolist()
-    ps.reply(request, RELEASE)
-    assert (await within(asked)).message == RELEASE
-    assert worker.count("rpc_retries") == 2
-
-
-async def test_push_whose_reply_was_lost_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    ps.alive = Alive(received=1, answered=1)
-    asked = worker.ask(PUSH, sequence=1)
-    first, again = await ps.first(Push, 2)
-    assert again.request_id == first.request_id
-    ps.reply(again, RELEASE)
-    assert (await within(asked)).message == RELEASE
-
-
-async def test_push_that_the_peer_holds_is_not_sent_again(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
-    ps.alive = Alive(received=1, answered=0)
-    asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Heartbeat, 10)
-    assert len(ps.of(Push)) == 1
-    ps.reply(ps.of(Push)[0], RELEASE)
-    assert (await within(asked)).message == RELEASE
-    assert worker.count("rpc_retries") == 0
-
-
-async def test_answer_to_a_heartbeat_sent_before_the_push_proves_nothing(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    ps.alive = None
-    (before,) = await ps.next(Heartbeat)
-    asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Push)
-    await ps.next(Heartbeat)
-    ps.reply(before, Alive(received=0, answered=0))
-    await ps.next(Heartbeat, 2)
-    assert len(ps.of(Push)) == 1
-    ps.reply(ps.of(Push)[0], RELEASE)
-    assert (await within(asked)).message == RELEASE
-
-
-async def test_other_requests_are_sent_again_from_time_to_time(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
-    asked = worker.ask(Leave("done"))
-    requests = await ps.first(Leave, 4)
-    assert len({request.request_id for request in requests}) == 1
-    ps.reply(requests[0], Done())
-    assert (await within(asked)).message == Done()
-    sent = len(ps.of(Leave))
-    await ps.next(Heartbeat, 3)
-    assert len(ps.of(Leave)) == sent
-    assert worker.count("rpc_retries") == sent - 1
-
-
-async def test_request_that_found_the_queue_full_is_sent_later(
-    worker: Worker,
-    start_ps: Callable[[], FakePs],
-    within: Within,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    worker.ps.joined = False
-    for _ in range(100):
-        worker.ps.tell(Done())
-    asked = worker.ask(Leave(""))
-    await asyncio.sleep(0)
-    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
-    ps = start_ps()
-    ps.reply((await ps.first(Leave))[0], Done())
-    assert (await within(asked)).message == Done()
-
-
-async def test_second_reply_is_dropped(worker: Worker, ps: FakePs, within: Within) -> None:
-    asked = worker.ask(PUSH, sequence=1)
-    (request,) = await ps.first(Push)
-    ps.reply(request, RELEASE)
-    ps.reply(request, RELEASE)
-    await within(asked)
-    ps.reply(request, RELEASE)
-    await ps.next(Heartbeat, 2)
-    assert ps.of(Refusal) == []
-
-
-async def test_late_refusal_harms_no_other_request(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    first = worker.ask(Leave(""), timeout_s=0.02)
-    with pytest.raises(PeerLostError):
-        await within(first)
-    asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Push)
-    ps.reply(ps.of(Leave)[0], Refusal("RefusedError", "too late"))
-    ps.reply(ps.of(Push)[0], RELEASE)
-    assert (await within(asked)).message == RELEASE
-    assert not worker.ps.fenced
 
 
 async def test_refused_heartbeat_fences_whatever_is_asked(
@@ -326,6 +226,21 @@ async def test_bytes_that_are_no_message_are_counted_and_forgotten(
     ps.reply(request, Done())
     assert (await within(asked)).message == Done()
     assert worker.count("decode_errors") == 2
+
+
+async def test_peer_that_speaks_something_else_ends_the_wait_for_its_welcome(
+    start_worker: StartWorker, ps: FakePs, within: Within
+) -> None:
+    worker = await start_worker(joined=False)
+    asked = worker.ask(Leave(""), timeout_s=10)
+    await ps.first(Leave)
+    ps.send_frames([b"\x92\x63\x01"])
+    with pytest.raises(ProtocolError) as caught:
+        await within(asked)
+    assert str(caught.value) == (
+        "ps 0 at tcp://ps-0:2222: the peer speaks protocol version 99, this task version 1: "
+        "install the same zmqtrain on every host"
+    )
 
 
 async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs, within: Within) -> None:

@@ -56,6 +56,25 @@ def test_coordinator_says_that_the_policy_changes() -> None:
     assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
 
+def test_new_policy_begins_at_the_version_of_the_barrier(play: Play) -> None:
+    run = coordinator("hogwild")
+    play(
+        run,
+        BOTH_ARE_IN
+        + """
+        pull 0               -> release 0 with 0
+        push 0 1 0           -> apply 0, release 0 with 1
+        pull 1               -> release 1 with 2
+        push 0 2 1           -> apply 0, release 0 with 3
+        switch sync-replicas -> -
+        push 0 3 3           -> apply 0
+        push 1 1 2           -> apply 1, switch sync-replicas, release 0 with 4, release 1 with 5
+        push 0 4 4           -> -
+        """,
+    )
+    assert list(run.held()) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
+
+
 def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:
     run = coordinator("sync-replicas:aggregate=5")
     play(

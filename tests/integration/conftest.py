@@ -169,7 +169,7 @@ class Stage:
 
     def train(self, job: str, *flags: str | int | float | Path) -> Process:
         """Start ``zmqtrain run --json``."""
-        command = ("-c", "from zmqtrain.cli.run import run; run()", job, *map(str, flags), "--json")
+        command = ("-m", "zmqtrain", "run", job, *map(str, flags), "--json")
         return self.start("run", sys.executable, *command)
 
     def role(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> Process:

@@ -63,6 +63,9 @@ def test_backup_workers_late_gradients_are_dropped(play: Play) -> None:
         + """
         push 0    -> -
         push 2    -> reduce 0 2, release 0, release 2
+        push 0    -> -
+        held      -> 0 waits for 2
+        push 2    -> reduce 0 2, release 0, release 2
         push 1    -> drop 1 stale, release 1
         push 1    -> -
         push 0    -> reduce 0 1, release 0, release 1
@@ -232,6 +235,21 @@ def test_joiner_takes_part_from_the_next_step_on(play: Play) -> None:
         push 0  -> -
         push 1  -> -
         push 2  -> reduce 0 1 2, release 0, release 1, release 2
+        """,
+    )
+
+
+def test_joiners_begin_a_step_together_when_everyone_else_has_left(play: Play) -> None:
+    play(
+        "sync-replicas",
+        BEGUN_BY_TWO
+        + """
+        join 2  -> -
+        join 3  -> -
+        leave 0 -> -
+        leave 1 -> release 2, release 3
+        push 2  -> -
+        push 3  -> reduce 2 3, release 2, release 3
         """,
     )
 

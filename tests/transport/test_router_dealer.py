@@ -15,7 +15,7 @@ import pytest
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
 from zmqtrain.transport.base import UnreachableError
-from zmqtrain.transport.router_dealer import MAX_FRAME_NBYTES
+from zmqtrain.transport.router_dealer import MAX_FRAME_NBYTES, ZmqTransport
 
 Lane = Any  # of conftest.py
 Deaf: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -145,23 +145,20 @@ async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
     assert inbox.messages[0] == [b"hello"]
 
 
-async def test_full_queue_is_said_to_be_full(tcp: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_dealer, "LINGER_MS", 0)
+async def test_full_queue_is_said_to_be_full(tcp: Lane) -> None:
     address = tcp.unused()
-    peer, _ = tcp.peer(address)
+    transport = ZmqTransport(linger_ms=0)
+    peer = transport.connect(address)
     with pytest.raises(UnreachableError, match=re.escape(f"the queue to {address} is full")):
         for _ in range(1000):
             peer.send([b"hello"])
-    peer.close()
+    transport.close()
 
 
-async def test_messages_that_nobody_takes_do_not_keep_the_process(
-    tcp: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(router_dealer, "LINGER_MS", 20)
-    peer, _ = tcp.peer(tcp.unused())
-    peer.send([b"hello"])
-    peer.close()
+async def test_messages_that_nobody_takes_do_not_keep_the_process(tcp: Lane) -> None:
+    transport = ZmqTransport(linger_ms=20)
+    transport.connect(tcp.unused()).send([b"hello"])
+    transport.close()
 
 
 @pytest.mark.parametrize(

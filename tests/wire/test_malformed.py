@@ -241,6 +241,11 @@ def test_frames_other_than_the_header_describes_are_refused(frames: list[bytes],
     assert refusal(header(tensors=[["<f4", [2], 2]]), *frames) == text
 
 
+def test_count_of_frames_that_is_a_boolean_is_refused() -> None:
+    told = header(tensors=[["|u1", [1], True]])
+    assert refusal(told, b"x") == "tensor data True: 1 frames are left"
+
+
 def test_frames_that_no_tensor_asked_for_are_refused() -> None:
     assert refusal(header(), b"x", b"y") == "2 frames more than the header describes"
 

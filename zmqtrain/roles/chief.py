@@ -12,11 +12,12 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from zmqtrain.actors.link import Link
-from zmqtrain.cluster import Role, Task
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
 from zmqtrain.errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +28,6 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.job import Job
-from zmqtrain.metrics import Metrics
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.roles.joining import join_all
@@ -35,7 +35,6 @@ from zmqtrain.roles.saving import Saver
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.layout import empty_values
 from zmqtrain.summary import Summary, parameters_sha256
-from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import GetStatus, Initialize, Leave, Parameters, Read, Shutdown, Status
 
@@ -50,25 +49,16 @@ class Chief(JobActor):
 
     def __init__(
         self,
-        task: Task,
-        transport: Transport,
-        metrics: Metrics,
-        timing: Timing,
-        *,
+        config: TaskConfig,
         job: Job,
-        job_name: str,
-        ps_endpoints: Sequence[str],
-        workers: int,
+        transport: Transport,
         on_progress: Callable[[Status], None],
         dataset: Dataset | None = None,
     ) -> None:
         """``dataset``: the evaluation set, loaded from the job's data unless given."""
-        super().__init__(task, transport, metrics, timing, job, len(ps_endpoints))
-        self.job_name = job_name
-        self.workers = workers
+        super().__init__(config, job, transport)
         self.summary: Summary | None = None
         self.ending = False  # everyone is being sent home
-        self._ps_endpoints = ps_endpoints
         self._on_progress = on_progress
         self._dataset = dataset
         self._layouts = job.layouts(self.ps)
@@ -83,10 +73,7 @@ class Chief(JobActor):
         return self._links[0]
 
     async def main(self) -> int:
-        self._links = [
-            self.link(Task(Role.PS, index), endpoint)
-            for index, endpoint in enumerate(self._ps_endpoints)
-        ]
+        self._links = self.link_all()
         try:
             return await self._run_job()
         except ZmqTrainError as error:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Follower:
     """Direction of every ps but the first."""
 
-    def __init__(self, ps: ParameterServer, lead_endpoint: str) -> None:
+    def __init__(self, ps: ParameterServer) -> None:
         self.ps = ps
         self.policy = ps.job.policy
         self._coordinated = make_policy(self.policy).coordinated
@@ -45,7 +45,7 @@ class Follower:
         self._stuck = False  # the update rule refused
         # Worker -> (incarnation, sequence) of the last push that the lead has released.
         self._released: dict[int, tuple[int, int]] = {}
-        self.link = ps.link(Task(Role.PS, 0), lead_endpoint)
+        self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
         ps.report = self._report_facts
         ps.handlers[Orders] = self._on_orders
         ps.spawn(self._follow())

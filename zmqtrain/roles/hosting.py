@@ -1,4 +1,4 @@
-"""Putting actors into a process: making them, serving their health, minding signals."""
+"""Putting actors into a process: running them, serving their health, minding signals."""
 
 from __future__ import annotations
 
@@ -6,21 +6,12 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from zmqtrain import health
-from zmqtrain.cluster import Role, Task, connect_endpoint
 from zmqtrain.config import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import ExitCode
-from zmqtrain.job import Job
-from zmqtrain.metrics import Metrics
-from zmqtrain.models.base import Dataset
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
-from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Status
 
 log = logging.getLogger(__name__)
 
@@ -44,58 +35,6 @@ async def run_all(actors: Sequence[JobActor]) -> list[int]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def make_ps(config: TaskConfig, job: Job, transport: Transport) -> ParameterServer:
-    endpoints = [connect_endpoint(address) for address in config.ps]
-    return ParameterServer(
-        config.task,
-        transport,
-        Metrics("ps", config.index),
-        config,
-        job=job,
-        ps=len(endpoints),
-        endpoint=config.bind_endpoint,
-        join_lead=endpoints[0] if config.index else None,
-        workers=config.workers,
-    )
-
-
-def make_worker(
-    config: TaskConfig, job: Job, transport: Transport, dataset: Dataset | None = None
-) -> Worker:
-    """``dataset``: the training set if it is loaded already."""
-    return Worker(
-        config.task,
-        transport,
-        Metrics("worker", config.index),
-        config,
-        job=job,
-        ps_endpoints=[connect_endpoint(address) for address in config.ps],
-        dataset=dataset,
-    )
-
-
-def make_chief(
-    config: TaskConfig,
-    job: Job,
-    transport: Transport,
-    on_progress: Callable[[Status], None],
-    dataset: Dataset | None = None,
-) -> Chief:
-    """``dataset``: the evaluation set if it is loaded already."""
-    return Chief(
-        Task(Role.CHIEF, 0),
-        transport,
-        Metrics("chief"),
-        config,
-        job=job,
-        job_name=config.job,
-        ps_endpoints=[connect_endpoint(address) for address in config.ps],
-        workers=config.workers,
-        on_progress=on_progress,
-        dataset=dataset,
-    )
 
 
 def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:

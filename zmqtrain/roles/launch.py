@@ -23,15 +23,14 @@ from zmqtrain.options import options_of
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import (
     ignore_signals,
-    make_chief,
-    make_ps,
-    make_worker,
     run_all,
     serve_health,
     stop_on_signals,
 )
 from zmqtrain.roles.progress import ProgressLog
+from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
+from zmqtrain.roles.worker import Worker
 from zmqtrain.transport.router_dealer import ZmqTransport
 
 log = logging.getLogger(__name__)
@@ -108,11 +107,12 @@ async def _serve(config: TaskConfig, job: Job) -> int:
     transport = ZmqTransport()
     actors: list[JobActor] = []
     if config.hosts_chief:
-        actors.append(make_chief(config, job, transport, ProgressLog()))
+        as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
+        actors.append(Chief(as_chief, job, transport, ProgressLog()))
     if config.role is Role.PS:
-        actors.append(make_ps(config, job, transport))
+        actors.append(ParameterServer(config, job, transport))
     elif config.role is Role.WORKER:
-        actors.append(make_worker(config, job, transport))
+        actors.append(Worker(config, job, transport))
     with contextlib.ExitStack() as stack:
         stack.callback(transport.close)
         for actor in actors:

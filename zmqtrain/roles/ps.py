@@ -17,7 +17,8 @@ from math import isfinite
 from pathlib import Path
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.cluster import Role, Task
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
 from zmqtrain.errors import (
     FencedError,
     OrphanedError,
@@ -27,7 +28,6 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.job import Job, fingerprint_difference
-from zmqtrain.metrics import Metrics
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.peers import Peer, Peers
@@ -35,7 +35,6 @@ from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.shard import Shard, all_finite
-from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import (
@@ -62,25 +61,11 @@ log = logging.getLogger(__name__)
 class ParameterServer(JobActor):
     """One shard of the model, at one address."""
 
-    def __init__(
-        self,
-        task: Task,
-        transport: Transport,
-        metrics: Metrics,
-        timing: Timing,
-        *,
-        job: Job,
-        ps: int,
-        endpoint: str,
-        join_lead: str | None,
-        workers: int,
-    ) -> None:
-        """``endpoint`` is bound; ``join_lead`` is the lead's address, None on the lead itself."""
-        super().__init__(task, transport, metrics, timing, job, ps)
-        self.workers = workers
-        self.endpoint = endpoint
-        self.shard = Shard(job.layouts(ps)[task.index], job.update())
-        self.peers = Peers(timing.lease_s, ps)
+    def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
+        super().__init__(config, job, transport)
+        self.shard = Shard(job.layouts(self.ps)[config.index], job.update())
+        self.peers = Peers(config.lease_s, self.ps)
+        self._bind_endpoint = config.bind_endpoint
         self.pending: dict[int, Pending] = {}
         self.duplicates = 0  # pushes that had been seen before
         self.restored_from: Path | None = None
@@ -89,7 +74,6 @@ class ParameterServer(JobActor):
         self._workers_gone = asyncio.Event()
         self.started_at = time.monotonic()
         self.execution = Execution(self)
-        self._join_lead = join_lead
         self.direction: Direction
         self.handlers = {
             Join: self._on_join,
@@ -114,7 +98,7 @@ class ParameterServer(JobActor):
         from zmqtrain.roles.follower import Follower
         from zmqtrain.roles.lead import Lead
 
-        bound = self.listen(self.endpoint)
+        bound = self.listen(self._bind_endpoint)
         layout = self.shard.layout
         log.info(
             "listening at %s: %d slices, %.1f MB of parameters",
@@ -123,10 +107,7 @@ class ParameterServer(JobActor):
             layout.nbytes / 1e6,
         )
         self.metrics.parameter_bytes.set(layout.nbytes)
-        if self._join_lead is None:
-            self.direction = Lead(self)
-        else:
-            self.direction = Follower(self, self._join_lead)
+        self.direction = Follower(self) if self.task.index else Lead(self)
         self.metrics.role_state.set("joining")
         self.spawn(self._watch())
         await self.stopping.wait()

@@ -7,37 +7,41 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zmqtrain.actors.actor import Actor
-from zmqtrain.cluster import Task
+from zmqtrain.actors.link import Link
+from zmqtrain.cluster import Role, Task, connect_endpoint
+from zmqtrain.config import TaskConfig
 from zmqtrain.job import Job
 from zmqtrain.metrics import Metrics
 from zmqtrain.roles.joining import process_name
-from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import Heartbeat
 
 
 class JobActor(Actor):
-    """A task of a cluster with ``ps`` parameter servers that runs ``job``."""
+    """The task that ``config`` describes, of a cluster that runs ``job``."""
 
-    def __init__(
-        self,
-        task: Task,
-        transport: Transport,
-        metrics: Metrics,
-        timing: Timing,
-        job: Job,
-        ps: int,
-    ) -> None:
-        super().__init__(task, transport, metrics, timing)
+    def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
+        metrics = Metrics(config.role.value, config.index)
+        super().__init__(config.task, transport, metrics, config)
         self.job = job
-        self.ps = ps
-        self.fingerprint = job.fingerprint(ps)
+        self.job_name = config.job
+        self.workers = config.workers
+        self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
+        self.ps = len(self.ps_endpoints)
+        self.fingerprint = job.fingerprint(self.ps)
         self.process = process_name()
         self.nonce = ""
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
         self.report: Callable[[], dict[str, float]] = dict  # facts for the heartbeats
+
+    def link_all(self) -> list[Link]:
+        """Connect to every ps."""
+        return [
+            self.link(Task(Role.PS, index), endpoint)
+            for index, endpoint in enumerate(self.ps_endpoints)
+        ]
 
     def begin_life(self) -> None:
         """Forget the incarnation; the next join gets a new one."""

@@ -19,19 +19,18 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.offload import Offload
-from zmqtrain.cluster import Role, Task
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.errors import ConfigError, DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
-from zmqtrain.metrics import Metrics
 from zmqtrain.models.base import Batch, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.memory import Device, WorkerMemory
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.shard import all_finite
-from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Transport
 from zmqtrain.user_code import user_code
 from zmqtrain.wire.buffers import Tensor
@@ -55,26 +54,17 @@ class Worker(JobActor):
     """Computes gradients of one job."""
 
     def __init__(
-        self,
-        task: Task,
-        transport: Transport,
-        metrics: Metrics,
-        timing: Timing,
-        *,
-        job: Job,
-        ps_endpoints: Sequence[str],
-        dataset: Dataset | None = None,
+        self, config: TaskConfig, job: Job, transport: Transport, dataset: Dataset | None = None
     ) -> None:
         """``dataset``: the training set, loaded from the job's data unless given."""
-        super().__init__(task, transport, metrics, timing, job, len(ps_endpoints))
-        self._ps_endpoints = ps_endpoints
+        super().__init__(config, job, transport)
         variables, layouts = job.variables(), job.layouts(self.ps)
         self._parameters = WorkerMemory(variables, layouts)
         self._gradients = WorkerMemory(variables, layouts)
         self._device = Device(job.device)
         self._buffers = self._device.buffers(self._gradients.values)
         self._dataset = dataset
-        self._compute_beside = Offload(f"{task} compute")
+        self._compute_beside = Offload(f"{self.task} compute")
         self._shutdown: Shutdown | None = None
         self._leases: deque[int] = deque()
         self._versions = [0] * self.ps  # of the parameters held, by shard
@@ -89,10 +79,7 @@ class Worker(JobActor):
         return self._is_in, "training" if self._is_in else "joining"
 
     async def main(self) -> int:
-        links = [
-            self.link(Task(Role.PS, index), endpoint)
-            for index, endpoint in enumerate(self._ps_endpoints)
-        ]
+        links = self.link_all()
         if self._dataset is None:
             self._dataset = (await asyncio.to_thread(self.job.load_data))[0]
         plan = BatchPlan(len(self._dataset), self.job.batch_size, self.job.seed)

@@ -1,0 +1,161 @@
+"""What is lost between a link and its ps is sent again, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.actors import link as link_module
+from zmqtrain.errors import PeerLostError
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.messages import (
+    Alive,
+    Done,
+    Heartbeat,
+    Leave,
+    Pull,
+    Push,
+    Refusal,
+    Release,
+)
+
+Worker = Any  # of conftest.py, as FakePs and Within
+FakePs = Any
+Within = Callable[[Any], Any]
+
+PUSH = Push(1, 0, 7, 32, 0.5)
+RELEASE = Release(1, "applied", 1)
+GRADIENT = np.arange(4, dtype=np.float32)
+
+
+def dropped(kind: type, times: int) -> Callable[[Envelope], bool]:
+    """Ignore the first messages of this kind, as a connection that breaks does."""
+    left = times
+
+    def ignores(envelope: Envelope) -> bool:
+        nonlocal left
+        if type(envelope.message) is not kind or not left:
+            return False
+        left -= 1
+        return True
+
+    return ignores
+
+
+@pytest.mark.parametrize(
+    ("message", "sequence"), [(PUSH, 1), (Pull(), 0)], ids=lambda value: type(value).__name__
+)
+async def test_push_that_never_arrived_is_sent_again(
+    worker: Worker, ps: FakePs, within: Within, message: Any, sequence: int
+) -> None:
+    ps.alive = Alive(received=sequence - 1, answered=sequence - 1)
+    ps.ignores = dropped(type(message), 2)
+    asked = worker.ask(message, sequence=sequence, tensors=(Tensor.of(GRADIENT),))
+    (request,) = await ps.first(type(message))
+    ps.alive = Alive(received=sequence, answered=sequence - 1)
+    assert request.tensors[0].array().tolist() == GRADIENT.tolist()
+    ps.reply(request, RELEASE)
+    assert (await within(asked)).message == RELEASE
+    assert worker.count("rpc_retries") >= 2
+
+
+async def test_push_whose_reply_was_lost_is_sent_again(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    ps.alive = Alive(received=1, answered=1)
+    asked = worker.ask(PUSH, sequence=1)
+    first, again = await ps.first(Push, 2)
+    assert again.request_id == first.request_id
+    ps.reply(again, RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+async def test_push_that_the_peer_holds_is_not_sent_again(
+    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
+    ps.alive = Alive(received=1, answered=0)
+    asked = worker.ask(PUSH, sequence=1)
+    await ps.first(Heartbeat, 10)
+    assert len(ps.of(Push)) == 1
+    ps.reply(ps.of(Push)[0], RELEASE)
+    assert (await within(asked)).message == RELEASE
+    assert worker.count("rpc_retries") == 0
+
+
+async def test_answer_to_a_heartbeat_sent_before_the_push_proves_nothing(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    ps.alive = None
+    (before,) = await ps.next(Heartbeat)
+    asked = worker.ask(PUSH, sequence=1)
+    await ps.first(Push)
+    await ps.next(Heartbeat)
+    ps.reply(before, Alive(received=0, answered=0))
+    await ps.next(Heartbeat, 2)
+    assert len(ps.of(Push)) == 1
+    ps.reply(ps.of(Push)[0], RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+async def test_other_requests_are_sent_again_from_time_to_time(
+    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
+    asked = worker.ask(Leave("done"))
+    requests = await ps.first(Leave, 4)
+    assert len({request.request_id for request in requests}) == 1
+    ps.reply(requests[0], Done())
+    assert (await within(asked)).message == Done()
+    await ps.next(Heartbeat, 2)
+    sent = len(ps.of(Leave))
+    await ps.next(Heartbeat, 3)
+    assert len(ps.of(Leave)) == sent
+    assert worker.count("rpc_retries") == sent - 1
+
+
+async def test_request_that_found_the_queue_full_is_sent_later(
+    worker: Worker,
+    start_ps: Callable[[], FakePs],
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker.ps.joined = False
+    for _ in range(100):
+        worker.ps.tell(Done())
+    asked = worker.ask(Leave(""))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(link_module, "RESEND_S", 0.0)
+    ps = start_ps()
+    ps.reply((await ps.first(Leave))[0], Done())
+    assert (await within(asked)).message == Done()
+
+
+async def test_second_reply_is_dropped(worker: Worker, ps: FakePs, within: Within) -> None:
+    asked = worker.ask(PUSH, sequence=1)
+    (request,) = await ps.first(Push)
+    ps.reply(request, RELEASE)
+    ps.reply(request, RELEASE)
+    await within(asked)
+    ps.reply(request, RELEASE)
+    await ps.next(Heartbeat, 2)
+    assert ps.of(Refusal) == []
+
+
+async def test_late_refusal_harms_no_other_request(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    first = worker.ask(Leave(""), timeout_s=0.02)
+    with pytest.raises(PeerLostError):
+        await within(first)
+    asked = worker.ask(PUSH, sequence=1)
+    await ps.first(Push)
+    ps.reply(ps.of(Leave)[0], Refusal("RefusedError", "too late"))
+    ps.reply(ps.of(Push)[0], RELEASE)
+    assert (await within(asked)).message == RELEASE
+    assert not worker.ps.fenced

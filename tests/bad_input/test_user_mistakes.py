@@ -1,0 +1,352 @@
+"""Models, data and schedules that fail while the job runs, in one process.
+
+The error names the object, the place in the user's file and what to do; what was learned is saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job, Summary
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import ConfigError, DataError, ExitCode
+from zmqtrain.optim import SGD
+from zmqtrain.store.retention import checkpoints
+
+MakeJob = Callable[..., Job]
+
+PLACE = rf"{re.escape(__file__)}, line \d+"
+CALL = r"loss_and_gradients\(\) of Spoilt\(\)"
+SHAPES = r"Parameters are weights \[1, 1\], bias \[1\], the batch is 0 \[20, 1\], 1 \[20, 1\]"
+
+
+def other_shape(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    out["weights"] = np.zeros((3, 3), np.float32)
+    return loss
+
+
+def does_not_fit(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    out["weights"][...] = np.zeros((3, 3))
+    return loss
+
+
+def misspelt(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    out["weigths"] = out["weights"]
+    return loss
+
+
+def removes(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    del out["bias"]
+    return loss
+
+
+def returns_nothing(loss: float, parameters: Any, batch: Any, out: Any) -> None:
+    return None
+
+
+def raises(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    raise RuntimeError("no luck")
+
+
+def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+    return float(np.linalg.inv(np.zeros((2, 2)))[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (
+            other_shape,
+            (
+                r"the gradient of 'weights' from Spoilt\(\) has shape \(3, 3\), its parameter "
+                r"\(1, 1\): write it into the buffer that is given, with out= or \[...\]"
+            ),
+        ),
+        (does_not_fit, rf"{CALL} failed: {PLACE}: ValueError: could not broadcast .*\. {SHAPES}"),
+        (
+            misspelt,
+            (
+                r"Spoilt\(\) wrote a gradient of 'weigths', which is none of its parameters: "
+                r"weights, bias; use the names of parameters\(\)"
+            ),
+        ),
+        (
+            removes,
+            r"the gradient of 'bias' from Spoilt\(\) has shape None, its parameter \(1,\): .*",
+        ),
+        (
+            returns_nothing,
+            rf"{CALL} returned None; expected a number: return the mean loss over the batch",
+        ),
+        (raises, rf"{CALL} failed: {PLACE}: RuntimeError: no luck\. {SHAPES}"),
+        (calls_a_library, rf"{CALL} failed: {PLACE}: LinAlgError: Singular matrix\. {SHAPES}"),
+    ],
+)
+def test_model_that_gives_no_gradients_is_named_with_the_line(
+    make_job: MakeJob, spoilt: Any, spoil: Callable[..., Any], text: str
+) -> None:
+    job = make_job(model=spoilt("loss_and_gradients", spoil))
+    with pytest.raises(ConfigError, match=f"^{text}$") as raised:
+        zmqtrain.run(job, workers=2)
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ({}, r"Spoilt\(\) has no parameters: there is nothing to train"),
+        (
+            {"w": np.zeros(3)},
+            (
+                r"parameter 'w' of Spoilt\(\) is a float64 ndarray; expected a float32 NumPy "
+                r"array: convert it in the model's parameters\(\)"
+            ),
+        ),
+        ({"w": 0.5}, r"parameter 'w' of Spoilt\(\) is a float; expected a float32 NumPy array.*"),
+        (
+            [np.zeros(3, np.float32)],
+            (
+                r"parameters\(\) of Spoilt\(\) returned \[array.*; expected a dict of names and "
+                "float32 NumPy arrays"
+            ),
+        ),
+        ({0: np.zeros(3, np.float32)}, r"parameters\(\) of Spoilt\(\) returned \{0: .*"),
+        (None, r"parameters\(\) of Spoilt\(\) returned None; .*"),
+    ],
+)
+def test_parameters_that_cannot_be_trained_are_refused(
+    make_job: MakeJob, spoilt: Any, returned: Any, text: str
+) -> None:
+    job = make_job(model=spoilt("parameters", lambda sound, seed: returned))
+    with pytest.raises(ConfigError, match=f"^{text}$"):
+        zmqtrain.run(job)
+
+
+def test_parameters_that_raise_are_named_with_the_line(make_job: MakeJob, spoilt: Any) -> None:
+    job = make_job(model=spoilt("parameters", lambda sound, seed: sound["missing"]))
+    text = rf"^parameters\(\) of Spoilt\(\) failed: {PLACE}: KeyError: 'missing'$"
+    with pytest.raises(ConfigError, match=text):
+        zmqtrain.run(job)
+
+
+def set_to(value: float) -> Callable[..., float]:
+    def spoil(loss: float, parameters: Any, batch: Any, out: Any) -> float:
+        out["weights"][...] = value
+        return loss
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        set_to(np.nan),
+        set_to(np.inf),
+        lambda loss, *_: float("nan"),
+        lambda loss, *_: float("-inf"),
+    ],
+    ids=["nan gradient", "infinite gradient", "nan loss", "infinite loss"],
+)
+@pytest.mark.parametrize(("policy", "ps"), [("hogwild", 1), ("hogwild", 2), ("sync-replicas", 2)])
+def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
+    make_job: MakeJob,
+    spoilt: Any,
+    spoil: Callable[..., float],
+    policy: str,
+    ps: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = spoilt("loss_and_gradients", spoil)
+    job = make_job(model=model, policy=policy, max_nonfinite=3, logdir=str(tmp_path))
+    summary = zmqtrain.run(job, workers=2, ps=ps)
+    assert summary.exit_code == ExitCode.DIVERGED
+    assert summary.ended == (
+        "4 gradients held NaN or infinity, the job allows 3: lower the learning rate, set "
+        "clip_norm, or raise max_nonfinite"
+    )
+    assert (summary.global_step, summary.pushes["refused"]) == (0, 4)
+    assert summary.checkpoint is not None
+    assert [str(path) for path in checkpoints(tmp_path)] == [summary.checkpoint]
+    told = "push 1 was refused: the loss or the gradient is NaN or infinite"
+    assert told in caplog.messages
+
+
+@dataclass(frozen=True)
+class NanAt:
+    """A sound schedule until ``step``."""
+
+    step: int
+
+    def __call__(self, step: int) -> float:
+        return 0.1 if step < self.step else float("nan")
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
+def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
+    make_job: MakeJob, policy: str, ps: int, tmp_path: Path
+) -> None:
+    fields = {"policy": policy, "logdir": str(tmp_path), "partition_nbytes": 4}
+    summary = zmqtrain.run(make_job(optimizer=SGD(NanAt(20)), **fields), workers=2, ps=ps)
+    assert summary.exit_code == ExitCode.USAGE
+    assert summary.ended == (
+        "the learning rate is nan at step 20; expected a finite number of at least 0; correct "
+        "NanAt(step=20) in the job"
+    )
+    resumed = zmqtrain.run(make_job(**fields, steps=40), workers=2, ps=ps)
+    assert (resumed.exit_code, resumed.global_step) == (0, 40)
+    assert resumed.pushes["applied"] == 20 * (1 if policy == "hogwild" else 2)
+
+
+def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
+    make_job: MakeJob, spoilt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = spoilt("metrics", lambda sound, *_: {"loss": 1 / 0})
+    fields = {"model": model, "evaluate_every": 10, "logdir": str(tmp_path)}
+    summary = zmqtrain.run(make_job(**fields))
+    error = f"metrics() of Spoilt() failed: {__file__}, line "
+    assert summary.exit_code == ExitCode.USAGE
+    assert summary.ended.startswith(f"step 200 of 200 is done, but {error}")
+    assert summary.global_step == 200
+    assert [str(path) for path in checkpoints(tmp_path)] == [summary.checkpoint]
+    assert any(f"not evaluated: {error}" in message for message in caplog.messages)
+
+
+@dataclass(frozen=True)
+class Shaky:
+    """A training set that fails at example 7, or in some other way."""
+
+    fails: Callable[[], Any]
+
+    def __len__(self) -> int:
+        return 50
+
+    def take(self, indices: Any) -> Any:
+        if 7 in indices:
+            return self.fails()
+        return NoisyLine().load(None)[0].take(indices)
+
+
+@dataclass(frozen=True)
+class ShakyData:
+    loads: Callable[[], Any]
+
+    def load(self, directory: str | None) -> Any:
+        return self.loads()
+
+    def __repr__(self) -> str:
+        return "ShakyData()"
+
+
+def bad_sector() -> Any:
+    raise OSError("bad sector")
+
+
+SETS = NoisyLine().load(None)
+
+
+@pytest.mark.parametrize(
+    ("loads", "text"),
+    [
+        (bad_sector, rf"load\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector"),
+        (
+            lambda: SETS[0],
+            (
+                r"load\(\) of ShakyData\(\) returned ArrayDataset.*; expected \(training set, "
+                r"evaluation set\), each with __len__ and take: see zmqtrain.models.base.Dataset"
+            ),
+        ),
+        (lambda: (SETS[0], 3), r"load\(\) of ShakyData\(\) returned \(ArrayDataset.*"),
+        (
+            lambda: (Shaky(bad_sector), SETS[1]),
+            (
+                rf"take\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector\. "
+                r"It was batch \d+"
+            ),
+        ),
+        (
+            lambda: (Shaky(lambda: None), SETS[1]),
+            (
+                r"take\(\) of ShakyData\(\) returned None; expected a tuple of arrays with a row "
+                r"for each example, such as \(features, labels\)"
+            ),
+        ),
+        (lambda: (Shaky(tuple), SETS[1]), r"take\(\) of ShakyData\(\) returned \(\); .*"),
+    ],
+)
+def test_data_that_fails_is_named_with_the_line(
+    make_job: MakeJob, loads: Callable[[], Any], text: str
+) -> None:
+    with pytest.raises(DataError, match=f"^{text}$") as raised:
+        zmqtrain.run(make_job(data=ShakyData(loads)), workers=2)
+    assert raised.value.exit_code == ExitCode.DATA
+
+
+def test_data_without_an_evaluation_set_is_not_evaluated(make_job: MakeJob) -> None:
+    summary = zmqtrain.run(make_job(data=ShakyData(lambda: (SETS[0], None))))
+    assert (summary.exit_code, summary.global_step) == (0, 200)
+    assert summary.loss != summary.loss
+
+
+def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(self: Any) -> Any:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr("zmqtrain.roles.worker.Worker._check_shapes", buggy)
+    with pytest.raises(AttributeError, match="a bug"):
+        zmqtrain.run(make_job())
+
+
+@pytest.fixture
+def saved(make_job: MakeJob, tmp_path: Path) -> Path:
+    """A logdir with checkpoints at steps 40 and 80."""
+    for steps in (40, 80):
+        zmqtrain.run(make_job(steps=steps, logdir=str(tmp_path)))
+    return tmp_path
+
+
+def damage(path: Path) -> None:
+    (path / "shard-00000.safetensors").write_bytes(b"not what it was")
+
+
+def run_on(make_job: MakeJob, logdir: Path, **fields: Any) -> Summary:
+    return zmqtrain.run(make_job(steps=100, logdir=str(logdir), **fields))
+
+
+def test_damaged_newest_checkpoint_is_passed_over_loudly(
+    make_job: MakeJob, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest, before = checkpoints(saved)
+    damage(newest)
+    summary = run_on(make_job, saved)
+    assert (summary.global_step, summary.pushes["applied"]) == (100, 60)
+    loud = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert any(text.startswith(f"passing over checkpoint {newest.name}: ") for text in loud)
+    assert f"resuming from {before}, step 40" in loud
+
+
+def test_damaged_checkpoints_only_end_the_run_before_it_begins(
+    make_job: MakeJob, saved: Path
+) -> None:
+    for path in checkpoints(saved):
+        damage(path)
+    from zmqtrain.errors import CheckpointError
+
+    with pytest.raises(CheckpointError) as raised:
+        run_on(make_job, saved)
+    assert raised.value.exit_code == ExitCode.CHECKPOINT
+    assert str(raised.value) == (
+        f"{saved / 'checkpoints'}: none of its 2 checkpoints is valid; expected at least one; "
+        "bring one back, or train in a new logdir"
+    )
+    assert len(checkpoints(saved)) == 2

@@ -1,0 +1,99 @@
+"""The coordinator with a policy that is none of the built-in ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.policies import Apply, Decision, Held, Policy, Release, make_policy
+
+Play = Callable[[Coordinator, str], None]
+
+
+class OnTheNextPush:
+    """Lets a worker in when another pushes, so that it never begins between two updates."""
+
+    spec = "on-the-next-push"
+    coordinated = True
+    step_per_push = True
+    staleness_bound = None
+
+    def start(self, version: int, workers: int) -> None:
+        self.computing: set[int] = set()
+        self.waiting: list[int] = []
+
+    def join(self, worker: int) -> list[Decision]:
+        self.waiting.append(worker)
+        return [] if self.computing else self._let_in()
+
+    def leave(self, worker: int) -> list[Decision]:
+        self.computing.discard(worker)
+        if worker in self.waiting:
+            self.waiting.remove(worker)
+        return [] if self.computing else self._let_in()
+
+    def push(self, worker: int) -> list[Decision]:
+        self.waiting.append(worker)
+        return [Apply(worker), *self._let_in()]
+
+    def drain(self) -> list[Decision]:
+        return []
+
+    def held(self) -> Iterable[Held]:
+        return [Held(w, "waits for a push", tuple(self.computing)) for w in self.waiting]
+
+    def _let_in(self) -> list[Decision]:
+        released = sorted(self.waiting)
+        self.waiting.clear()
+        self.computing.update(released)
+        return [Release(worker) for worker in released]
+
+
+def coordinator(policy: Policy, steps: int) -> Coordinator:
+    return Coordinator(policy, shards=1, workers=3, steps=steps, lookahead=1)
+
+
+def test_worker_that_is_fed_again_may_be_held_by_the_policy(play: Play) -> None:
+    play(
+        coordinator(OnTheNextPush(), steps=3),
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        join 2 1   -> -
+        pull 0     -> release 0 with 0 1
+        pull 2     -> -
+        push 0 1 0 -> apply 0, release 0, release 2 with 2
+        pull 1     -> -
+        held       -> 1 waits for 0 2
+        push 0 2 1 -> apply 0
+        held       -> 0 waits for 2, 1 waits for 2
+        leave 2    -> leave 2, release 0 with 2
+        held       -> 1 waits for 0
+        push 0 3 2 -> apply 0, release 0 stop, release 1 stop
+        """,
+    )
+
+
+def test_worker_without_a_batch_may_be_held_by_the_next_policy(play: Play) -> None:
+    run = coordinator(make_policy("hogwild"), steps=3)
+    play(
+        run,
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        join 2 1   -> -
+        pull 0     -> release 0 with 0 1
+        pull 1     -> release 1 with 2
+        pull 2     -> -
+        """,
+    )
+    run.switch(OnTheNextPush())
+    play(
+        run,
+        """
+        push 0 1 0 -> apply 0
+        push 1 1 2 -> apply 1, switch on-the-next-push, release 0
+        held       -> 1 waits for 0, 2 waits for 0
+        push 0 2 1 -> apply 0, release 0 stop, release 1 stop, release 2 stop
+        """,
+    )
