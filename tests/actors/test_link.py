@@ -136,7 +136,6 @@ async def test_silent_peer_is_given_up(
     worker = await start_worker(peer_timeout_s=2.5)
     worker.on_beat = clock.tick
     await ps.first(Heartbeat, 2)
-    assert worker.ps.is_alive
     ps.alive = None
     asked = [worker.ask(PUSH, sequence=1), worker.ask(Leave(""), timeout_s=100)]
     for ends in (*asked, worker.ps.silence()):
@@ -158,6 +157,18 @@ async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
     await ps.first(Heartbeat, 10)
     ps.reply(ps.of(Push)[0], RELEASE)
     assert (await within(asked)).message == RELEASE
+
+
+async def test_link_is_alive_while_its_peer_was_heard_of_lately(
+    clock: Clock, worker: Worker, ps: FakePs, within: Within
+) -> None:
+    assert not worker.ps.is_alive
+    asked = worker.ask(Leave(""))
+    ps.reply((await ps.first(Leave))[0], Done())
+    await within(asked)
+    assert worker.ps.is_alive
+    clock.tick()
+    assert not worker.ps.is_alive
 
 
 async def test_heartbeats_begin_when_the_peer_has_welcomed_us(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Stage
 
 
-@pytest.mark.parametrize("order", permutations(["ps", "chief", "worker"]), ids="-".join)
+@pytest.mark.parametrize("order", [*permutations(["ps", "chief", "worker"])], ids="-".join)
 def test_tasks_started_in_any_order_find_one_another(stage: Stage, order: tuple[str, ...]) -> None:
     cluster = stage.cluster(stage.job(steps=20))
     tasks = {}

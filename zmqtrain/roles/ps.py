@@ -1,6 +1,6 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-A gradient's way: on_push checks and stages it in the worker's slot, the direction (lead shard or
+A gradient's way: the intake checks it and stages it in the worker's slot, the direction (lead shard or
 follower) says when it counts, the orders are carried out one after another on the shard, and the
 release goes back as the reply to the push.
 """
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -23,18 +22,18 @@ from zmqtrain.errors import (
     FencedError,
     OrphanedError,
     PeerLostError,
-    ProtocolError,
     RefusedError,
     ZmqTrainError,
 )
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
+from zmqtrain.roles.intake import Intake
 from zmqtrain.roles.peers import Peer, Peers
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.store.shard import Shard, all_finite
+from zmqtrain.store.shard import Shard
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import (
@@ -45,10 +44,7 @@ from zmqtrain.wire.messages import (
     Join,
     Leave,
     Parameters,
-    Pull,
-    Push,
     Read,
-    Release,
     Shutdown,
     Welcome,
 )
@@ -67,7 +63,6 @@ class ParameterServer(JobActor):
         self.peers = Peers(config.lease_s, self.ps)
         self._bind_endpoint = config.bind_endpoint
         self.pending: dict[int, Pending] = {}
-        self.duplicates = 0  # pushes that had been seen before
         self.restored_from: Path | None = None
         self.shutdown: Shutdown | None = None
         self._shut_down = asyncio.Event()
@@ -80,11 +75,10 @@ class ParameterServer(JobActor):
             Leave: self._on_leave,
             Heartbeat: self._on_heartbeat,
             Initialize: self._on_initialize,
-            Pull: self._on_pull,
-            Push: self._on_push,
             Read: self._on_read,
             Shutdown: self._on_shutdown,
         }
+        self.intake = Intake(self)
 
     @property
     def initialised(self) -> bool:
@@ -269,94 +263,6 @@ class ParameterServer(JobActor):
             pending.request.refuse(FencedError(f"a new epoch begins: worker {worker} joins again"))
         self.pending.clear()
         self.peers.forget_workers()
-
-    def _on_pull(self, request: Request) -> None:
-        peer = self.peers.member(request)
-        if self._is_repeated(peer, request, 0):
-            return
-        peer.received = 0
-        self._await_release(request.sender.index, Pending(request, 0))
-        self.metrics.pulls.inc()
-
-    def _on_push(self, request: Request) -> None:
-        peer = self.peers.member(request)
-        push = request.envelope.message
-        if not isinstance(push, Push) or self._is_repeated(peer, request, push.sequence):
-            return
-        worker = request.sender.index
-        self._check_push(request, push, peer)
-        finite = push.finite and self._stage(request, worker)
-        peer.received = push.sequence
-        peer.loss = push.loss
-        self._await_release(
-            worker,
-            Pending(
-                request,
-                push.sequence,
-                push.version,
-                push.batch,
-                push.examples,
-                push.loss,
-                finite,
-                "" if finite else "refused",
-                "" if finite else "the loss or the gradient is NaN or infinite",
-            ),
-        )
-
-    def _is_repeated(self, peer: Peer, request: Request, sequence: int) -> bool:
-        """Answer a push that was seen before: the same answer, and nothing changes."""
-        if sequence > peer.received:
-            return False
-        self.duplicates += 1
-        self.metrics.pushes.duplicate.inc()
-        pending = self.pending.get(request.sender.index)
-        if pending is not None and pending.sequence == sequence:
-            pending.request = request
-        elif peer.last_release is not None and peer.last_release.sequence == sequence:
-            self.execution.after_orders(partial(self._release_again, request, peer.last_release))
-        else:
-            raise RefusedError(f"push {sequence} of {peer} was answered long ago")
-        return True
-
-    def _release_again(self, request: Request, release: Release) -> None:
-        again = replace(release, version=self.shard.version)
-        request.reply(again, (Tensor.of(self.shard.parameters),))
-
-    def _check_push(self, request: Request, push: Push, peer: Peer) -> None:
-        if request.envelope.epoch != self.epoch:
-            raise RefusedError(
-                f"push of epoch {request.envelope.epoch}, the job is in epoch {self.epoch}"
-            )
-        if not self.initialised:
-            raise RefusedError(f"{self.task} holds no parameters yet, so a push has no base")
-        if push.sequence != peer.received + 1:
-            raise ProtocolError(f"push {push.sequence} of {peer} follows push {peer.received}")
-        if request.sender.index in self.pending:
-            raise ProtocolError(
-                f"push {push.sequence} of {peer} came before {peer.received} was answered"
-            )
-        if len(request.envelope.tensors) != (1 if push.finite else 0):
-            raise ProtocolError(
-                f"a push of {len(request.envelope.tensors)} tensors, expected one, or none with "
-                "finite False"
-            )
-        if push.examples < 1:
-            raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
-        self.direction.check(request.sender.index, push)
-
-    def _stage(self, request: Request, worker: int) -> bool:
-        """Copy the gradient into the worker's slot; say whether it is finite."""
-        slot = self.shard.gradient_slot(worker)
-        request.envelope.tensors[0].copy_to(slot)
-        return all_finite(slot)
-
-    def _await_release(self, worker: int, pending: Pending) -> None:
-        if not pending.finite:
-            self.metrics.nonfinite_gradients.inc()
-            self.metrics.pushes.refused.inc()
-        self.pending[worker] = pending
-        if self.initialised:
-            self.direction.arrived(worker, pending)
 
     def _on_read(self, request: Request) -> None:
         message = request.envelope.message

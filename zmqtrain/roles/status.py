@@ -17,7 +17,7 @@ def status_of(lead: Lead) -> Status:
     ps, coordinator = lead.ps, lead.coordinator
     finished = coordinator is not None and coordinator.finished
     following = coordinator.next_policy if coordinator is not None else None
-    pushes = lead.counts | {"duplicate": ps.duplicates}
+    pushes = lead.counts | {"duplicate": ps.intake.duplicates}
     return Status(
         event=lead.desk.event,
         initialised=ps.initialised,
