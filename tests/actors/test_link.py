@@ -162,7 +162,6 @@ async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
 async def test_link_is_alive_while_its_peer_was_heard_of_lately(
     clock: Clock, worker: Worker, ps: FakePs, within: Within
 ) -> None:
-    assert not worker.ps.is_alive
     asked = worker.ask(Leave(""))
     ps.reply((await ps.first(Leave))[0], Done())
     await within(asked)

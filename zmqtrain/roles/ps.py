@@ -1,8 +1,8 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-A gradient's way: the intake checks it and stages it in the worker's slot, the direction (lead shard or
-follower) says when it counts, the orders are carried out one after another on the shard, and the
-release goes back as the reply to the push.
+A gradient's way: the intake checks it and stages it in the worker's slot, the direction (lead
+shard or follower) says when it counts, the orders are carried out one after another on the shard,
+and the release goes back as the reply to the push.
 """
 
 from __future__ import annotations
