@@ -22,7 +22,7 @@ from pydantic import Field
 from zmqtrain import run_file
 from zmqtrain.cluster import Role, Task
 from zmqtrain.config import TaskConfig
-from zmqtrain.errors import ExitCode, PeerLostError, ZmqTrainError
+from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
@@ -56,6 +56,14 @@ class ChildError(ZmqTrainError):
             self.exit_code = ExitCode.PEER_LOST
         else:
             self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.CRASH
+
+
+class StoppedError(ZmqTrainError):
+    """A signal ended the run before there was anything to sum up."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("the run was stopped before the job began")
+        self.exit_code = ExitCode(exit_code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ async def run_processes(
             log.warning("the same command goes on from %s", chief.summary.checkpoint)
         raise failures[0]
     if chief.summary is None:
-        raise PeerLostError("the run was stopped before the job began")
+        raise StoppedError(chief.stop_code)
     return chief.summary
 
 

@@ -83,3 +83,9 @@ def make_job() -> Callable[..., Job]:
         return Job(**sound | {"steps": 200} | fields)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_stage() -> Callable[[Path], Any]:
+    """Make a directory to start processes in, for tests that share them."""
+    return harness.Stage

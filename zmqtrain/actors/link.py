@@ -142,7 +142,6 @@ class Link:
 
     async def beat(self) -> None:
         """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
-        started = time.monotonic()
         while True:
             if self.joined:
                 self._pulse()
@@ -150,9 +149,9 @@ class Link:
             now = time.monotonic()
             for outstanding in self._outstanding.values():
                 self._review(outstanding, now)
-            heard_at = self.heard_at if self.heard_at is not None else started
-            if self.heard_at is not None and now - heard_at > self._peer_timeout_s:
-                self._lose(f"{self.peer} has been silent for {now - heard_at:.1f} s")
+            # A peer never heard of is given up by the deadline of the join that waits for it.
+            if self.heard_at is not None and now - self.heard_at > self._peer_timeout_s:
+                self._lose(f"{self.peer} has been silent for {now - self.heard_at:.1f} s")
 
     @property
     def is_alive(self) -> bool:

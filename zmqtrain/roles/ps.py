@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import (
@@ -26,6 +27,7 @@ from zmqtrain.errors import (
     ZmqTrainError,
 )
 from zmqtrain.job import Job, fingerprint_difference
+from zmqtrain.logs import StateLogger
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.intake import Intake
@@ -79,6 +81,7 @@ class ParameterServer(JobActor):
             Shutdown: self._on_shutdown,
         }
         self.intake = Intake(self)
+        self._states = StateLogger(log)
 
     @property
     def initialised(self) -> bool:
@@ -138,6 +141,7 @@ class ParameterServer(JobActor):
         chief = self.peers.get("chief", 0)
         heard_at = chief.heard_at if chief is not None else self.started_at
         silent_s = time.monotonic() - heard_at
+        self._tell_of_chief(chief, silent_s)
         if silent_s < self.timing.join_timeout_s:
             return
         if chief is None:
@@ -146,6 +150,18 @@ class ParameterServer(JobActor):
                 "zmqtrain.roles.chief), or raise --join-timeout-s"
             )
         raise OrphanedError(f"the chief has been silent for {silent_s:.0f} s and ended no run")
+
+    def _tell_of_chief(self, chief: Peer | None, silent_s: float) -> None:
+        """Log that there is no chief, once, and not before that is worth a line."""
+        limit_s = self.timing.join_timeout_s
+        if chief is None and silent_s > PATIENCE_S:
+            text = f"waiting for chief 0: it has not joined; it may take {limit_s:g} s in all"
+            self._states.state("chief", text)
+        elif chief is not None and silent_s > self.timing.lease_s:
+            text = f"{chief} is silent; training goes on without it, for up to {limit_s:g} s"
+            self._states.state("chief", text, logging.WARNING)
+        elif chief is not None:
+            self._states.state("chief", f"{chief} is here", logging.DEBUG)
 
     # Membership
 

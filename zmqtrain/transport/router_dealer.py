@@ -147,7 +147,14 @@ class ZmqTransport:
 
     def connect(self, address: str) -> ZmqEndpoint:
         socket = self._socket(zmq.DEALER, address)
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise ConfigError(
+                f"cannot connect to {address}: {zmq.strerror(error.errno or 0)}; expected "
+                "host:port, or ipc://path with a short path"
+            ) from None
         return self._endpoint(socket, address, listening=False)
 
     def close(self) -> None:

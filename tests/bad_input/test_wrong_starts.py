@@ -1,0 +1,253 @@
+"""Commands that cannot go well: each ends by itself, says why in a line, and leaves nothing."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zmqtrain.errors import ExitCode
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+AT_ONCE = 4
+
+SOUND = """\
+from dataclasses import dataclass
+import numpy as np
+from zmqtrain import Job
+from zmqtrain.data import NoisyLine
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+
+class Model:
+    inner = LinearRegression()
+    def parameters(self, seed):
+        return self.inner.parameters(seed)
+    def loss_and_gradients(self, parameters, batch, out):
+        return self.inner.loss_and_gradients(parameters, batch, out)
+    def metrics(self, parameters, batch):
+        return self.inner.metrics(parameters, batch)
+
+fields = {"model": Model(), "data": NoisyLine(), "optimizer": SGD(0.1), "steps": 50}
+"""
+FILES = {
+    "sound.py": SOUND + "job = Job(**fields)\n",
+    "syntax.py": "job = Job(\n",
+    "raises.py": SOUND + "fields['modle'].train()\n",
+    "invalid.py": SOUND + "job = Job(**fields | {'steps': -3})\n",
+    "rate.py": SOUND + "job = Job(**fields | {'optimizer': SGD(learning_rate=-1)})\n",
+    "float64.py": SOUND
+    + "Model.parameters = lambda self, seed: {'w': np.zeros(3)}\njob = Job(**fields)\n",
+    "model_raises.py": SOUND
+    + "Model.loss_and_gradients = lambda *arguments: {}['weights']\njob = Job(**fields)\n",
+    "diverges.py": SOUND + "job = Job(**fields | {'optimizer': SGD(1e9), 'max_nonfinite': 2})\n",
+    "rule_raises.py": SOUND
+    + """
+@dataclass(frozen=True)
+class Rule:
+    slots = ()
+    def update(self, parameters, gradient, slots, step):
+        raise AttributeError("no such slot")
+
+job = Job(**fields | {"optimizer": Rule()})
+""",
+    "mnist.py": (EXAMPLES / "mnist.py").read_text(),
+    "idx/train-images-idx3-ubyte": "\0\0\x08\x03cut off",
+    "idx/train-labels-idx1-ubyte": "\0\0\x08\x01cut off",
+    "file": "",
+    "damaged/checkpoints/step-00000040/manifest.json": "{}",
+}
+TIMING = ("--heartbeat-s", "0.2", "--lease-s", "1", "--threads", "1")
+ALONE = ("--metrics-port", "0", "--join-timeout-s", "0.5", "--ps", "127.0.0.1:FREE")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A task, or "run" for a whole cluster, with these flags, and how it has to end.
+
+    FREE and BUSY stand for ports, HERE for the directory of the files above, LAST for the number of
+    the line behind ``SOUND``.
+    """
+
+    start: str
+    flags: str
+    code: ExitCode
+    text: str
+
+    @property
+    def command(self) -> list[str]:
+        if self.start == "run":
+            return [sys.executable, "-m", "zmqtrain", "run", *TIMING, *self.flags.split()]
+        module = f"zmqtrain.roles.{self.start}"
+        return [sys.executable, "-m", module, *TIMING, *ALONE, *self.flags.split()]
+
+    def __str__(self) -> str:
+        return f"{self.start} {self.flags}"
+
+
+USAGE, DATA, CHECKPOINT = ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT
+
+MISTAKES = [
+    Mistake("ps", "--job lost.py", USAGE, "job file lost.py does not exist (looked in "),
+    Mistake("worker", "--job syntax.py", USAGE, "syntax.py, line 1: '(' was never closed"),
+    Mistake("run", "raises.py", USAGE, "raises.py, line LAST: KeyError: 'modle'"),
+    Mistake("run", "invalid.py", USAGE, "invalid.py, line LAST: the job is not valid: steps: "),
+    Mistake("ps", "--job rate.py", USAGE, "rate.py, line LAST: the learning rate is -1; "),
+    Mistake("run", "sound.py --policy nope", USAGE, "--policy (or ZMQTRAIN_POLICY) is 'nope'; "),
+    Mistake("run", "float64.py", USAGE, "parameter 'w' of <float64.Model object at "),
+    Mistake("run", "sound.py --workers -2", USAGE, "--workers (or ZMQTRAIN_WORKERS) is '-2'; "),
+    Mistake("run", "sound.py --epochs 3", USAGE, "No such option '--epochs'"),
+    Mistake("worker", "--job sound.py --steps -5", USAGE, "(or ZMQTRAIN_STEPS) is '-5'; "),
+    Mistake(
+        "worker",
+        "--job sound.py --index 4 --workers 2",
+        USAGE,
+        "--index (or ZMQTRAIN_INDEX) is 4; expected 0 to 1 for a worker; ",
+    ),
+    Mistake(
+        "ps",
+        "--job sound.py --ps 127.0.0.1:BUSY",
+        USAGE,
+        "cannot listen at tcp://127.0.0.1:BUSY: Address already in use. Another ps may be running "
+        "there; end it, or choose another address (--ps, --base-port)",
+    ),
+    Mistake(
+        "ps",
+        "--job sound.py --metrics-port BUSY",
+        USAGE,
+        "cannot serve metrics on 127.0.0.1:BUSY: Address already in use; expected a free port",
+    ),
+    Mistake(
+        "run", "mnist.py", DATA, "no data directory is set; expected a directory with mnist.npz"
+    ),
+    Mistake(
+        "worker",
+        "--job mnist.py --data idx",
+        DATA,
+        "idx/train-images-idx3-ubyte: found 7 bytes of dimensions; expected 12; the file is "
+        "damaged or not IDX: download it again",
+    ),
+    Mistake(
+        "run",
+        "sound.py --logdir file",
+        CHECKPOINT,
+        "Not a directory: 'HERE/file/checkpoints'; expected a writable directory with free space; "
+        "earlier checkpoints are untouched; choose another directory with --logdir",
+    ),
+    Mistake(
+        "run",
+        "sound.py --logdir damaged",
+        CHECKPOINT,
+        "HERE/damaged/checkpoints: none of its 1 checkpoints is valid; expected at least one; "
+        "bring one back, or train in a new logdir",
+    ),
+    Mistake(
+        "worker",
+        "--job sound.py",
+        ExitCode.PEER_LOST,
+        "ps 0 at tcp://127.0.0.1:FREE did not answer within 0.5 s",
+    ),
+    Mistake(
+        "chief",
+        "--job sound.py",
+        ExitCode.PEER_LOST,
+        "ps 0 at tcp://127.0.0.1:FREE did not answer within 0.5 s",
+    ),
+    Mistake(
+        "ps",
+        "--job sound.py",
+        ExitCode.PEER_LOST,
+        "no chief has joined within 1 s: start one (python -m zmqtrain.roles.chief), or raise "
+        "--join-timeout-s",
+    ),
+    Mistake(
+        "run",
+        "model_raises.py --logdir logdir",
+        USAGE,
+        "ended with exit code 2: loss_and_gradients() of <model_raises.Model object at ",
+    ),
+    Mistake(
+        "run",
+        "diverges.py --logdir logdir",
+        ExitCode.DIVERGED,
+        "3 gradients held NaN or infinity, the job allows 2: lower the learning rate, set "
+        "clip_norm, or raise max_nonfinite",
+    ),
+]
+BUG = Mistake("run", "rule_raises.py", ExitCode.CRASH, "AttributeError: no such slot")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a command ended, and what the names in its mistake stood for."""
+
+    code: int
+    said: str
+    left: list[str]
+    names: dict[str, str]
+
+    def says(self, text: str) -> bool:
+        return replaced(text, self.names) in self.said
+
+
+def replaced(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+Endings = Callable[[Mistake], Ending]
+
+
+@pytest.fixture(scope="module")
+def endings(
+    make_stage: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Endings]:
+    """What became of each command; a few run at a time."""
+    base = tmp_path_factory.mktemp("mistakes")
+    busy = socket.create_server(("127.0.0.1", 0))
+
+    def end(number: int, mistake: Mistake) -> Ending:
+        directory = base / str(number)
+        directory.mkdir()
+        for name, text in FILES.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+        stage = make_stage(directory)
+        (free,) = stage.free_ports(1)
+        names = {"FREE": str(free), "BUSY": str(busy.getsockname()[1])}
+        names |= {"HERE": str(directory), "LAST": str(SOUND.count("\n") + 1)}
+        process = stage.start(mistake.start, *(replaced(part, names) for part in mistake.command))
+        code = process.exit_code()
+        return Ending(code, process.output + process.log, stage.close(), names)
+
+    with busy, ThreadPoolExecutor(AT_ONCE) as pool:
+        every = [*MISTAKES, BUG]
+        futures = [pool.submit(end, number, mistake) for number, mistake in enumerate(every)]
+        yield lambda mistake: futures[every.index(mistake)].result()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistake_ends_in_its_exit_code_with_a_remedy_and_leaves_nothing(
+    endings: Endings, mistake: Mistake
+) -> None:
+    ending = endings(mistake)
+    assert (ending.code, ending.left) == (mistake.code, []), ending.said
+    assert ending.says(mistake.text), ending.said
+    assert "Traceback" not in ending.said
+
+
+@pytest.mark.integration
+def test_bug_of_a_task_is_shown_with_its_traceback(endings: Endings) -> None:
+    ending = endings(BUG)
+    assert (ending.code, ending.left) == (BUG.code, []), ending.said
+    assert ending.says("ps 0 ended with exit code 1: this is a bug in zmqtrain or in a plug-in")
+    assert ending.says("Traceback (most recent call last):")
+    assert ending.said.rstrip().endswith(BUG.text)
