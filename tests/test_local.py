@@ -24,6 +24,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD, new_slots
+from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
@@ -179,6 +180,36 @@ def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
     resumed = zmqtrain.run(job.model_copy(update={"steps": step + 10}), workers=2)
     assert resumed.pushes["applied"] == 10
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
+    def interrupt(status: Status) -> None:
+        if status.step and not status.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def cell() -> Summary:
+        return zmqtrain.run(digits_job(steps=10**6), workers=2, on_progress=interrupt)
+
+    loop = asyncio.new_event_loop()  # as a notebook has it: without asyncio.run's Ctrl-C
+    try:
+        summary = loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
+
+
+def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupted.wait(timeout=10)
+
+    interrupted, stop = threading.Event(), Chief.stop
+    monkeypatch.setattr("zmqtrain.store.retention.newest_valid", interrupt)
+    monkeypatch.setattr(Chief, "stop", lambda *a: (stop(*a), interrupted.set()))
+    with pytest.raises(KeyboardInterrupt):
+        zmqtrain.run(digits_job(logdir=str(tmp_path)), workers=2)
 
 
 async def test_run_inside_a_running_loop_leaves_that_loop_running() -> None:

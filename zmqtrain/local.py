@@ -46,16 +46,43 @@ def run(
     ``ended``. ``on_progress`` is called a few times a second with the job's status.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C came before the job began.
         ZmqTrainError: the job cannot go on; the type and the text say why.
     """
-    training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore)
-    if _has_running_loop():  # a notebook: the loop of its own keeps running
-        with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
-            return thread.submit(asyncio.run, training).result()
-    return asyncio.run(training)
+    stop = _Stop()
+    training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore, stop)
+    if not _has_running_loop():
+        return asyncio.run(training)
+    # A notebook: the loop of its own cannot be run from here, and Ctrl-C reaches this thread only.
+    with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
+        future = thread.submit(asyncio.run, training)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done():
+                    raise
+                stop()
 
 
-async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress) -> Summary:
+class _Stop:
+    """Ends a run from another thread; does nothing before the run has begun."""
+
+    def __init__(self) -> None:
+        self._chief: Chief | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def reach(self, chief: Chief) -> None:
+        self._chief, self._loop = chief, asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        if self._chief is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._chief.stop, int(ExitCode.INTERRUPTED))
+
+
+async def _run(
+    job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: _Stop
+) -> Summary:
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 
@@ -77,6 +104,7 @@ async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Pro
           for index in range(workers)),
     ]  # fmt: skip
     _stop_on_interrupt(chief)
+    stop.reach(chief)
     try:
         async with asyncio.TaskGroup() as group:
             for actor in actors:
@@ -86,7 +114,7 @@ async def _run(job: Job, workers: int, ps: int, timing: Timing, on_progress: Pro
     finally:
         transport.close()
     if chief.summary is None:
-        raise RuntimeError("the chief ended without a summary")
+        raise KeyboardInterrupt  # it came before the job began
     return chief.summary
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import shutil
 import sys
@@ -22,7 +23,7 @@ from pydantic import Field
 from zmqtrain import run_file
 from zmqtrain.cluster import Role, Task
 from zmqtrain.config import TaskConfig
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
@@ -31,6 +32,7 @@ from zmqtrain.timing import Timing
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.messages import Status
 
+MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 FAREWELL_S = 5.0  # how long tasks may take to end after the chief
 
 _ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \S+ ERROR |error: |Error: ")
@@ -128,10 +130,15 @@ async def run_processes(
 
 
 def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> TaskConfig:
+    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps)]
+    if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
+        raise ConfigError(
+            f"{directory.parent} is too long a path for Unix sockets: set TMPDIR to a shorter one"
+        )
     return TaskConfig(
         role=Role.CHIEF,
         job=reference,
-        ps=tuple(f"ipc://{directory}/ps-{index}.sock" for index in range(cluster.ps)),
+        ps=tuple(f"ipc://{path}" for path in sockets),
         workers=cluster.workers,
         metrics_port=0,
         **{name: getattr(cluster, name) for name in Timing.model_fields},

@@ -6,7 +6,9 @@ The error names the object, the place in the user's file and what to do; what wa
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ import pytest
 import zmqtrain
 from zmqtrain import Job, Summary
 from zmqtrain.data import NoisyLine
-from zmqtrain.errors import ConfigError, DataError, ExitCode
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.optim import SGD
 from zmqtrain.store.retention import checkpoints
+from zmqtrain.wire.messages import Status
 
 MakeJob = Callable[..., Job]
 
@@ -340,8 +343,6 @@ def test_damaged_checkpoints_only_end_the_run_before_it_begins(
 ) -> None:
     for path in checkpoints(saved):
         damage(path)
-    from zmqtrain.errors import CheckpointError
-
     with pytest.raises(CheckpointError) as raised:
         run_on(make_job, saved)
     assert raised.value.exit_code == ExitCode.CHECKPOINT
@@ -350,3 +351,31 @@ def test_damaged_checkpoints_only_end_the_run_before_it_begins(
         "bring one back, or train in a new logdir"
     )
     assert len(checkpoints(saved)) == 2
+
+
+def test_logdir_that_cannot_be_written_ends_the_run_before_it_begins(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    logdir = tmp_path / "logdir"
+    logdir.mkdir(mode=0o500)
+    with pytest.raises(CheckpointError, match=r"Permission denied.* with --logdir$"):
+        run_on(make_job, logdir)
+
+
+def test_logdir_lost_on_the_way_is_told_with_what_the_run_came_to(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    root = tmp_path / "checkpoints"
+
+    def lose(status: Status) -> None:
+        if root.is_dir():
+            shutil.rmtree(root)
+            root.touch()
+
+    summary = zmqtrain.run(make_job(logdir=str(tmp_path)), on_progress=lose)
+    assert (summary.exit_code, summary.checkpoint) == (ExitCode.CHECKPOINT, None)
+    assert re.match(rf"step 200 of 200 is done, but {root}/\S+: cannot be written: ", summary.ended)
+    assert summary.global_step == 200
+    assert summary.loss < 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.errors import ExitCode
+from zmqtrain import Job
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.processes import LocalCluster, run_processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AT_ONCE = 4
@@ -45,7 +48,17 @@ FILES = {
     "float64.py": SOUND
     + "Model.parameters = lambda self, seed: {'w': np.zeros(3)}\njob = Job(**fields)\n",
     "model_raises.py": SOUND
-    + "Model.loss_and_gradients = lambda *arguments: {}['weights']\njob = Job(**fields)\n",
+    + """
+calls = iter(range(20))
+
+def raising(model, parameters, batch, out):
+    if next(calls, None) is None:
+        raise KeyError("weights")
+    return model.inner.loss_and_gradients(parameters, batch, out)
+
+Model.loss_and_gradients = raising
+job = Job(**fields)
+""",
     "diverges.py": SOUND + "job = Job(**fields | {'optimizer': SGD(1e9), 'max_nonfinite': 2})\n",
     "rule_raises.py": SOUND
     + """
@@ -121,7 +134,9 @@ MISTAKES = [
         "ps",
         "--job sound.py --metrics-port BUSY",
         USAGE,
-        "cannot serve metrics on 127.0.0.1:BUSY: Address already in use; expected a free port",
+        "cannot serve metrics on 127.0.0.1:BUSY: Address already in use; expected a free port on "
+        "an address of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
+        "where 0 takes any free port; or does ps 0 run on this host already?",
     ),
     Mistake(
         "run", "mnist.py", DATA, "no data directory is set; expected a directory with mnist.npz"
@@ -245,9 +260,31 @@ def test_mistake_ends_in_its_exit_code_with_a_remedy_and_leaves_nothing(
 
 
 @pytest.mark.integration
+def test_run_whose_worker_fails_says_where_its_work_is_saved(endings: Endings) -> None:
+    (mistake,) = (mistake for mistake in MISTAKES if "model_raises" in mistake.flags)
+    ending = endings(mistake)
+    pattern = r"WARNING the same command goes on from (\S+/logdir/checkpoints/step-000000\d\d)\n"
+    (checkpoint,) = re.findall(pattern, ending.said)
+    assert int(checkpoint[-2:]) >= 20
+    assert Path(checkpoint, "manifest.json").exists()
+
+
+@pytest.mark.integration
 def test_bug_of_a_task_is_shown_with_its_traceback(endings: Endings) -> None:
     ending = endings(BUG)
     assert (ending.code, ending.left) == (BUG.code, []), ending.said
     assert ending.says("ps 0 ended with exit code 1: this is a bug in zmqtrain or in a plug-in")
     assert ending.says("Traceback (most recent call last):")
     assert ending.said.rstrip().endswith(BUG.text)
+
+
+async def test_temporary_directory_too_long_for_sockets_is_named(
+    make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    text = f"{deep} is too long a path for Unix sockets: set TMPDIR to a shorter one"
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
+        await run_processes("job.py", make_job(), LocalCluster(), [], lambda status: None)
+    assert list(deep.iterdir()) == []

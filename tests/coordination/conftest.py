@@ -17,7 +17,8 @@ def play() -> Play:
 
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (both are
     at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
-    SPEC``, and ``held``, whose answer is ``W waits for BY...``. Nothing is written as ``-``.
+    SPEC``, ``close``, and ``held``, whose answer is ``W waits for BY...``. Nothing is written as
+    ``-``.
     """
 
     def run(coordinator: Coordinator, script: str) -> None:
@@ -53,6 +54,9 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             )
         case ["switch", spec]:
             coordinator.switch(make_policy(spec))
+            orders = coordinator.settle()
+        case ["close"]:
+            coordinator.close()
             orders = coordinator.settle()
         case _:
             raise ValueError(f"no such event: {event}")

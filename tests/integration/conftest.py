@@ -135,7 +135,15 @@ class Stage:
         return "\n".join(map(str, self.processes))
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
-        return until(condition, what, lambda: self.report, limit_s=DEADLINE_S)
+        """Return the first value of ``condition`` that is true, while some process runs."""
+
+        def found() -> Found:
+            value = condition()
+            if not value and all(p.popen.poll() is not None for p in self.processes):
+                raise AssertionError(f"{what}: every process has ended\n{self.report}")
+            return value
+
+        return until(found, what, lambda: self.report, limit_s=DEADLINE_S)
 
     def job(self, kind: str = "digits_job", *, gated: bool = False, **fields: Any) -> str:
         """Write a job file with a job of jobs.py; return its path."""

@@ -37,7 +37,6 @@ def with_dynamic_workers(jobs: dict[str, list[str]], task: Task) -> dict[str, An
         (None, as_lists, str),
         (None, as_maps, int),
         ("chief", with_dynamic_workers, int),
-        (None, with_dynamic_workers, int),
     ],
 )
 def test_tf_config_alone_makes_a_cluster(

@@ -38,8 +38,9 @@ def check_examples(checkpoint: Path, gradients: int | None) -> None:
     ledger = LedgerState.model_validate(manifest.ledger)
     counted = sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
     assert ledger.examples == len(counted) * BATCH
-    # Two workers hold two batches each, and no batch that was given back is passed over.
-    assert counted[: len(counted) - 4] == list(range(len(counted) - 4))
+    assert len(ledger.open_batches) <= 4  # two that each live worker holds at the end
+    if "sync" not in manifest.policy:
+        assert not ledger.open_batches
     if gradients is not None:
         assert len(counted) == STEPS * gradients
         plan = BatchPlan(EXAMPLES, BATCH, seed=0)
@@ -91,7 +92,7 @@ def test_killed_worker_is_done_without_and_may_return_and_no_example_is_lost(
 
 
 def test_run_goes_on_when_a_worker_of_it_is_killed(stage: Stage) -> None:
-    run = stage.train(stage.job(gated=True))
+    run = stage.train(stage.job(gated=True), "--heartbeat-s", 0.2, "--lease-s", 1)
     status = stage.until_status(stage.run_address(), lambda s: s.step > 0, "the first steps")
     os.kill(int(worker_1(status).process.rpartition(":")[2]), signal.SIGKILL)
     run.until_line("worker 1 was killed by signal 9: .*training goes on with 1 workers")

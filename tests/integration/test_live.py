@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import urllib.request
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import Done, SwitchPolicy
 
 if TYPE_CHECKING:
@@ -22,7 +25,8 @@ def fetch(url: str) -> tuple[int, str]:
 
 
 def test_policy_is_switched_in_a_running_job(stage: Stage) -> None:
-    run = stage.train(stage.job(gated=True, steps=400), "--ps", 2)
+    job = stage.job("counting_job", gated=True, steps=400, logdir=str(stage.logdir))
+    run = stage.train(job, "--ps", 2)
     address = stage.run_address()
     stage.until_status(address, lambda status: status.step > 0, "the first steps")
     for policy in ("bounded-staleness:4", "sync-replicas", "hogwild"):
@@ -35,7 +39,10 @@ def test_policy_is_switched_in_a_running_job(stage: Stage) -> None:
     summary = run.summary()
     assert summary["policy"] == "hogwild"
     assert summary["global_step"] == 400
-    assert summary["examples"] == 50 * summary["pushes"]["applied"]
+    assert summary["examples"] == 7 * summary["pushes"]["applied"]
+    path = Path(summary["checkpoint"])
+    counts = read_parameters(path, read_manifest(path))["counts"]
+    assert counts.sum() == 7 * 400  # on all shards, an update adds the mean of whole batches
 
 
 def test_every_task_of_a_run_tells_its_health_and_its_metrics(

@@ -131,6 +131,56 @@ def test_slowest_clock_survives_that_everyone_leaves(play: Play) -> None:
     assert policy.clocks == {5: 2}
 
 
+def test_tokens_are_taken_in_the_order_of_the_pushes(play: Play) -> None:
+    policy = play(
+        "sync-replicas:aggregate=2,tokens=1",
+        """
+        start 4 3 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        join 2    -> release 2
+        push 2    -> accumulate 2, release 2
+        push 1    -> reduce 1, release 1
+        push 2    -> drop 2 stale, release 2
+        push 0    -> drop 0 stale, release 0
+        push 2    -> -
+        held      -> 2 waits for 0 1
+        push 0    -> reduce 0 2, release 2, release 0
+        """,
+    )
+    assert policy.local_step == {0: 6, 1: 5, 2: 6}
+
+
+def test_token_of_a_worker_that_left_is_taken_by_another(play: Play) -> None:
+    play(
+        "sync-replicas:aggregate=2,tokens=0",
+        """
+        start 0 2 -> -
+        join 0    -> release 0
+        join 1    -> release 1
+        push 1    -> -
+        leave 1   -> -
+        push 0    -> reduce 0 1, release 0
+        push 0    -> accumulate 0, release 0
+        push 0    -> reduce 0, release 0
+        """,
+    )
+
+
+def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step(play: Play) -> None:
+    play(
+        "sync-replicas:aggregate=2,tokens=0",
+        """
+        start 0 2 -> -
+        join 0    -> release 0
+        push 0    -> -
+        leave 0   -> -
+        join 0    -> accumulate 0, release 0
+        push 0    -> reduce 0, release 0
+        """,
+    )
+
+
 def test_bounded_staleness_says_how_far_a_worker_is_ahead() -> None:
     policy = make_policy("bounded-staleness:1")
     policy.start(0, 3)

@@ -163,8 +163,8 @@ def test_plug_in_that_does_not_import_is_not_called_unknown(module: str, reason:
 def test_installed_plug_in_is_found_by_name(plug_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = EntryPoints(
         [
-            EntryPoint("patient", f"{plug_in}:Patient", "zmqtrain.policies"),
             EntryPoint("patient", "json:loads", "somebody.elses.group"),
+            EntryPoint("patient", f"{plug_in}:Patient", "zmqtrain.policies"),
             EntryPoint("hogwild", f"{plug_in}:Patient", "zmqtrain.policies"),
         ]
     )

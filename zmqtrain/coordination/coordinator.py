@@ -55,6 +55,7 @@ class Coordinator:
         self.lookahead = lookahead
         self.members: dict[int, Member] = {}
         self.next_policy: Policy | None = None
+        self.closing = False  # the run ends once no worker computes
         self.refused = 0  # pushes with non-finite gradients
         policy.start(version, workers)
 
@@ -108,8 +109,12 @@ class Coordinator:
         """Change to ``policy`` once no worker computes; see :meth:`settle`."""
         self.next_policy = policy
 
+    def close(self) -> None:
+        """End the run early, with what is being computed counted; see :meth:`settle`."""
+        self.closing = True
+
     def settle(self) -> list[Order]:
-        """Carry out a switch whose barrier is reached, feed starved workers, end the run."""
+        """Carry out a switch or an end whose barrier is reached, feed starved workers."""
         return self._orders([])
 
     def held(self) -> Iterable[Held]:
@@ -117,10 +122,12 @@ class Coordinator:
         if self.finished:
             return
         by = tuple(worker for worker, member in self.members.items() if member.computing)
-        if self.next_policy is not None:
+        if self.closing or self.next_policy is not None:
+            following = self.next_policy.spec if self.next_policy is not None else ""
+            reason = "the run is ending" if self.closing else f"the policy changes to {following}"
             for worker, member in self.members.items():
                 if not member.computing and member.sequence >= 0:
-                    yield Held(worker, f"the policy changes to {self.next_policy.spec}", by)
+                    yield Held(worker, reason, by)
             return
         yield from self.policy.held()
         for worker, member in self.members.items():
@@ -142,7 +149,7 @@ class Coordinator:
         """Turn decisions into orders, with all that follows from them."""
         orders: list[Order] = []
         released = self._carry_out(decisions, orders)
-        if self.next_policy is not None:
+        if self.closing or self.next_policy is not None:
             released = self._at_barrier(orders)
         elif not released:
             released = self._carry_out(self._feed(), orders)
@@ -176,12 +183,16 @@ class Coordinator:
         return released
 
     def _at_barrier(self, orders: list[Order]) -> list[int]:
-        """Hold everyone until no worker computes, then begin the next policy with all of them."""
-        following = self.next_policy
-        if following is None or any(member.computing for member in self.members.values()):
+        """Hold everyone until no worker computes, then end, or begin the next policy with all."""
+        if any(member.computing for member in self.members.values()):
             return []
-        self._carry_out(self.policy.drain(), orders)
-        self.policy, self.next_policy = following, None
+        if not self.finished:
+            self._carry_out(self.policy.drain(), orders)
+        if self.closing or self.next_policy is None:
+            self.steps = self.version
+            return []
+        self.policy, following = self.next_policy, self.next_policy
+        self.next_policy = None
         orders.append(Order("switch", (), following.spec))
         joined = sorted(w for w, m in self.members.items() if m.sequence >= 0)
         following.start(self.version, len(joined))

@@ -1,8 +1,9 @@
 """Update rules, with TensorFlow 1's formulas and defaults.
 
 In the formulas w is a parameter, g its gradient, lr the learning rate at this step; an assignment
-uses the values that the lines before it left. Arithmetic is float32, hyper-parameters are rounded
-to float32 once an update. Gradients are only read. The sources are TensorFlow's
+uses the values that the lines before it left. Gradients are only read. Arithmetic is float32;
+``hyperparameters(step)`` are the numbers of the update that follows ``step`` others, rounded to
+float32, in the order in which the rule's fused kernel takes them. The sources are TensorFlow's
 ``core/kernels/training_ops.cc`` and ``python/training``; where Keras computes something else, the
 class says how to have that.
 """
@@ -43,10 +44,13 @@ class SGD:
     def slots(self) -> tuple[Slot, ...]:
         return ()
 
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+        return _rounded(rate_at(self.learning_rate, step))
+
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        rate = np.float32(rate_at(self.learning_rate, step))
+        (rate,) = self.hyperparameters(step)
         for w, g, _, (x,) in blocks(parameters, gradient, slots, scratch=1):
             np.multiply(g, rate, out=x)
             w -= x
@@ -81,16 +85,20 @@ class Momentum:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("momentum", 0.0),)
 
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+        return _rounded(rate_at(self.learning_rate, step), self.momentum)
+
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        rate = np.float32(rate_at(self.learning_rate, step))
+        rate, momentum = self.hyperparameters(step)
         apply = self._apply_velocity if self.scaled_velocity else self._apply_gradients
         for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            apply(w, g, state["momentum"], x, rate)
+            apply(w, g, state["momentum"], x, rate, momentum)
 
-    def _apply_gradients(self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32) -> None:
-        momentum = np.float32(self.momentum)
+    def _apply_gradients(
+        self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32, momentum: np.float32
+    ) -> None:
         a *= momentum
         a += g
         if self.nesterov:
@@ -101,8 +109,9 @@ class Momentum:
             np.multiply(a, rate, out=x)
         w -= x
 
-    def _apply_velocity(self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32) -> None:
-        momentum = np.float32(self.momentum)
+    def _apply_velocity(
+        self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32, momentum: np.float32
+    ) -> None:
         np.multiply(g, rate, out=x)
         a *= momentum
         a -= x
@@ -142,15 +151,19 @@ class Adagrad:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("accumulator", self.initial_accumulator),)
 
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+        inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
+        return _rounded(rate_at(self.learning_rate, step), inner, outer)
+
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        rate = np.float32(rate_at(self.learning_rate, step))
+        rate, inner, outer = self.hyperparameters(step)
         for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
             a = state["accumulator"]
             np.multiply(g, g, out=x)
             a += x
-            _root(a, self.epsilon, self.epsilon_inside_sqrt, out=x)
+            _root(a, inner, outer, out=x)
             np.divide(g, x, out=x)
             x *= rate
             w -= x
@@ -198,35 +211,40 @@ class RMSProp:
             *(Slot(name, 0.0) for name in names),
         )
 
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+        inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
+        rate = rate_at(self.learning_rate, step)
+        return _rounded(rate, 1 - self.rho, self.momentum, inner, outer)
+
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        rate = np.float32(rate_at(self.learning_rate, step))
+        rate, share, momentum, inner, outer = self.hyperparameters(step)
         for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            self._divisors(g, state, out=x)
+            square = self._mean_square(g, state, share, x)
+            _root(square, inner, outer, out=x)
             np.divide(g, x, out=x)
             x *= rate
             if self.momentum:
                 a = state["momentum"]
-                a *= np.float32(self.momentum)
+                a *= momentum
                 a += x
                 w -= a
             else:
                 w -= x
 
-    def _divisors(self, g: Flat, state: Mapping[str, Flat], out: Flat) -> None:
-        """Take ``g`` into the moving means; write what its elements are divided by."""
-        share = np.float32(1 - self.rho)
+    def _mean_square(self, g: Flat, state: Mapping[str, Flat], share: np.float32, x: Flat) -> Flat:
+        """Take ``g`` into the moving means; return the slot, or, centered, the variance in x."""
         square = state["mean_square"]
-        np.multiply(g, g, out=out)
-        approach(square, out, share, scratch=out)
-        if self.centered:
-            mean = state["mean_gradient"]
-            approach(mean, g, share, scratch=out)
-            np.multiply(mean, mean, out=out)
-            np.subtract(square, out, out=out)
-            square = np.maximum(out, np.float32(0), out=out)
-        _root(square, self.epsilon, self.epsilon_inside_sqrt, out=out)
+        np.multiply(g, g, out=x)
+        approach(square, x, share, scratch=x)
+        if not self.centered:
+            return square
+        mean = state["mean_gradient"]
+        approach(mean, g, share, scratch=x)
+        np.multiply(mean, mean, out=x)
+        np.subtract(square, x, out=x)
+        return np.maximum(x, np.float32(0), out=x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,14 +277,16 @@ class Adam:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("m", 0.0), Slot("v", 0.0))
 
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+        t = step + 1
+        correction = sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+        alpha = rate_at(self.learning_rate, step) * correction
+        return _rounded(alpha, self.beta1, 1 - self.beta1, 1 - self.beta2, self.epsilon)
+
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        t = step + 1
-        correction = sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
-        alpha = np.float32(rate_at(self.learning_rate, step) * correction)
-        epsilon, beta1 = np.float32(self.epsilon), np.float32(self.beta1)
-        share1, share2 = np.float32(1 - self.beta1), np.float32(1 - self.beta2)
+        alpha, beta1, share1, share2, epsilon = self.hyperparameters(step)
         for w, g, state, (x, y) in blocks(parameters, gradient, slots, scratch=2):
             m, v = state["m"], state["v"]
             approach(m, g, share1, scratch=x)
@@ -321,18 +341,20 @@ class Ftrl:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("accumulator", self.initial_accumulator), Slot("linear", 0.0))
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
+    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
         rate = rate_at(self.learning_rate, step)
         if rate == 0:
             raise ConfigError(
                 f"Ftrl: the learning rate is 0 at step {step}; expected one above 0, since the "
                 f"rule divides by it; correct {self.learning_rate!r} in the job"
             )
-        per_rate = np.float32(1 / rate)
-        ridge = np.float32(2 * self.l2 + self.beta / rate)
-        shrinkage, l1 = np.float32(2 * self.l2_shrinkage), np.float32(self.l1)
+        ridge = 2 * self.l2 + self.beta / rate
+        return _rounded(1 / rate, ridge, 2 * self.l2_shrinkage, self.l1)
+
+    def update(
+        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
+    ) -> None:
+        per_rate, ridge, shrinkage, l1 = self.hyperparameters(step)
         for w, g, state, (x, y) in blocks(parameters, gradient, slots, scratch=2):
             n, z = state["accumulator"], state["linear"]
             self._power(n, out=x)
@@ -360,11 +382,19 @@ class Ftrl:
             np.power(n, np.float32(-self.learning_rate_power), out=out)
 
 
-def _root(square: Flat, epsilon: float, inside: bool, out: Flat) -> None:
-    """out = sqrt(square + epsilon) if ``inside``, else sqrt(square) + epsilon."""
-    if inside:
-        np.add(square, np.float32(epsilon), out=out)
-        np.sqrt(out, out=out)
-    else:
-        np.sqrt(square, out=out)
-        np.add(out, np.float32(epsilon), out=out)
+def _rounded(*values: float) -> tuple[np.float32, ...]:
+    return tuple(map(np.float32, values))
+
+
+def _epsilons(epsilon: float, inside: bool) -> tuple[float, float]:
+    """Return what is added under the root and what to it."""
+    return (epsilon, 0.0) if inside else (0.0, epsilon)
+
+
+def _root(square: Flat, inner: np.float32, outer: np.float32, out: Flat) -> None:
+    """out = sqrt(square + inner) + outer. ``out`` may be ``square`` itself."""
+    if inner:
+        square = np.add(square, inner, out=out)
+    np.sqrt(square, out=out)
+    if outer:
+        np.add(out, outer, out=out)

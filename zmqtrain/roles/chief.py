@@ -24,6 +24,7 @@ from zmqtrain.errors import (
     DataError,
     ExitCode,
     FencedError,
+    PeerLostError,
     ProtocolError,
     ZmqTrainError,
 )
@@ -36,7 +37,16 @@ from zmqtrain.roles.task import JobActor
 from zmqtrain.store.layout import empty_values
 from zmqtrain.summary import Summary, parameters_sha256
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import GetStatus, Initialize, Leave, Parameters, Read, Shutdown, Status
+from zmqtrain.wire.messages import (
+    Close,
+    GetStatus,
+    Initialize,
+    Leave,
+    Parameters,
+    Read,
+    Shutdown,
+    Status,
+)
 
 RETRYABLE = 128  # least exit code that says: a restart may help
 WATCH_S = 0.25  # how often progress is shown and the chief's own clocks are looked at
@@ -88,6 +98,8 @@ class Chief(JobActor):
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin())):
+            if self.incarnation:  # those who know this chief may be waiting for it
+                await self._send_home(self.stop_code, "stopped by a signal")
             return self.stop_code
         self.metrics.role_state.set("training")
         for link in self._links:
@@ -211,6 +223,8 @@ class Chief(JobActor):
         code, ended = self._verdict(status)
         loss = accuracy = math.nan
         failures: list[ZmqTrainError] = []  # none may keep the others from being sent home
+        if interrupted:
+            await self._close()
         try:
             await self._saver.save(status.step)
         except CheckpointError as error:
@@ -247,6 +261,15 @@ class Chief(JobActor):
         )
         await self._send_home(code, ended)
         return code
+
+    async def _close(self) -> None:
+        """Let the workers finish their steps, so that the checkpoint holds all that was learned."""
+        try:
+            await self.lead.request(
+                Close(), reason="workers finish their steps", timeout_s=self.timing.grace_s / 2
+            )
+        except PeerLostError as error:
+            log.warning("%s", error)
 
     def _verdict(self, status: Status) -> tuple[int, str]:
         if status.failure:

@@ -16,6 +16,7 @@ from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrain
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.status import status_of
 from zmqtrain.wire.messages import (
+    Close,
     Done,
     GetStatus,
     Order,
@@ -54,6 +55,7 @@ class Desk:
         self.event = 0  # rises when the chief has to act
         self.save_requests: list[Request] = []
         self._switch_requests: list[Request] = []
+        self._close_requests: list[Request] = []
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
         lead.ps.handlers |= {
@@ -63,6 +65,7 @@ class Desk:
             Save: self._on_save,
             SaveEnded: self._on_save_ended,
             SliceWritten: self._on_slice_written,
+            Close: self._on_close,
         }
 
     def notify(self) -> None:
@@ -77,6 +80,12 @@ class Desk:
         for request in self._switch_requests:
             request.reply(Done(spec))
         self._switch_requests.clear()
+
+    def closed(self) -> None:
+        """The job needs no more gradients, and none is being computed."""
+        for request in self._close_requests:
+            request.reply(Done())
+        self._close_requests.clear()
 
     def written(self, directory: str, file: ShardFile) -> None:
         """A shard's part of a checkpoint is durable."""
@@ -176,6 +185,16 @@ class Desk:
                 else:
                     waiting.reply(Done(message.path))
             self.save_requests.clear()
+
+    def _on_close(self, request: Request) -> None:
+        coordinator = self._lead.coordinator
+        if self._lead.ps.peers.member(request).name[0] != "chief":
+            raise RefusedError(f"only the chief ends a run, not {request.sender}")
+        if coordinator is None:
+            raise RefusedError("there is nothing to end: the job is not initialised")
+        self._close_requests.append(request)
+        coordinator.close()
+        self._lead.advance(coordinator.settle())
 
     def _on_slice_written(self, request: Request) -> None:
         self._lead.ps.peers.member(request)

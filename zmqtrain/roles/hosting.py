@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from zmqtrain import health
 from zmqtrain.config import METRICS_PORTS, TaskConfig
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.roles.task import JobActor
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,10 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     if actor.task.role is not config.role and port:
         port = METRICS_PORTS[actor.task.role]
     monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
-    server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s)
+    try:
+        server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or does {actor.task} run on this host already?") from error
     stack.callback(server.close)
     actor.metrics_address = f"{server.address}:{server.port}"
     actor.accompany(monitor.run())

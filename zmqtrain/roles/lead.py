@@ -187,6 +187,8 @@ class Lead:
         self._send_followers(orders)
         self.ps.execution.carry_out(orders)
         self.ps.metrics.waiting_workers.set(sum(1 for _ in self.coordinator.held()))
+        if self.coordinator.finished:
+            self.desk.closed()
         if self.coordinator.finished or self.failure:
             self.desk.notify()
         if self.coordinator.next_policy is None:

@@ -244,6 +244,11 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """Chief to lead: let workers finish what they compute, and no more; answered when they have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """The chief ends the run (passed on by every ps to its workers): leave with this code."""
 
@@ -302,5 +307,5 @@ class Status:
 Message = (
     Done | Refusal | Join | Welcome | Leave | Initialize | Pull | Push | Release | Read
     | Parameters | Heartbeat | Alive | Arrived | Orders | SwitchPolicy | RequestSave
-    | SaveEnded | Save | SliceWritten | Saved | Shutdown | GetStatus | Status
+    | SaveEnded | Save | SliceWritten | Saved | Close | Shutdown | GetStatus | Status
 )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Ending a run early: what is being computed counts, and nothing more is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.policies import make_policy
+
+Play = Callable[[Coordinator, str], None]
+
+
+def coordinator(spec: str) -> Coordinator:
+    run = Coordinator(make_policy(spec), shards=1, workers=2, steps=100, lookahead=0)
+    for worker in (0, 1):
+        run.join(worker, 1)
+    return run
+
+
+def test_gradients_under_way_are_counted_before_everyone_stops(play: Play) -> None:
+    run = coordinator("hogwild")
+    play(
+        run,
+        """
+        pull 0     -> release 0 with 0
+        pull 1     -> release 1 with 1
+        close      -> -
+        push 0 1 0 -> apply 0
+        held       -> 0 waits for 1
+        push 1 1 1 -> apply 1, release 0 stop, release 1 stop
+        held       -> -
+        """,
+    )
+    assert run.finished
+    assert run.ledger.open_batches() == ()
+
+
+def test_step_under_way_is_completed_before_everyone_stops(play: Play) -> None:
+    run = coordinator("sync-replicas")
+    play(
+        run,
+        """
+        pull 0     -> -
+        pull 1     -> release 0 with 0, release 1 with 1
+        push 0 1 0 -> -
+        close      -> -
+        push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
+        """,
+    )
+    assert run.version == 1
+
+
+def test_worker_that_dies_meanwhile_is_not_waited_for(play: Play) -> None:
+    run = coordinator("bounded-staleness:3")
+    play(
+        run,
+        """
+        pull 0     -> release 0 with 0
+        pull 1     -> release 1 with 1
+        close      -> -
+        push 0 1 0 -> apply 0
+        leave 1    -> leave 1, release 0 stop
+        """,
+    )
+    assert run.ledger.open_batches() == (1,)
+
+
+def test_run_without_workers_ends_at_once(play: Play) -> None:
+    run = Coordinator(make_policy("sync-replicas"), shards=1, workers=2, steps=100)
+    play(run, "close -> -")
+    assert run.finished
+
+
+def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
+    run = Coordinator(make_policy("hogwild"), shards=1, workers=1, steps=1, lookahead=0)
+    run.join(0, 1)
+    play(
+        run,
+        """
+        pull 0     -> release 0 with 0
+        push 0 1 0 -> apply 0, release 0 stop
+        close      -> -
+        """,
+    )
+    assert run.version == run.steps == 1
