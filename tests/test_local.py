@@ -29,7 +29,9 @@ from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
-from zmqtrain.wire.messages import Status
+from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Done, GetStatus, Message, Status, SwitchPolicy
 
 JOBS = runpy.run_path(str(Path(__file__).with_name("integration") / "jobs.py"), run_name="jobs")
 
@@ -157,6 +159,59 @@ def test_finished_job_goes_on_with_more_steps_and_other_ps(tmp_path: Path, polic
     if policy == "sync-replicas":
         whole = zmqtrain.run(longer.model_copy(update={"logdir": None}), workers=2)
         assert second.parameters_sha256 == whole.parameters_sha256
+
+
+class LateOrders(MemoryTransport):
+    """What ps 0 sends to ps 1 arrives late, when a worker's next push has come long before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_first = True  # ps 1 is the first task that connects to anyone
+
+    def connect(self, address: str) -> MemoryEndpoint:
+        endpoint = super().connect(address)
+        if self._is_first:
+            deliver, loop = endpoint.deliver, asyncio.get_running_loop()
+            late = lambda *message: loop.call_later(0.01, deliver, *message)  # noqa: E731
+            endpoint.deliver = late  # type: ignore[method-assign]
+        self._is_first = False
+        return endpoint
+
+    async def ask(self, message: Message) -> Message:
+        """Ask ps 0; return its answer."""
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        endpoint = super().connect("ipc://memory/0")
+        endpoint.start(lambda _, frames: answer.set_result(decode(frames).message))
+        endpoint.send(encode(Envelope(message, Sender("client", 0), request_id=1)))
+        try:
+            return await answer
+        finally:
+            endpoint.close()
+
+
+def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = ["bounded-staleness:2", "hogwild", "sync-replicas:aggregate=1", "hogwild"]
+    switching: list[asyncio.Task[list[Message]]] = []
+
+    async def switch(transport: LateOrders) -> list[Message]:
+        while getattr(await transport.ask(GetStatus()), "step", 0) < 10:
+            pass
+        return [await transport.ask(SwitchPolicy(spec)) for spec in specs]
+
+    def make_transport() -> LateOrders:
+        transport = LateOrders()
+        switching.append(asyncio.ensure_future(switch(transport)))
+        return transport
+
+    monkeypatch.setattr("zmqtrain.local.MemoryTransport", make_transport)
+    job = JOBS["counting_job"](steps=600, logdir=str(tmp_path))
+    summary = zmqtrain.run(job, workers=3, ps=2)
+    assert switching[0].result() == [Done(spec) for spec in specs]
+    plan = BatchPlan(100, job.batch_size, job.seed)
+    expected = np.bincount(np.concatenate([plan.indices(b) for b in counted_batches(summary)]))
+    np.testing.assert_array_equal(read_checkpoint(summary)["counts"], expected)
 
 
 def test_progress_is_told_and_its_last_word_is_the_end() -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zmqtrain import Job
+from zmqtrain.cluster import Role
+from zmqtrain.config import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import SGD
+from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.transport.base import Peer
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Initialize, Join, Message, Pull, Push, Refusal, Release, Welcome
 
 HARNESS = Path(__file__).parents[1] / "integration" / "conftest.py"
 
@@ -26,6 +37,113 @@ sys.modules[_spec.name] = harness
 _spec.loader.exec_module(harness)
 
 stage = harness.stage
+
+PS = ("ipc://memory/0", "ipc://memory/1")
+LIMIT_S = 10.0
+
+
+class Someone:
+    """A connected peer that says whatever it is told to, and reads the answers."""
+
+    def __init__(self, transport: MemoryTransport, address: str, role: str, index: int) -> None:
+        self.sender = Sender(role, index)
+        self.epoch = 0
+        self._endpoint = transport.connect(address)
+        self._endpoint.start(self._receive)
+        self._replies: dict[int, asyncio.Future[Envelope]] = {}
+        self._last_id = 0
+
+    async def ask(self, message: Message, *tensors: Any) -> Envelope:
+        """Send a request and return its reply."""
+        self._last_id += 1
+        reply = self.expect(self._last_id)
+        sent = tuple(
+            tensor if isinstance(tensor, Tensor) else Tensor.of(tensor) for tensor in tensors
+        )
+        self.send(encode(Envelope(message, self.sender, self._last_id, self.epoch, sent)))
+        async with asyncio.timeout(LIMIT_S):
+            return await reply
+
+    def expect(self, request_id: int) -> asyncio.Future[Envelope]:
+        """Return what will be the reply to a request."""
+        reply = self._replies[request_id] = asyncio.get_running_loop().create_future()
+        return reply
+
+    async def refused(self, message: Message, *tensors: Any) -> tuple[str, str]:
+        """Send what is wrong; return the kind of error and its text."""
+        reply = (await self.ask(message, *tensors)).message
+        assert isinstance(reply, Refusal), reply
+        return reply.error, reply.text
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        self._endpoint.send(frames)
+
+    def be(self, incarnation: int, epoch: int) -> None:
+        self.sender = replace(self.sender, incarnation=incarnation)
+        self.epoch = epoch
+
+    async def join(self, fingerprint: dict[str, str]) -> None:
+        """Become a member."""
+        reply = await self.ask(Join(f"{self.sender}/1", fingerprint, "here:1", ""))
+        assert isinstance(reply.message, Welcome), reply.message
+        self.be(reply.message.incarnation, reply.epoch)
+
+    def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
+        envelope = decode(frames)
+        if envelope.request_id in self._replies:
+            self._replies[envelope.request_id].set_result(envelope)
+
+
+class Table:
+    """A live ps, and everyone who talks to it."""
+
+    def __init__(self, job: Job, index: int = 0) -> None:
+        self.transport = MemoryTransport()
+        self.fingerprint = job.fingerprint(1 + index)
+        config = TaskConfig(role=Role.PS, job="job.py", index=index, ps=PS[: 1 + index], workers=2)
+        self.ps = ParameterServer(config, job, self.transport)
+        self.zeros = np.zeros(self.ps.shard.layout.size, np.float32)
+        self._address = PS[index]
+
+    def someone(self, role: str, index: int = 0) -> Someone:
+        return Someone(self.transport, self._address, role, index)
+
+    async def member(self, role: str, index: int = 0) -> Someone:
+        someone = self.someone(role, index)
+        await someone.join(self.fingerprint)
+        return someone
+
+    async def begin(self) -> Someone:
+        """Have a chief begin epoch 1; return it."""
+        chief = await self.member("chief")
+        chief.epoch = 1
+        await chief.ask(Initialize(None))
+        return chief
+
+    async def worker(self, index: int = 0) -> tuple[Someone, list[int]]:
+        """Return a worker that was let in, and the batches it holds."""
+        worker = await self.member("worker", index)
+        release = (await worker.ask(Pull())).message
+        assert isinstance(release, Release)
+        return worker, list(release.batches)
+
+    async def check(self, worker: Someone, batches: list[int], sequence: int = 1) -> None:
+        """Have the worker do a right step, which must count."""
+        before = self.ps.shard.version
+        reply = await worker.ask(Push(sequence, before, batches[0], 20, 0.5), self.zeros)
+        assert isinstance(reply.message, Release)
+        assert (reply.message.result, reply.message.version) == ("applied", before + 1)
+
+
+@asynccontextmanager
+async def _table(job: Job, index: int = 0) -> AsyncIterator[Table]:
+    """A running ps; that it fails is an error of the block."""
+    table = Table(job, index)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(table.ps.run())
+        yield table
+        assert not running.done()
+        running.cancel()
 
 
 class Line:
@@ -89,3 +207,9 @@ def make_job() -> Callable[..., Job]:
 def make_stage() -> Callable[[Path], Any]:
     """Make a directory to start processes in, for tests that share them."""
     return harness.Stage
+
+
+@pytest.fixture(scope="session")
+def table() -> Callable[..., AbstractAsyncContextManager[Table]]:
+    """Run a ps in this process, with whoever a test needs around it."""
+    return _table

@@ -18,11 +18,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 
 from zmqtrain.client import ask
+from zmqtrain.coordination.ledger import LedgerState
+from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import GetStatus, Message, Status
 
 PROJECT = Path(__file__).parents[2]
@@ -312,6 +317,27 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     yield stage
     left = stage.close()
     assert not left, "\n".join([*left, stage.report])
+
+
+def check_counts(checkpoint: Path) -> list[int]:
+    """Check that a counting job has learned once from each batch that its ledger calls counted.
+
+    Each of its updates must have been made of as many gradients as its rate takes it for. Returns
+    those batches.
+    """
+    manifest = read_manifest(checkpoint)
+    ledger = LedgerState.model_validate(manifest.ledger)
+    counted = sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+    counts = read_parameters(checkpoint, manifest)["counts"]
+    plan = BatchPlan(len(counts), ledger.examples // len(counted), seed=0)
+    expected = np.bincount(np.concatenate([plan.indices(batch) for batch in counted]))
+    np.testing.assert_array_equal(counts, expected)
+    return counted
+
+
+@pytest.fixture(scope="session", name="check_counts")
+def _check_counts() -> Callable[[Path], list[int]]:
+    return check_counts
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,9 @@ class Direction(Protocol):
     def initialized(self) -> None:
         """The shard holds parameters; pulls and pushes may be answered."""
 
+    def heard(self, peer: Peer) -> None:
+        """A heartbeat came, with a task's waits and facts."""
+
     def joined(self, peer: Peer) -> None:
         """A task has a new life."""
 

@@ -76,6 +76,9 @@ class Follower:
         self._executed = 0
         self._released.clear()
 
+    def heard(self, peer: Peer) -> None:
+        """Nothing follows from it."""
+
     def joined(self, peer: Peer) -> None:
         """The lead says what follows from it."""
 
@@ -133,8 +136,9 @@ class Follower:
         for order in orders:
             self._executed += 1
             self._obey(order)
-        if not self._coordinated and any(order.kind == "switch" for order in orders):
-            held = tuple(self.ps.pending.items())
+        if any(order.kind == "switch" for order in orders):
+            self.link.tell(self.ps.heartbeat())  # the lead waits to hear that it is known here
+            held = () if self._coordinated else tuple(self.ps.pending.items())
             self.ps.execution.after_orders(partial(self._let_go, held))
 
     def _let_go(self, held: Sequence[tuple[int, Pending]]) -> None:

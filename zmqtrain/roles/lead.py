@@ -61,6 +61,8 @@ class Lead:
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._coordinated = True  # whether the policy is, by the orders sent so far
         self._order_number = 0
+        self._switch_number = 0  # of the last switch
+        self._own: deque[Order] = deque()  # this shard's part, until all know of that switch
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
         rate = getattr(ps.job.optimizer, "learning_rate", None)
@@ -82,7 +84,8 @@ class Lead:
 
     def initialized(self) -> None:
         ps = self.ps
-        self._order_number = 0
+        self._order_number = self._switch_number = 0
+        self._own.clear()
         self._unacknowledged.clear()
         self._acknowledged.clear()
         self._coordinated = make_policy(self.policy).coordinated
@@ -103,6 +106,10 @@ class Lead:
         if self.policy != ps.job.policy:
             self._send_followers([Order("switch", text=self.policy)])
         self.advance([])
+
+    def heard(self, peer: Peer) -> None:
+        if self._own and peer.name[0] == "ps":
+            self._carry_out_own()
 
     def joined(self, peer: Peer) -> None:
         if peer.name[0] == "ps":
@@ -185,7 +192,8 @@ class Lead:
         for order in orders:
             self._account(order)
         self._send_followers(orders)
-        self.ps.execution.carry_out(orders)
+        self._own += orders
+        self._carry_out_own()
         self.ps.metrics.waiting_workers.set(sum(1 for _ in self.coordinator.held()))
         if self.coordinator.finished:
             self.desk.closed()
@@ -219,6 +227,8 @@ class Lead:
         for order in concern:
             self._order_number += 1
             self._unacknowledged.append((self._order_number, order))
+            if order.kind == "switch":
+                self._switch_number = self._order_number
         for shard in range(1, self.ps.ps):
             self._tell_follower(shard, Orders(first, tuple(concern)))
 
@@ -238,6 +248,20 @@ class Lead:
                 self._coordinated = make_policy(order.text).coordinated
                 always.add("release")
         return concern
+
+    def _carry_out_own(self) -> None:
+        """Carry out this shard's part, unless some other shard does not know of a switch yet.
+
+        It would treat the next push of a worker released here by the old policy.
+        """
+        for shard in range(1, self.ps.ps):
+            peer = self.ps.peers.get("ps", shard)
+            known = 0.0 if peer is None else peer.facts.get("orders", 0.0)
+            if known < self._switch_number:
+                return
+        orders = tuple(self._own)
+        self._own.clear()
+        self.ps.execution.carry_out(orders)
 
     def _tell_follower(self, shard: int, orders: Orders) -> None:
         peer = self.ps.peers.get("ps", shard)

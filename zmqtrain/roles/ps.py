@@ -224,6 +224,7 @@ class ParameterServer(JobActor):
         if isinstance(beat, Heartbeat):
             peer.waits = beat.waits
             peer.facts = {name: fact for name, fact in beat.facts.items() if isfinite(fact)}
+            self.direction.heard(peer)
         request.reply(Alive(peer.received, peer.answered))
 
     # Parameters in and out

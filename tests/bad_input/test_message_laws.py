@@ -1,0 +1,110 @@
+"""Laws: whatever is said to a ps, and by whomever, it serves those who do right."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain import Job
+from zmqtrain.wire.buffers import DTYPES, Tensor
+from zmqtrain.wire.codec import Envelope, encode
+from zmqtrain.wire.messages import Message, Parameters, Push, Read, Release
+
+MakeJob = Callable[..., Job]
+Table = Callable[..., Any]
+
+ADDRESSABLE = {
+    int: st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**64 - 1)),
+    float: st.floats(),
+    str: st.one_of(st.sampled_from(["apply", "release", "reduce"]), st.text(max_size=9)),
+    bool: st.booleans(),
+}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Every value of a type that messages are declared with; small numbers hit what exists."""
+    if hint in ADDRESSABLE:
+        return ADDRESSABLE[hint]
+    if is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return st.builds(hint, **{f.name: values_of(hints[f.name]) for f in fields(hint)})
+    arguments = typing.get_args(hint)
+    match typing.get_origin(hint):
+        case typing.Union | types.UnionType:
+            return st.one_of(*(values_of(argument) for argument in arguments))
+        case origin if origin is tuple:
+            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+        case origin if origin is dict:
+            keys = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
+            return st.dictionaries(keys, values_of(arguments[1]), max_size=3)
+    return st.none()
+
+
+MESSAGES = st.one_of(*(values_of(kind) for kind in typing.get_args(Message)))
+TENSORS = st.lists(
+    st.builds(
+        lambda dtype, size: Tensor.of(np.zeros(size, dtype)),
+        st.sampled_from(sorted(DTYPES)),
+        st.integers(0, 3),
+    ),
+    max_size=2,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["stranger", "worker", "ps"]), MESSAGES, TENSORS), max_size=8
+    )
+)
+@settings(deadline=None, max_examples=150)
+def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
+    table: Table, make_job: MakeJob, said: list[tuple[str, Message, list[Tensor]]]
+) -> None:
+    async def scenario() -> None:
+        async with table(make_job()) as t:
+            await t.begin()
+            culprit, _ = await t.worker(0)
+            worker, batches = await t.worker(1)
+            follower = t.someone("ps", 1)
+            talkers = {"worker": culprit, "stranger": t.someone("client", 9), "ps": follower}
+            for number, (who, message, tensors) in enumerate(said):
+                sender, epoch = talkers[who].sender, talkers[who].epoch
+                envelope = Envelope(message, sender, 1000 + number, epoch, tuple(tensors))
+                talkers[who].send(encode(envelope))
+            before = t.ps.shard.version
+            reply = await worker.ask(Push(1, before, batches[0], 20, 0.5), t.zeros)
+            assert isinstance(reply.message, Release)
+            assert reply.message.result in ("applied", "accumulated")
+            assert isinstance((await t.someone("client", 7).ask(Read())).message, Parameters)
+
+    asyncio.run(scenario())
+
+
+BYTES = st.lists(st.binary(max_size=40), max_size=4)
+
+
+@given(st.lists(BYTES, min_size=1, max_size=10))
+@settings(deadline=None, max_examples=60)
+def test_bytes_that_are_no_message_are_counted_and_harm_nobody(
+    table: Table, make_job: MakeJob, garbage: list[list[bytes]]
+) -> None:
+    async def scenario() -> None:
+        async with table(make_job()) as t:
+            await t.begin()
+            worker, batches = await t.worker()
+            stranger = t.someone("client", 9)
+            for frames in garbage:
+                stranger.send(frames)
+            await t.check(worker, batches)
+            registry = t.ps.metrics.registry
+            assert registry.get_sample_value("zmqtrain_decode_errors_total") == len(garbage)
+
+    asyncio.run(scenario())
