@@ -11,6 +11,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench import kernels as kernel_bench
 from bench.push_pull import LANES, measure
 
 STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps
@@ -41,6 +42,30 @@ def push_pull(lane: str, megabytes: str, workers: int, ps: int, rule: str, as_js
         steps = next((n for limit, n in STEPS.items() if size <= limit), 20)
         for mode in ("touched", "in_place"):
             row = measure(lane, size, workers=workers, ps=ps, rule=rule, mode=mode, steps=steps)
+            if as_json:
+                click.echo(json.dumps(row))
+            rows.append(row)
+    if not as_json:
+        show(rows)
+
+
+@main.command()
+@click.option(
+    "--rule", type=click.Choice(list(kernel_bench.RULES)), default="adam", show_default=True
+)
+@click.option("--megabytes", default="1,13,100", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object a line")
+def kernels(rule: str, megabytes: str, as_json: bool) -> None:
+    """Time one update on one core, in gigabytes of parameters a second.
+
+    \b
+    Examples:
+      python -m bench kernels
+      python -m bench kernels --rule sgd --megabytes 100 --json
+    """
+    rows = []
+    for size in map(float, megabytes.split(",")):
+        for row in kernel_bench.measure(rule, size):
             if as_json:
                 click.echo(json.dumps(row))
             rows.append(row)

@@ -29,7 +29,10 @@ from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
+from zmqtrain.summary import parameters_sha256
+from zmqtrain.transport.base import Peer
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
+from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Done, GetStatus, Message, Status, SwitchPolicy
 
@@ -136,12 +139,10 @@ def test_every_example_of_a_finished_pass_is_counted_once(
     summary = zmqtrain.run(job, workers=3, ps=ps)
     batches = counted_batches(summary)
     assert len(batches) == 90 * gradients == summary.pushes["applied"]
-    plan = BatchPlan(100, job.batch_size, job.seed)
-    expected = np.bincount(np.concatenate([plan.indices(number) for number in batches]))
-    np.testing.assert_array_equal(read_checkpoint(summary)["counts"], expected)
+    counts = check_counts(job, summary)
     if summary.pushes["dropped"] == 0:
         assert batches == list(range(len(batches)))
-        assert expected.max() - expected.min() <= 1
+        assert counts.max() - counts.min() <= 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -189,6 +190,31 @@ class LateOrders(MemoryTransport):
             endpoint.close()
 
 
+class LatePushes(MemoryTransport):
+    """What is sent to ps 1 arrives late."""
+
+    def forward(self, address: str, peer: Peer, frames: list[Buffer]) -> bool:
+        if address != "ipc://memory/1":
+            return super().forward(address, peer, frames)
+        asyncio.get_running_loop().call_later(0.005, super().forward, address, peer, frames)
+        return True
+
+
+@pytest.mark.parametrize("steps", [100, 10**6], ids=["finished", "interrupted"])
+def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    def interrupt(status: Status) -> None:
+        if status.step and not status.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("zmqtrain.local.MemoryTransport", LatePushes)
+    job = JOBS["counting_job"](steps=steps, logdir=str(tmp_path))
+    summary = zmqtrain.run(job, workers=3, ps=2, on_progress=interrupt)
+    check_counts(job, summary)
+    assert parameters_sha256(read_checkpoint(summary)) == summary.parameters_sha256
+
+
 def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,9 +235,7 @@ def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(
     job = JOBS["counting_job"](steps=600, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2)
     assert switching[0].result() == [Done(spec) for spec in specs]
-    plan = BatchPlan(100, job.batch_size, job.seed)
-    expected = np.bincount(np.concatenate([plan.indices(b) for b in counted_batches(summary)]))
-    np.testing.assert_array_equal(read_checkpoint(summary)["counts"], expected)
+    check_counts(job, summary)
 
 
 def test_progress_is_told_and_its_last_word_is_the_end() -> None:
@@ -352,3 +376,12 @@ def counted_batches(summary: Summary) -> list[int]:
     assert summary.checkpoint is not None
     ledger = LedgerState.model_validate(read_manifest(Path(summary.checkpoint)).ledger)
     return sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+
+
+def check_counts(job: Job, summary: Summary) -> NDArray[np.float32]:
+    """Check that a counting job has learned once from each counted batch; return its counts."""
+    counts = read_checkpoint(summary)["counts"]
+    plan = BatchPlan(len(counts), job.batch_size, job.seed)
+    expected = np.bincount(np.concatenate([plan.indices(b) for b in counted_batches(summary)]))
+    np.testing.assert_array_equal(counts, expected)
+    return counts

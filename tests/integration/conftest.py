@@ -33,7 +33,7 @@ from zmqtrain.wire.messages import GetStatus, Message, Status
 PROJECT = Path(__file__).parents[2]
 JOBS = Path(__file__).with_name("jobs.py")
 DEADLINE_S = 40.0  # for anything that is waited for; reached only when something is broken
-POLL_S = 0.01
+POLL_S = 0.05
 
 Found = TypeVar("Found")
 

@@ -51,7 +51,7 @@ def test_policy_is_switched_often_at_full_speed_and_no_push_is_lost(
     stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
     job = stage.job("counting_job", steps=10**6, logdir=str(stage.logdir))
-    run = stage.train(job, "--ps", 2, "--workers", 3)
+    run = stage.train(job, "--ps", 2)
     address = stage.run_address()
     stage.until_status(address, lambda status: status.step > 0, "the first steps")
     for _ in range(10):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.optim import (
@@ -99,6 +99,7 @@ def test_rule_on_a_parabola_finds_its_minimum(rule: Rule) -> None:
 
 
 @every_rule
+@settings(deadline=None)  # the first example may compile a kernel
 @given(cuts=st.lists(st.integers(0, 50), max_size=6))
 def test_rule_run_by_run_equals_the_whole_bit_for_bit(rule: Rule, cuts: list[int]) -> None:
     whole, cut = Run(rule, 50), Run(rule, 50)
@@ -190,6 +191,7 @@ def test_non_finite_gradient_stays_in_its_element_and_warns_nobody(
 def test_update_of_a_large_run_allocates_a_few_blocks(rule: Rule) -> None:
     run = Run(rule, 40 * BLOCK_SIZE)
     gradient = np.ones_like(run.parameters)
+    Run(rule, 1).step(0)  # a kernel may be compiled
     tracemalloc.start()
     try:
         rule.update(run.parameters, gradient, run.slots, step=0)

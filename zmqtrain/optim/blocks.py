@@ -12,6 +12,9 @@ from zmqtrain.optim.base import Flat
 BLOCK_SIZE = 65_536
 """Elements in a block, 256 KiB: with less the calls cost time, with more the scratch leaves L2."""
 
+DEVICE_BLOCK_SIZE = 1 << 24
+"""Elements in a block on a GPU, where each costs kernel launches."""
+
 
 class Block(NamedTuple):
     """The same run of each array of an update, all of shape (m,), m <= BLOCK_SIZE.
@@ -33,19 +36,29 @@ def blocks(
     The buffers are all that is allocated: ``scratch`` times a block, whatever n is. They belong to
     this loop, so that one update may run inside a block of another.
     """
-    size = len(parameters)
-    buffers = list(np.empty((scratch, min(size, BLOCK_SIZE)), np.float32))
-    if size <= BLOCK_SIZE:
+    size, length = len(parameters), block_size(parameters)
+    buffers = list(np.empty_like(parameters, shape=(scratch, min(size, length))))
+    if size <= length:
         yield Block(parameters, gradient, slots, buffers)
         return
-    for start in range(0, size, BLOCK_SIZE):
-        run = slice(start, min(start + BLOCK_SIZE, size))
+    for run in runs(size, length):
         yield Block(
             parameters[run],
             gradient[run],
             {name: slot[run] for name, slot in slots.items()},
-            [buffer[: run.stop - start] for buffer in buffers],
+            [buffer[: run.stop - run.start] for buffer in buffers],
         )
+
+
+def block_size(like: Flat, host: int = BLOCK_SIZE) -> int:
+    """Return the elements of a block of such memory: ``host``, or more if it lies on a GPU."""
+    return host if isinstance(like, np.ndarray) else DEVICE_BLOCK_SIZE
+
+
+def runs(size: int, length: int) -> Iterator[slice]:
+    """Cut ``size`` elements into runs of ``length``, of which the last may be shorter."""
+    for start in range(0, size, length):
+        yield slice(start, min(start + length, size))
 
 
 def approach(average: Flat, target: Flat, share: np.float32, scratch: Flat) -> None:

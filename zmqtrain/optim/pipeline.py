@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Flat, Rule, Slot
-from zmqtrain.optim.blocks import approach, blocks
+from zmqtrain.optim.blocks import approach, block_size, blocks, runs
 from zmqtrain.optim.checks import check_decay, check_non_negative
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
+
+RUN_SIZE = 262_144
+"""Elements of a mean of gradients, 1 MiB: in L2 or L3 when the rule reads it, and few calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,15 @@ class Update:
     ``moving_average`` there is no such slot. Both act on every parameter, biases included.
 
     Non-finite values go through without a warning: they are counted where gradients arrive.
+
+    zmqtrain's own rules run as one fused kernel, with the same result. ``fused=False`` keeps to
+    the rule's ``update``; it is no part of what the update is, so neither of its text.
     """
 
     rule: Rule
     l2: float = 0.0
     moving_average: float | None = None
+    fused: bool = field(default=True, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
@@ -62,8 +70,61 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        l2 = np.float32(self.l2)
         share = self._share(step + 1)
+        kernel = kernels.find(self.rule, parameters) if self.fused else None
+        if kernel is None:
+            self._update_unfused(parameters, gradient, slots, share, step)
+            return
+        average = None if share is None else slots[AVERAGE]
+        l2 = np.float32(self.l2)
+        kernel.update(parameters, gradient, slots, average, share or np.float32(0), l2, step)
+
+    def update_by_mean(
+        self,
+        parameters: Flat,
+        gradients: Sequence[Flat],
+        count: int,
+        slots: Mapping[str, Flat],
+        step: int,
+    ) -> None:
+        """Apply, as one update, the sum of ``gradients`` in this order, divided by ``count``.
+
+        ``gradients`` are at least one, of shape (n,) as ``parameters``, and only read. The mean
+        is made and used run by run, so memory is passed over once, and little is allocated.
+        """
+        if count == len(gradients) == 1:
+            self.update(parameters, gradients[0], slots, step)
+            return
+        size, length = len(parameters), block_size(parameters, host=RUN_SIZE)
+        scratch = np.empty_like(parameters, shape=(2, min(size, length)))
+        for run in runs(size, length):
+            mean = kernels.mean(
+                [gradient[run] for gradient in gradients],
+                count,
+                [buffer[: run.stop - run.start] for buffer in scratch],
+            )
+            self.update(
+                parameters[run], mean, {name: slot[run] for name, slot in slots.items()}, step
+            )
+
+    def warm_up(self, parameters: Flat) -> None:
+        """Compile, or load, the kernels that updates of such memory need: up to a second each."""
+        if isinstance(self.rule, Update):
+            self.rule.warm_up(parameters)
+        kernel = kernels.find(self.rule, parameters) if self.fused else None
+        if kernel is not None:
+            kernel.load(averaging=self.moving_average is not None)
+        kernels.load_scaled_sum(parameters)
+
+    def _update_unfused(
+        self,
+        parameters: Flat,
+        gradient: Flat,
+        slots: Mapping[str, Flat],
+        share: np.float32 | None,
+        step: int,
+    ) -> None:
+        l2 = np.float32(self.l2)
         with np.errstate(all="ignore"):
             for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
                 if l2:
@@ -85,6 +146,6 @@ def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:
     return {
         slot.name: parameters.copy()
         if slot.initial is None
-        else np.full(parameters.shape, slot.initial, np.float32)
+        else np.full_like(parameters, slot.initial)
         for slot in rule.slots
     }

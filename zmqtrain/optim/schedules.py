@@ -222,7 +222,7 @@ def rate_at(learning_rate: float | Schedule, step: int) -> float:
     Raises:
         ConfigError: the schedule gives something else than a finite number of at least 0.
     """
-    rate = as_schedule(learning_rate)(step)
+    rate = learning_rate(step) if callable(learning_rate) else learning_rate
     if not is_number(rate) or rate < 0:
         raise ConfigError(
             f"the learning rate is {rate!r} at step {step}; expected a finite number of at least "

@@ -225,6 +225,8 @@ class Chief(JobActor):
         failures: list[ZmqTrainError] = []  # none may keep the others from being sent home
         if interrupted:
             await self._close()
+        if not status.failure:
+            await self._level_shards()
         try:
             await self._saver.save(status.step)
         except CheckpointError as error:
@@ -239,7 +241,7 @@ class Chief(JobActor):
             code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
         status = await self.status()
         self._on_progress(status)
-        digest = parameters_sha256(await self._final_parameters(status))
+        digest = parameters_sha256(await self.read_parameters())
         self.summary = Summary(
             job=self.job_name,
             policy=status.policy,
@@ -278,17 +280,19 @@ class Chief(JobActor):
             return ExitCode.OK, status.stop
         return self.stop_code, "stopped by a signal"
 
-    async def _final_parameters(self, status: Status) -> dict[str, Any]:
-        """Read the parameters once every shard has applied the last update."""
+    async def _level_shards(self) -> None:
+        """Wait until every shard has applied the last update, which may be on its way to some."""
+        step = (await self.status()).step
         deadline = time.monotonic() + self.timing.lease_s
-        while time.monotonic() < deadline:
+        while self.ps > 1:
             replies = [await link.request(Read(), reason="it is read") for link in self._links]
             versions = [getattr(reply.message, "version", 0) for reply in replies]
-            if status.stop and not status.failure and min(versions) < status.step:
-                await asyncio.sleep(0.01)  # an update is still on its way to some shard
-                continue
-            break
-        return await self.read_parameters()
+            if min(versions) >= step:
+                return
+            if time.monotonic() > deadline:
+                log.warning("the shards end at versions %s, not all at step %d", versions, step)
+                return
+            await asyncio.sleep(0.01)
 
     async def _send_home(self, code: int, reason: str) -> None:
         self.ending = True

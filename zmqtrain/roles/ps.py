@@ -95,6 +95,7 @@ class ParameterServer(JobActor):
         from zmqtrain.roles.follower import Follower
         from zmqtrain.roles.lead import Lead
 
+        self.shard.rule.warm_up(self.shard.parameters)
         bound = self.listen(self._bind_endpoint)
         layout = self.shard.layout
         log.info(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.optim import Update, new_slots
+from zmqtrain.optim.blocks import block_size, runs
 from zmqtrain.store.layout import ShardLayout
 
 Flat = NDArray[np.float32]
@@ -56,7 +57,7 @@ class Shard:
 
     def apply(self, worker: int) -> None:
         """Apply the worker's gradient as one update."""
-        self._update(self._gradients[worker])
+        self._update((self._gradients[worker],), count=1)
 
     def accumulate(self, worker: int) -> None:
         """Add the worker's gradient to the step's sum."""
@@ -68,26 +69,31 @@ class Shard:
 
     def reduce(self, workers: tuple[int, ...]) -> None:
         """Apply the mean of the sum and of these workers' gradients, added in this order."""
-        for worker in workers:
-            self.accumulate(worker)
-        self._sum *= np.float32(1.0 / self.accumulated)
+        gradients = tuple(self._gradients[worker] for worker in workers)
+        count = self.accumulated + len(gradients)
+        if self.accumulated:
+            gradients = (self._sum, *gradients)
         self.accumulated = 0
-        self._update(self._sum)
+        self._update(gradients, count)
 
     def snapshot(self) -> Snapshot:
         """Copy the memory as it is now."""
         slots = {name: slot.copy() for name, slot in self.slots.items()}
         return Snapshot(self.version, self.parameters.copy(), slots)
 
-    def _update(self, gradient: Flat) -> None:
-        self.rule.update(self.parameters, gradient, self.slots, self.version)
+    def _update(self, gradients: tuple[Flat, ...], count: int) -> None:
+        self.rule.update_by_mean(self.parameters, gradients, count, self.slots, self.version)
         self.version += 1
 
 
 def all_finite(flat: Flat) -> bool:
-    """Say whether no element is NaN or infinite, in one pass that allocates nothing.
+    """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
 
     The dot product with itself is finite unless an element is not, or squares overflow; only then
-    is every element looked at.
+    are elements looked at, block by block up to the first bad one.
     """
-    return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
+    with np.errstate(over="ignore"):
+        square = np.dot(flat, flat)
+    if np.isfinite(square):
+        return True
+    return all(np.isfinite(flat[run]).all() for run in runs(len(flat), block_size(flat)))

@@ -4,8 +4,8 @@ Arithmetic is IEEE float32 in the order of the NumPy rules, so a kernel gives th
 on every processor and however the memory is cut into runs. Numba's ``fastmath`` would void that,
 for nothing: beyond the cache a loop is bound by the memory. What keeps a loop fast is that it
 vectorises, for which it needs ``error_model="numpy"`` (no exception from a division) and no store
-under a condition. Optional arrays are therefore None, decided when a kernel is compiled; switches
-between values cost nothing.
+under a condition: whether an optional array is there is known when its kernel is compiled. Switches
+between two values cost nothing. The formulas are explained with the rules.
 """
 
 from __future__ import annotations
@@ -191,22 +191,35 @@ def scaled_sum(out: Flat, a: Gradient, b: Gradient, scale: np.float32) -> None:
 
 
 _KERNELS: dict[str, Callable[..., None]] = {
-    kernel.__name__: kernel
-    for kernel in (sgd, momentum, adagrad, rmsprop, adam, ftrl, scaled_sum)
+    kernel.__name__: kernel for kernel in (sgd, momentum, adagrad, rmsprop, adam, ftrl, scaled_sum)
 }
 
 
 @cache
 def load(name: str, absent: frozenset[str] = frozenset()) -> Callable[..., None]:
-    """Return a kernel, compiled, for calls with None for the arrays in ``absent``.
+    """Return a kernel compiled for calls that pass None for the arrays named in ``absent``.
 
-    Compiling takes some 0.2 s, once for all processes of a user: the code is cached, beside this
-    file or, where that is not writable, in the user's cache directory. It runs without the GIL.
+    Its code is cached, beside this file or else in the user's cache directory, so compiling takes
+    its 0.2 to 0.8 s once. The kernel runs without the GIL.
     """
     kernel = _KERNELS[name]
     signature = tuple(
-        numba.none if parameter.name in absent else _type_of(parameter)
+        numba.none
+        if parameter.name in absent
+        else _TYPES[parameter.annotation.removesuffix(" | None")]
         for parameter in inspect.signature(kernel).parameters.values()
     )
-    compile_for = numba.njit(signature, nogil=True, error_model="numpy", cache=True)
-    ...
+    try:
+        return _compiled(kernel, signature, cache=True)
+    except Exception as error:  # nowhere to write, a full disk, or whatever a damaged file gives
+        log.info("kernel %s is compiled without a cache: %r", name, error)
+        return _compiled(kernel, signature, cache=False)
+
+
+def _compiled(
+    kernel: Callable[..., None], signature: tuple[Any, ...], cache: bool
+) -> Callable[..., None]:
+    compiled: Callable[..., None] = numba.njit(
+        signature, nogil=True, error_model="numpy", cache=cache
+    )(kernel)
+    return compiled

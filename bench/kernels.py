@@ -1,0 +1,102 @@
+"""How fast an update passes over memory: our kernels, the NumPy rules, and torch's optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Ftrl,
+    Momentum,
+    RMSProp,
+    Rule,
+    Update,
+    new_slots,
+)
+
+RULES: dict[str, Rule] = {
+    "sgd": SGD(1e-6),
+    "momentum": Momentum(1e-6),
+    "adagrad": Adagrad(1e-6),
+    "rmsprop": RMSProp(1e-6),
+    "adam": Adam(1e-6),
+    "ftrl": Ftrl(1.0),
+}
+
+# Class, arguments and ways of running of torch's optimizer, where it has the rule.
+TORCH: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
+    "sgd": ("SGD", {}, ("fused", "foreach")),
+    "momentum": ("SGD", {"momentum": 0.9}, ("fused", "foreach")),
+    "adagrad": ("Adagrad", {}, ("fused", "foreach")),
+    "rmsprop": ("RMSprop", {}, ("foreach",)),
+    "adam": ("Adam", {}, ("fused", "foreach")),
+}
+
+WARM_UP = 2  # rounds not counted
+
+
+def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
+    """Return one row for each backend that is installed. All run on one core, taking turns.
+
+    ``gb_per_second`` is the median over the updates, in bytes of parameters.
+    """
+    nbytes = megabytes * 1e6
+    steps = _steps(rule, max(1, int(nbytes / 4)))
+    seconds: dict[str, list[float]] = {backend: [] for backend in steps}
+    for _ in range(WARM_UP + min(200, max(15, int(2e9 / nbytes)))):
+        for backend, step in steps.items():
+            started = time.perf_counter()
+            step()
+            seconds[backend].append(time.perf_counter() - started)
+    return [
+        {
+            "bench": "kernels",
+            "rule": rule,
+            "backend": backend,
+            "megabytes": megabytes,
+            "gb_per_second": nbytes / 1e9 / statistics.median(times[WARM_UP:]),
+            "best_gb_per_second": nbytes / 1e9 / min(times[WARM_UP:]),
+        }
+        for backend, times in seconds.items()
+    ]
+
+
+def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
+    steps: dict[str, Callable[[], object]] = {
+        "numba": _our_step(Update(RULES[rule]), size),
+        "numpy": _our_step(Update(RULES[rule], fused=False), size),
+    }
+    with contextlib.suppress(ImportError):
+        for way in TORCH[rule][2] if rule in TORCH else ():
+            steps[f"torch {way}"] = _torch_step(rule, way, size)
+    return steps
+
+
+def _our_step(update: Update, size: int) -> Callable[[], None]:
+    parameters, gradient = _arrays(size)
+    slots = new_slots(update, parameters)
+    return lambda: update.update(parameters, gradient, slots, step=10)
+
+
+def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:
+    import torch
+
+    torch.set_num_threads(1)
+    name, arguments, _ = TORCH[rule]
+    parameters, gradient = map(torch.from_numpy, _arrays(size))
+    parameters.requires_grad_()
+    parameters.grad = gradient
+    return getattr(torch.optim, name)([parameters], lr=1e-6, **arguments, **{way: True}).step
+
+
+def _arrays(size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(size, np.float32), rng.standard_normal(size, np.float32)

@@ -1,0 +1,307 @@
+"""The fused kernels against the NumPy rules, of which they must give the exact numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Flat,
+    Ftrl,
+    InverseTime,
+    Momentum,
+    Piecewise,
+    RMSProp,
+    Rule,
+    Update,
+    kernels,
+    new_slots,
+)
+from zmqtrain.optim.blocks import BLOCK_SIZE
+from zmqtrain.optim.kernels import cpu
+from zmqtrain.optim.pipeline import RUN_SIZE
+
+# One row with a moving average for each rule: the kernel compiles once more for it.
+UPDATES = [
+    Update(SGD(0.1)),
+    Update(SGD(InverseTime(0.1, 1, 0.5)), l2=0.1, moving_average=0.9),
+    Update(Momentum(0.1)),
+    Update(Momentum(0.1, nesterov=True), l2=0.1),
+    Update(Momentum(0.1, scaled_velocity=True)),
+    Update(Momentum(0.1, 0.5, nesterov=True, scaled_velocity=True), l2=0.1, moving_average=0.9),
+    Update(Momentum(0.1, momentum=0.0)),
+    Update(Adagrad(0.1)),
+    Update(Adagrad(0.1, 0.0, epsilon=0.01), l2=0.1),
+    Update(Adagrad(0.1, epsilon=0.01, epsilon_inside_sqrt=True), l2=0.1, moving_average=0.9),
+    Update(RMSProp(0.1)),
+    Update(RMSProp(0.1, epsilon=0.01, epsilon_inside_sqrt=False), l2=0.1),
+    Update(RMSProp(0.1, rho=0.5, momentum=0.5)),
+    Update(RMSProp(0.1, rho=0.5, centered=True, epsilon=0.01)),
+    Update(RMSProp(0.1, momentum=0.5, centered=True, epsilon=0.01), l2=0.1, moving_average=0.9),
+    Update(Adam(0.1)),
+    Update(Adam(0.1, nesterov=True), l2=0.1),
+    Update(Adam(0.1, beta1=0.0, beta2=0.5, epsilon=0.1), l2=0.1, moving_average=0.9),
+    Update(Ftrl(0.1)),
+    Update(Ftrl(0.1, l1=0.4, l2=0.3, l2_shrinkage=0.1, beta=0.2), l2=0.1, moving_average=0.9),
+]
+
+LENGTHS = (0, 1, 7, 15, 16, 17, 63, 64, 65, BLOCK_SIZE - 1, BLOCK_SIZE + 1)
+"""Around the widths of vectors and of unrolled loops, and the blocks of the NumPy rules."""
+
+every_update = pytest.mark.parametrize(
+    "update",
+    UPDATES,
+    ids=lambda update: f"{update.rule!r}"[:70] + "-average" * bool(update.moving_average),
+)
+
+
+class Run:
+    """Parameters and slots in one arena each, from element ``offset`` on, margins around them."""
+
+    def __init__(self, update: Update, size: int, offset: int = 0) -> None:
+        self.update = update
+        self.size = size
+        self.arenas = {"parameters": self._normal(size + 20, 10**6)}
+        for name, slot in new_slots(update, self.arenas["parameters"]).items():
+            self.arenas[name] = slot
+        self.inside = slice(offset, offset + size)
+
+    def step(self, step: int, gradient: Flat | None = None) -> Run:
+        if gradient is None:
+            gradient = self.gradient(step)
+        self.update.update(self.parameters, gradient, self.slots, step)
+        return self
+
+    def gradient(self, step: int) -> Flat:
+        return self._normal(self.size + 1, step)[1:]
+
+    @property
+    def parameters(self) -> Flat:
+        return self.arenas["parameters"][self.inside]
+
+    @property
+    def slots(self) -> dict[str, Flat]:
+        return {slot.name: self.arenas[slot.name][self.inside] for slot in self.update.slots}
+
+    @property
+    def memory(self) -> dict[str, bytes]:
+        return {name: arena.tobytes() for name, arena in self.arenas.items()}
+
+    def _normal(self, size: int, number: int) -> Flat:
+        return np.random.default_rng(number).standard_normal(size, np.float32)
+
+
+def unfused(update: Update) -> Update:
+    return replace(update, fused=False)
+
+
+@every_update
+def test_every_rule_has_a_kernel(update: Update) -> None:
+    assert kernels.find(update.rule, np.zeros(1, np.float32)) is not None
+
+
+@every_update
+@pytest.mark.parametrize("size", LENGTHS)
+def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
+    update: Update, size: int
+) -> None:
+    fused, reference = Run(update, size, offset=3), Run(unfused(update), size, offset=3)
+    for step in range(3):
+        assert fused.step(step).memory == reference.step(step).memory
+
+
+@every_update
+@settings(deadline=None, max_examples=30)  # the first example may compile
+@given(cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_kernel_run_by_run_equals_the_whole_bit_for_bit(update: Update, cuts: list[int]) -> None:
+    whole, cut = Run(update, 200).step(0), Run(update, 200)
+    for start, stop in pairwise([0, *sorted(cuts), 200]):
+        run = slice(start, stop)
+        slots = {name: slot[run] for name, slot in cut.slots.items()}
+        update.update(cut.parameters[run], cut.gradient(0)[run], slots, 0)
+    assert cut.memory == whole.memory
+
+
+@every_update
+def test_kernel_on_other_alignment_gives_the_same_bits(update: Update) -> None:
+    runs = [Run(update, 1000, offset) for offset in range(4)]
+    start = runs[0].parameters.copy()
+    for run in runs:
+        for memory in (run.parameters, *run.slots.values()):
+            memory[:] = np.abs(start)
+        run.step(0)
+    assert len({run.parameters.tobytes() for run in runs}) == 1
+
+
+@every_update
+def test_non_finite_and_extreme_gradients_give_what_the_numpy_rule_gives(update: Update) -> None:
+    fused, reference = Run(update, 100), Run(unfused(update), 100)
+    gradient = fused.gradient(0)
+    gradient[[0, 17, 40, 99]] = np.nan, np.inf, -np.inf, np.nan
+    gradient[[5, 6, 7, 8]] = 3e38, -3e38, 1e-40, -0.0
+    for step in range(2):
+        fused.step(step, gradient)
+        reference.step(step, gradient)
+    for name, arena in fused.arenas.items():
+        np.testing.assert_array_equal(arena, reference.arenas[name])
+    assert not np.isfinite(fused.parameters[[0, 99]]).any()
+
+
+@pytest.mark.parametrize(
+    "as_received",
+    [
+        lambda gradient: np.frombuffer(gradient.tobytes(), np.float32),
+        lambda gradient: np.frombuffer(b"x" + gradient.tobytes(), np.float32, offset=1),
+    ],
+    ids=["read-only", "at an odd address"],
+)
+def test_gradient_in_a_received_frame_is_taken_as_it_lies(
+    as_received: Callable[[Flat], Flat],
+) -> None:
+    update = Update(Adam(0.1))
+    own, received = Run(update, 100), Run(update, 100)
+    assert received.step(0, as_received(own.gradient(0))).memory == own.step(0).memory
+
+
+@dataclass(frozen=True, slots=True)
+class Halved(SGD):
+    """A rule of a third party, derived from ours."""
+
+    def update(self, parameters: Flat, gradient: Flat, slots: Any, step: int) -> None:
+        SGD.update(self, parameters, gradient * np.float32(0.5), slots, step)
+
+
+@pytest.mark.parametrize("rule", [Halved(1.0), Ftrl(0.1, learning_rate_power=-0.3)])
+def test_rule_without_a_kernel_runs_as_written(rule: Rule) -> None:
+    fused, reference = Run(Update(rule), 100), Run(unfused(Update(rule)), 100)
+    assert kernels.find(rule, fused.parameters) is None
+    assert fused.step(0).memory == reference.step(0).memory
+
+
+def test_rule_derived_from_ours_keeps_its_own_update() -> None:
+    run = Run(Update(Halved(1.0)), 1)
+    before = run.parameters.copy()
+    run.step(0, np.ones(1, np.float32))
+    assert run.parameters[0] == before[0] - np.float32(0.5)
+
+
+def test_schedule_without_a_rate_is_refused_before_anything_changes() -> None:
+    run = Run(Update(Ftrl(Piecewise((0,), (0.1, 0.0)))), 10)
+    before = run.step(0).memory
+    with pytest.raises(ConfigError, match="the learning rate is 0 at step 1"):
+        run.step(1)
+    assert run.memory == before
+
+
+def test_fused_is_no_part_of_what_an_update_is() -> None:
+    assert unfused(Update(SGD())) == Update(SGD())
+    assert repr(unfused(Update(SGD()))) == repr(Update(SGD()))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("size", [0, 5, RUN_SIZE + 5])
+@pytest.mark.parametrize(("gradients", "count"), [(1, 1), (1, 3), (2, 2), (3, 5), (4, 4), (5, 5)])
+def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
+    gradients: int, count: int, size: int, fused: bool
+) -> None:
+    update = Update(Momentum(0.1), fused=fused)
+    by_mean, by_hand = Run(update, size), Run(update, size)
+    pushed = [by_mean.gradient(number) for number in range(gradients)]
+    total = pushed[0].copy()
+    for gradient in pushed[1:]:
+        total += gradient
+    by_hand.step(7, total * np.float32(1 / count))
+    update.update_by_mean(by_mean.parameters, pushed, count, by_mean.slots, 7)
+    assert by_mean.memory == by_hand.memory
+    assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
+
+
+def test_without_numba_updates_are_the_same_and_a_warning_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fused = Run(Update(Adam()), 100)
+    fused.update.update_by_mean(fused.parameters, [fused.gradient(0)] * 2, 2, fused.slots, 0)
+    monkeypatch.delattr(kernels, "cpu")
+    monkeypatch.delitem(sys.modules, "zmqtrain.optim.kernels.cpu")
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(kernels, "_cpu", kernels._cpu.__wrapped__)
+    plain = Run(Update(Adam()), 100)
+    plain.update.warm_up(plain.parameters)
+    plain.update.update_by_mean(plain.parameters, [plain.gradient(0)] * 2, 2, plain.slots, 0)
+    assert plain.memory == fused.memory
+    assert "updates run in NumPy, several times slower, for want of Numba" in caplog.text
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("no locator"), OSError("full"), EOFError()])
+def test_kernel_whose_code_cannot_be_cached_is_compiled_all_the_same(
+    trouble: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_for = numba.njit
+
+    def njit(*arguments: Any, cache: bool, **options: Any) -> Any:
+        if cache:
+            raise trouble
+        return compile_for(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    caplog.set_level("INFO", "zmqtrain")
+    kernel = cpu.load.__wrapped__("scaled_sum")
+    out, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    kernel(out, ones, ones, np.float32(2))
+    assert out.tolist() == [4, 4, 4]
+    assert f"kernel scaled_sum is compiled without a cache: {trouble!r}" in caplog.text
+
+
+def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Update(Update(RMSProp(0.1, momentum=0.5, centered=True), moving_average=0.9), l2=0.1)
+    run = Run(update, 100)
+    update.warm_up(run.parameters)
+    monkeypatch.setattr(cpu, "_compiled", None)
+    update.update_by_mean(run.parameters, [run.gradient(0)] * 3, 3, run.slots, 0)
+
+
+def test_importing_optimizers_and_worker_does_not_import_numba() -> None:
+    check = "import sys, zmqtrain.roles.worker, zmqtrain.optim; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    module = pytest.importorskip("cupy")
+    if not module.is_available():
+        pytest.skip("no CUDA device")
+    return module
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "update",
+    [*UPDATES, Update(Ftrl(0.1, learning_rate_power=-0.3), l2=0.1, moving_average=0.9)],
+    ids=lambda update: repr(update)[:80],
+)
+def test_update_on_the_gpu_agrees_with_the_cpu(update: Update, cupy: Any) -> None:
+    host = Run(update, 1000)
+    parameters = cupy.asarray(host.parameters)
+    slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
+    for step in range(3):
+        gradients = [host.gradient(number) for number in range(step, step + 3)]
+        update.update_by_mean(host.parameters, gradients, 3, host.slots, step)
+        on_device = [cupy.asarray(gradient) for gradient in gradients]
+        update.update_by_mean(parameters, on_device, 3, slots, step)
+    np.testing.assert_allclose(cupy.asnumpy(parameters), host.parameters, rtol=1e-5, atol=1e-6)
+    for name, slot in slots.items():
+        np.testing.assert_allclose(cupy.asnumpy(slot), host.slots[name], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,96 @@
+"""A shard's arithmetic: gradients added up, reduced to one update, and looked at for NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zmqtrain.optim import Adam, Flat, Update
+from zmqtrain.optim.blocks import BLOCK_SIZE
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.shard import Shard, all_finite
+
+ROWS = 1001
+
+
+def gradient(worker: int) -> Flat:
+    return np.random.default_rng(worker).standard_normal(ROWS, np.float32)
+
+
+def shards(ps: int) -> list[Shard]:
+    """Return the shards of one variable of ROWS elements, all ones, cut over ``ps`` servers."""
+    layouts = place([Variable("w", (ROWS,))], ps, partition_nbytes=4 * ROWS // ps)
+    made = [Shard(layout, Update(Adam(0.1), moving_average=0.9)) for layout in layouts]
+    for shard in made:
+        shard.initialize(np.ones(shard.layout.size, np.float32))
+    return made
+
+
+def push(shard: Shard, worker: int) -> None:
+    shard.layout.gather({"w": gradient(worker)}, shard.gradient_slot(worker))
+
+
+def whole(made: list[Shard]) -> bytes:
+    """Return the variable that these shards hold parts of."""
+    values = {"w": np.empty(ROWS, np.float32)}
+    for shard in made:
+        shard.layout.scatter(shard.parameters, values)
+    return values["w"].tobytes()
+
+
+@pytest.mark.parametrize("early", [0, 1, 2])
+def test_reduce_applies_the_mean_of_all_gradients_in_order(early: int) -> None:
+    (shard,) = shards(ps=1)
+    (by_hand,) = shards(ps=1)
+    for worker in range(3):
+        push(shard, worker)
+    for worker in range(early):
+        shard.accumulate(worker)
+    shard.reduce(tuple(range(early, 3)))
+    by_hand.gradient_slot(0)[:] = (gradient(0) + gradient(1) + gradient(2)) * np.float32(1 / 3)
+    by_hand.apply(0)
+    assert whole([shard]) == whole([by_hand])
+    assert shard.slots["average"].tobytes() == by_hand.slots["average"].tobytes()
+    assert (shard.version, shard.accumulated) == (1, 0)
+
+
+@pytest.mark.parametrize("ps", [2, 3])
+def test_shards_of_several_ps_hold_the_bits_of_one(ps: int) -> None:
+    def train(made: list[Shard]) -> bytes:
+        for shard in made:
+            for worker in range(4):
+                push(shard, worker)
+            shard.accumulate(3)
+            shard.reduce((0, 2, 1))
+            shard.apply(3)
+        return whole(made)
+
+    assert len([shard for shard in shards(ps) if shard.layout.size]) == ps
+    assert train(shards(ps)) == train(shards(ps=1))
+
+
+def test_reduce_leaves_the_gradients_in_their_slots() -> None:
+    (shard,) = shards(ps=1)
+    for worker in range(3):
+        push(shard, worker)
+    shard.reduce((0, 1, 2))
+    for worker in range(3):
+        assert (shard.gradient_slot(worker) == gradient(worker)).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 2 * BLOCK_SIZE + 3])
+def test_finite_gradient_is_finite_whatever_its_squares_are(size: int) -> None:
+    assert all_finite(np.full(size, -1.5, np.float32))
+    assert all_finite(np.full(size, 3e38, np.float32))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("size", [1, 7, 64, 2 * BLOCK_SIZE + 3])
+def test_one_bad_element_anywhere_is_found(size: int, bad: float) -> None:
+    for background in (0.0, 3e38):
+        flat = np.full(size, background, np.float32)
+        for position in {0, size // 2, size - 1, max(0, size - BLOCK_SIZE)}:
+            flat[position] = bad
+            assert not all_finite(flat), position
+            flat[position] = background

@@ -1,0 +1,161 @@
+"""Fused kernels: each rule as one loop over memory, compiled for the CPU or for a GPU.
+
+A rule's kernel does the whole update, L2 and the moving average included. Its arguments are the
+parameters, the gradient, the rule's slots and the average (None for those that the options leave
+out), the average's share, l2, the rule's hyper-parameters, and its switches. Which kernel belongs
+to which rule is said here and nowhere else.
+
+Beside the rules only ``scaled_sum`` has a kernel: NumPy's sums and products of two arrays run at
+the speed of the memory as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from zmqtrain.optim.base import Flat, Rule
+from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
+
+log = logging.getLogger(__name__)
+
+_ONE = np.float32(1)
+
+
+class Backend(Protocol):
+    """The kernels of one kind of processor."""
+
+    def load(self, name: str, absent: frozenset[str] = ...) -> Callable[..., None]:
+        """Return a kernel, ready to run, for calls with None for the arrays named in ``absent``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A rule's kernel and what it takes: slots, and attributes of the rule that are switches."""
+
+    kernel: str
+    slots: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+
+
+SIGNATURES: dict[type[Rule], Signature] = {
+    SGD: Signature("sgd"),
+    Momentum: Signature("momentum", ("momentum",), ("nesterov", "scaled_velocity")),
+    Adagrad: Signature("adagrad", ("accumulator",)),
+    RMSProp: Signature("rmsprop", ("mean_square", "mean_gradient", "momentum")),
+    Adam: Signature("adam", ("m", "v"), ("nesterov",)),
+    Ftrl: Signature("ftrl", ("accumulator", "linear")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRule:
+    """One of zmqtrain's rules together with its kernel."""
+
+    rule: Any  # of a type in SIGNATURES
+    signature: Signature
+    backend: Backend
+
+    def load(self, averaging: bool) -> Callable[..., None]:
+        """Return the kernel for the rule's options, compiled here if need be."""
+        own = {slot.name for slot in self.rule.slots}
+        absent = {name for name in self.signature.slots if name not in own}
+        if not averaging:
+            absent.add("average")
+        return self.backend.load(self.signature.kernel, frozenset(absent))
+
+    def update(
+        self,
+        parameters: Flat,
+        gradient: Flat,
+        slots: Mapping[str, Flat],
+        average: Flat | None,
+        share: np.float32,
+        l2: np.float32,
+        step: int,
+    ) -> None:
+        """Do what the rule's own ``update`` does, with L2 before and the average behind it."""
+        hyperparameters = self.rule.hyperparameters(step)
+        own = {slot.name for slot in self.rule.slots}
+        state = [slots[name] if name in own else None for name in self.signature.slots]
+        switches = [getattr(self.rule, name) for name in self.signature.switches]
+        kernel = self.load(average is not None)
+        kernel(parameters, gradient, *state, average, share, l2, *hyperparameters, *switches)
+
+
+def find(rule: Rule, like: Flat) -> FusedRule | None:
+    """Return ``rule`` with its kernel for memory such as ``like``; None if it has none.
+
+    Rules of a third party have none, one derived from ours included. Nor has an Ftrl of an unusual
+    power: NumPy's power is vectorised, that of compiled loops is not.
+    """
+    signature = SIGNATURES.get(type(rule))
+    if isinstance(rule, Ftrl) and rule.learning_rate_power != -0.5:
+        return None
+    backend = backend_of(like) if signature else None
+    return FusedRule(rule, signature, backend) if signature and backend else None
+
+
+def mean(gradients: Sequence[Flat], count: int, scratch: Sequence[Flat]) -> Flat:
+    """Return the sum of ``gradients``, added in this order, divided by ``count``.
+
+    The result, and what comes before it, lies in the two buffers of ``scratch``; all arrays have
+    one shape (n,).
+    """
+    scale = np.float32(1 / count)
+    out, other = scratch
+    total, *others = gradients
+    if not others:
+        return np.multiply(total, scale, out=out)
+    for gradient in others[:-1]:
+        scaled_sum(out, total, gradient, _ONE)
+        total, out, other = out, other, out
+    scaled_sum(out, total, others[-1], scale)
+    return out
+
+
+def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
+    """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
+    kernel = load_scaled_sum(out)
+    if kernel is None:
+        with np.errstate(all="ignore"):
+            np.add(a, b, out=out)
+            np.multiply(out, scale, out=out)
+    else:
+        kernel(out, a, b, scale)
+
+
+def load_scaled_sum(like: Flat) -> Callable[..., None] | None:
+    """Return the kernel of ``scaled_sum`` for memory such as ``like``, None if there is none."""
+    backend = backend_of(like)
+    return None if backend is None else backend.load("scaled_sum")
+
+
+def backend_of(array: Flat) -> Backend | None:
+    """Return the kernels for memory such as ``array``, None where Numba is missing.
+
+    Never imports CuPy: where nobody has imported it, no array can be one of its own.
+    """
+    device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
+    if device_array is not None and isinstance(array, device_array):
+        from zmqtrain.optim.kernels import gpu
+
+        return gpu
+    return _cpu()
+
+
+@cache
+def _cpu() -> Backend | None:
+    try:
+        from zmqtrain.optim.kernels import cpu
+    except ImportError as error:
+        log.warning("updates run in NumPy, several times slower, for want of Numba: %s", error)
+        return None
+    return cpu
