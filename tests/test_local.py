@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,7 @@ class LateOrders(MemoryTransport):
         endpoint = super().connect(address)
         if self._is_first:
             deliver, loop = endpoint.deliver, asyncio.get_running_loop()
-            late = lambda *message: loop.call_later(0.01, deliver, *message)  # noqa: E731
-            endpoint.deliver = late  # type: ignore[method-assign]
+            endpoint.deliver = partial(loop.call_later, 0.01, deliver)
         self._is_first = False
         return endpoint
 

@@ -44,18 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
-def until(
-    condition: Callable[[], Found], what: str, report: Callable[[], str] = str, *, limit_s: float
-) -> Found:
+def until(condition: Callable[[], Found], what: str, report: Callable[[], str]) -> Found:
     """Return the first value of ``condition`` that is true; the one place where tests wait.
 
     Raises:
-        AssertionError: it took longer than ``limit_s``; the text is ``what`` and ``report()``.
+        AssertionError: it took longer than ``DEADLINE_S``; the text is ``what`` and ``report()``.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {limit_s:g} s\n{report()}")
+            raise AssertionError(f"{what}: not within {DEADLINE_S:g} s\n{report()}")
         time.sleep(POLL_S)
     return found
 
@@ -68,10 +66,6 @@ class Process:
     popen: subprocess.Popen[bytes]
     stdout: Path
     stderr: Path
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
 
     @property
     def log(self) -> str:
@@ -94,16 +88,11 @@ class Process:
                 raise AssertionError(f"{self.name} ended without {pattern!r}\n{self}")
             return lines
 
-        return until(found, f"{pattern!r} from {self.name}", self.__str__, limit_s=DEADLINE_S)[0]
+        return until(found, f"{pattern!r} from {self.name}", self.__str__)[0]
 
-    def exit_code(self, limit_s: float = DEADLINE_S) -> int:
+    def exit_code(self) -> int:
         """Return the exit code, waiting for it."""
-        until(
-            lambda: self.popen.poll() is not None,
-            f"the end of {self.name}",
-            self.__str__,
-            limit_s=limit_s,
-        )
+        until(lambda: self.popen.poll() is not None, f"the end of {self.name}", self.__str__)
         return self.popen.returncode
 
     def signal(self, number: signal.Signals) -> None:
@@ -148,7 +137,7 @@ class Stage:
                 raise AssertionError(f"{what}: every process has ended\n{self.report}")
             return value
 
-        return until(found, what, lambda: self.report, limit_s=DEADLINE_S)
+        return until(found, what, lambda: self.report)
 
     def job(self, kind: str = "digits_job", *, gated: bool = False, **fields: Any) -> str:
         """Write a job file with a job of jobs.py; return its path."""
@@ -164,7 +153,7 @@ class Stage:
     def start(
         self, name: str, *command: str | Path, env: Mapping[str, str] | None = None
     ) -> Process:
-        """Start a command; what is called ``name`` twice gets two pairs of files."""
+        """Start a command in the stage's directory."""
         base = self.directory / f"{len(self.processes)}-{name}"
         stdout, stderr = base.with_suffix(".out"), base.with_suffix(".log")
         with stdout.open("wb") as out, stderr.open("wb") as err:

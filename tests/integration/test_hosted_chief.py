@@ -63,3 +63,12 @@ def test_tf_config_alone_makes_a_cluster(
     assert codes == dict.fromkeys(tasks, 0), stage.report
     teller = started[chief or "worker", 0]
     assert f"policy sync-replicas, {ps} ps, 2 workers\nglobal step 60," in teller.output
+
+
+def test_worker_0_hosts_the_chief_where_flags_say_that_there_is_none(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job(steps=20))
+    ps = cluster.start("ps", 0, "--no-chief")
+    worker = cluster.start("worker", 0, "--no-chief")
+    assert [ps.exit_code(), worker.exit_code()] == [0, 0], stage.report
+    assert "global step 20," in worker.output
+    assert len(worker.lines("metrics at ")) == 2  # the chief's and its own

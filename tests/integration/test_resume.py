@@ -50,8 +50,7 @@ def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage)
 
     stage.open_gate()
     steps = second + 40
-    flags = ("--ps", 2, "--steps", steps)
-    summary = stage.train(job, *flags).summary()
+    summary = stage.train(job, "--ps", 2, "--steps", steps).summary()
     assert summary["global_step"] == steps
     assert summary["pushes"]["applied"] == 2 * 40
     assert summary["examples"] == 2 * 50 * steps
@@ -60,7 +59,7 @@ def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage)
         expected = zmqtrain.run(undisturbed, workers=2)
     assert summary["parameters_sha256"] == expected.parameters_sha256
 
-    again = stage.train(job, *flags).summary()
+    again = stage.train(job, "--steps", steps, "--workers", 1).summary()
     assert again["pushes"]["applied"] == 0
     assert again["global_step"] == steps
     assert again["parameters_sha256"] == summary["parameters_sha256"]
