@@ -172,7 +172,8 @@ class Chief(JobActor):
                 with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
                     await self._saver.save(status.step)
             if status.step >= self._next_evaluation:
-                self._next_evaluation = status.step + self.job.evaluate_every
+                every = self.job.evaluate_every
+                self._next_evaluation = (status.step // every + 1) * every
                 await self._report_evaluation(status.step)
 
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
