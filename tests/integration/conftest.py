@@ -68,6 +68,10 @@ class Process:
     stderr: Path
 
     @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
     def log(self) -> str:
         return self.stderr.read_text()
 

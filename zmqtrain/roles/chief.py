@@ -41,7 +41,6 @@ from zmqtrain.wire.messages import (
     Close,
     GetStatus,
     Initialize,
-    Leave,
     Parameters,
     Read,
     Shutdown,
@@ -145,12 +144,15 @@ class Chief(JobActor):
 
     async def _watch(self) -> Status:
         """Watch the job, through as many epochs as it takes, until there is a reason to end."""
+        again = False
         while True:
             try:
+                if again:
+                    await self._begin(again=True)
                 return await self._watch_epoch()
             except FencedError as error:
                 log.warning("%s; the job goes back to its last checkpoint", error)
-                await self._begin(again=True)
+                again = True
 
     async def _watch_epoch(self) -> Status:
         """Show progress, evaluate and save in time, until there is a reason to end.
@@ -308,8 +310,6 @@ class Chief(JobActor):
         for result in results:
             if isinstance(result, ZmqTrainError):
                 log.warning("%s", result)
-        for link in self._links:
-            link.tell(Leave("the run is over"))
 
     def _facts(self) -> dict[str, float]:
         return {"step": float(self._saver.last_step), "saves": float(self._saver.count)}

@@ -17,7 +17,7 @@ from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.joining import join_all
-from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.peers import ORDERS, Peer
 from zmqtrain.wire.messages import (
     Arrived,
     Order,
@@ -63,7 +63,7 @@ class Follower:
 
     def _report_facts(self) -> dict[str, float]:
         return {
-            "orders": float(self._executed),
+            ORDERS: float(self._executed),
             "step": float(self.ps.shard.version),
             "stuck": float(self._stuck),
             "bytes": float(self.ps.shard.layout.nbytes),

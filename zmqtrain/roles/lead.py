@@ -27,7 +27,7 @@ from zmqtrain.errors import (
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.desk import Desk
-from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.peers import ORDERS, Peer
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import (
     Arrived,
@@ -88,6 +88,8 @@ class Lead:
         self._own.clear()
         self._unacknowledged.clear()
         self._acknowledged.clear()
+        for peer in ps.peers:
+            peer.facts.pop(ORDERS, None)
         self._coordinated = make_policy(self.policy).coordinated
         self.desk.forget_saves()
         ledger, self.examples = self._restored_ledger()
@@ -256,7 +258,7 @@ class Lead:
         """
         for shard in range(1, self.ps.ps):
             peer = self.ps.peers.get("ps", shard)
-            known = 0.0 if peer is None else peer.facts.get("orders", 0.0)
+            known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
             if known < self._switch_number:
                 return
         orders = tuple(self._own)
@@ -276,7 +278,7 @@ class Lead:
                 peer = self.ps.peers.get("ps", shard)
                 if peer is None:
                     continue
-                got = int(peer.facts.get("orders", 0))
+                got = int(peer.facts.get(ORDERS, 0))
                 stuck = got == self._acknowledged.get(shard, -1)
                 self._acknowledged[shard] = got
                 missing = [order for number, order in self._unacknowledged if number > got]

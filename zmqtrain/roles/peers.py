@@ -16,6 +16,9 @@ from zmqtrain.wire.messages import Join, Release, Wait
 
 log = logging.getLogger(__name__)
 
+ORDERS = "orders"
+"""The fact in a follower's heartbeat that counts the orders of this epoch it has carried out."""
+
 Name = tuple[str, int]
 """Role and index."""
 

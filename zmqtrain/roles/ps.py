@@ -31,7 +31,7 @@ from zmqtrain.logs import StateLogger
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.intake import Intake
-from zmqtrain.roles.peers import Peer, Peers
+from zmqtrain.roles.peers import ORDERS, Peer, Peers
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
@@ -225,6 +225,8 @@ class ParameterServer(JobActor):
         if isinstance(beat, Heartbeat):
             peer.waits = beat.waits
             peer.facts = {name: fact for name, fact in beat.facts.items() if isfinite(fact)}
+            if request.envelope.epoch != self.epoch:
+                peer.facts.pop(ORDERS, None)  # it counts those of another epoch
             self.direction.heard(peer)
         request.reply(Alive(peer.received, peer.answered))
 
