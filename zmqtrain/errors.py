@@ -50,12 +50,6 @@ class CheckpointError(ZmqTrainError):
     exit_code = ExitCode.CHECKPOINT
 
 
-class DivergedError(ZmqTrainError):
-    """More gradients held NaN or infinity than the job allows."""
-
-    exit_code = ExitCode.DIVERGED
-
-
 class ProtocolError(ZmqTrainError):
     """Bytes from a peer that are not a valid message of this protocol version."""
 

@@ -47,7 +47,8 @@ def run(
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.
-        ZmqTrainError: the job cannot go on; the type and the text say why.
+        ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
+            to end, as for too many non-finite gradients, returns its summary with an exit code.
     """
     stop = _Stop()
     training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore, stop)

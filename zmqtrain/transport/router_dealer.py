@@ -176,7 +176,7 @@ class ZmqTransport:
         socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
         socket.set(zmq.RECONNECT_IVL, 100)
-        socket.set(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.set(zmq.RECONNECT_IVL_MAX, 500)
         socket.set(zmq.CONNECT_TIMEOUT, 5000)
         socket.set(zmq.HANDSHAKE_IVL, 10000)
         socket.set(zmq.TCP_KEEPALIVE, 1)
