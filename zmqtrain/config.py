@@ -69,6 +69,17 @@ class TaskConfig(Timing):
         description="IP address or interface on which a ps listens (loopback if its own address "
         "is a loopback one, else all)",
     )
+    lane: Literal["auto", "memory", "shm", "tcp"] = Field(
+        "auto",
+        description="how tensors travel: memory (one process), shm (one host), tcp; auto takes the "
+        "best that both ends share",
+    )
+    segment_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="directory in which a ps keeps its memory as a file that others may map "
+        "(a directory of the user's own in /dev/shm)",
+    )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
     )

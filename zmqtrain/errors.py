@@ -50,6 +50,12 @@ class CheckpointError(ZmqTrainError):
     exit_code = ExitCode.CHECKPOINT
 
 
+class SegmentError(ZmqTrainError):
+    """A shard's memory cannot be made, or cannot be reached from this process."""
+
+    exit_code = ExitCode.USAGE
+
+
 class ProtocolError(ZmqTrainError):
     """Bytes from a peer that are not a valid message of this protocol version."""
 

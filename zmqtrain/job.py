@@ -104,6 +104,11 @@ class Job(BaseModel):
         ge=0,
         description="cut variables along axis 0 into parts of about this size; 0: never",
     )
+    consistent_reads: bool = Field(
+        False,
+        description="compute on a copy of each shard's parameters at one version, where the policy "
+        "lets a worker read them while they change",
+    )
     prefetch: int = Field(1, ge=0, le=64, description="batches a worker prepares ahead")
     device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
 

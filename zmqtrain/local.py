@@ -94,6 +94,7 @@ async def _run(
             index=index,
             ps=tuple(f"ipc://memory/{shard}" for shard in range(ps)),
             workers=workers,
+            lane="memory",
             **timing.model_dump(),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqtrain.store.checkpoint import begin, commit, write_shard
+from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, ShardFile, tensor_records
 from zmqtrain.store.placement import place
@@ -56,7 +56,8 @@ class SmallJob:
 
     def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
         slots = self.flats(layout)
-        return write_shard(temporary, layout, slots.pop("parameters"), slots, version)
+        file = copy_shard(temporary, layout, slots.pop("parameters"), slots)
+        return seal_shard(file, layout.shard, version)
 
     def write(
         self,

@@ -19,7 +19,7 @@ from zmqtrain.store.checkpoint import (
     commit,
     read_parameters,
     read_shard,
-    write_shard,
+    copy_shard,
 )
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, read_manifest, verify
@@ -212,7 +212,7 @@ def test_slot_name_that_would_be_ambiguous_is_refused(job, tmp_path: Path, name:
     layout = _one(Variable("w", (2,)))
     flat = np.zeros(2, np.float32)
     with pytest.raises(CheckpointError, match=f"slot name '{name}'"):
-        write_shard(begin(tmp_path, 1), layout, flat, {name: flat}, 0)
+        copy_shard(begin(tmp_path, 1), layout, flat, {name: flat})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_array_that_does_not_fit_the_layout_is_not_written(tmp_path: Path, flat)
     layout = _one(Variable("w", (3,)))
     temporary = begin(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"m of shard 0 is float.*expected contiguous"):
-        write_shard(temporary, layout, np.zeros(3, np.float32), {"m": flat}, 0)
+        copy_shard(temporary, layout, np.zeros(3, np.float32), {"m": flat})
     assert not list(temporary.iterdir())
 
 

@@ -18,10 +18,17 @@ from zmqtrain.cluster import Task
 from zmqtrain.errors import ProtocolError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
-from zmqtrain.transport.base import Endpoint, Peer, Transport, UnreachableError
+from zmqtrain.transport.base import (
+    HIGH_WATER_MARK,
+    Endpoint,
+    Peer,
+    Transport,
+    UnreachableError,
+)
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Refusal
+from zmqtrain.wire.pieces import Flat, travelling
 from zmqtrain.wire.refusals import refusal_of
 
 log = logging.getLogger(__name__)
@@ -50,6 +57,16 @@ class Request:
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Answer; a sender that is gone or full will ask again."""
         self._actor.send(self._endpoint, message, self.envelope.request_id, tensors, self._peer)
+
+    def reply_with(self, message: Message, flat: Flat) -> None:
+        """Answer with a message that speaks of ``flat``, float32 of shape (n,).
+
+        It is read from where it lies until it has left.
+        """
+        ahead, tensors = travelling(flat)
+        for piece, part in ahead:
+            self.reply(piece, part)
+        self.reply(message, tensors)
 
     def refuse(self, error: ZmqTrainError) -> None:
         """Answer with an error, unless the sender asked for no reply."""
@@ -134,9 +151,9 @@ class Actor:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def listen(self, address: str) -> Endpoint:
+    def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch what arrives there."""
-        endpoint = self.transport.bind(address)
+        endpoint = self.transport.bind(address, high_water_mark)
         self._listeners.append(endpoint)
         endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
         return endpoint

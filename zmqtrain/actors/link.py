@@ -20,7 +20,8 @@ from zmqtrain.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, Peer, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Alive, Heartbeat, Message, Refusal
+from zmqtrain.wire.messages import Alive, Heartbeat, Message, Piece, Refusal, Taken
+from zmqtrain.wire.pieces import Ahead
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
@@ -30,16 +31,25 @@ PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
 log = logging.getLogger(__name__)
 
 
+OnPiece = Callable[[int, Tensor], None]
+"""Takes in a piece of the reply's tensor: its index and its values."""
+
+
 @dataclass(slots=True)
 class _Outstanding:
     future: asyncio.Future[Envelope]
     envelope: Envelope
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
+    ahead: Ahead
+    on_piece: OnPiece | None
     sent_at: float
     asked_at: float
     reason: str
     told: bool = False
     sent_after: int = 0  # the last request id given when this was sent, its own or a later one
+    pieces_sent: int = 0
+    untaken_nbytes: int = 0  # of pieces sent, that the peer has not confirmed
+    is_sent: bool = False  # the message itself, after its pieces
 
 
 class Link:
@@ -64,6 +74,7 @@ class Link:
         self.joined = False  # heartbeats begin once the peer has welcomed us
         self.fenced = False  # the peer has refused one: it does not know this incarnation
         self.lost: PeerLostError | None = None
+        self.credit_nbytes = 0  # pieces that may be under way, unconfirmed
         self._gone = asyncio.Event()
         self._waits = waits
         self._metrics = metrics
@@ -85,12 +96,16 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
+        ahead: Ahead = (),
+        on_piece: OnPiece | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        Without ``timeout_s`` the request may take as long as the peer shows life.
+        ``ahead`` are pieces that go first, as fast as the peer takes them in; ``on_piece`` is
+        given those that come ahead of the reply. Without ``timeout_s`` the request may take as
+        long as the peer shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
@@ -107,6 +122,8 @@ class Link:
             loop.create_future(),
             Envelope(message, sender, request_id, epoch, tensors),
             sequence,
+            ahead,
+            on_piece,
             now,
             now,
             reason,
@@ -182,9 +199,28 @@ class Link:
         self._send(outstanding)
 
     def _send(self, outstanding: _Outstanding) -> None:
+        """Send a request from its first piece on."""
         outstanding.sent_at = time.monotonic()
+        outstanding.pieces_sent = outstanding.untaken_nbytes = 0
+        outstanding.is_sent = False
+        self._send_on(outstanding)
+
+    def _send_on(self, outstanding: _Outstanding) -> None:
+        """Send what the peer's credit allows of a request's pieces, and after them the message."""
+        whole, ahead = outstanding.envelope, outstanding.ahead
         outstanding.sent_after = self._last_id
-        self._try_send(outstanding.envelope)
+        while outstanding.pieces_sent < len(ahead):
+            piece, tensors = ahead[outstanding.pieces_sent]
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            under_way = outstanding.untaken_nbytes
+            if under_way and under_way + nbytes > self.credit_nbytes:
+                return
+            self._try_send(Envelope(piece, whole.sender, whole.request_id, whole.epoch, tensors))
+            outstanding.pieces_sent += 1
+            outstanding.untaken_nbytes += nbytes
+        if not outstanding.is_sent:
+            outstanding.is_sent = True
+            self._try_send(whole)
 
     def _try_send(self, envelope: Envelope) -> None:
         frames = encode(envelope)
@@ -217,6 +253,11 @@ class Link:
             return  # a late reply to a request that was sent twice, or given up
         elif outstanding.future.done():
             return
+        elif type(message) is Piece:
+            self._take_piece(outstanding, message.index, envelope.tensors)
+        elif type(message) is Taken:
+            outstanding.untaken_nbytes = max(0, outstanding.untaken_nbytes - message.nbytes)
+            self._send_on(outstanding)
         elif type(message) is Refusal:
             outstanding.future.set_exception(error_of(message, self.peer))
         else:
@@ -233,9 +274,21 @@ class Link:
             sequence = outstanding.sequence
             if sequence is None or beat <= outstanding.sent_after or outstanding.future.done():
                 continue
+            # What is not sent yet waits for credit: the peer would have given it before this.
             if alive.received < sequence or alive.answered >= sequence:
                 log.info("%s: sending push %d again", self.peer, sequence)
                 self._resend(outstanding)
+
+    def _take_piece(
+        self, outstanding: _Outstanding, index: int, tensors: tuple[Tensor, ...]
+    ) -> None:
+        try:
+            if outstanding.on_piece is None or len(tensors) != 1:
+                raise ProtocolError(f"{self.peer} sent a piece that was not asked for")
+            outstanding.on_piece(index, tensors[0])
+            outstanding.sent_at = time.monotonic()  # it is being answered
+        except ProtocolError as error:
+            outstanding.future.set_exception(error)
 
     def abandon(self, error: ZmqTrainError) -> None:
         """Fail every request under way: the life they belong to is over."""

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.actors.link import Link
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
@@ -32,16 +34,17 @@ from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.roles.joining import join_all
+from zmqtrain.roles.lanes import map_segment, read_parameters
 from zmqtrain.roles.saving import Saver
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.layout import empty_values
+from zmqtrain.store.segment import Reached
 from zmqtrain.summary import Summary, parameters_sha256
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
     GetStatus,
     Initialize,
-    Parameters,
     Read,
     Shutdown,
     Status,
@@ -73,6 +76,7 @@ class Chief(JobActor):
         self._layouts = job.layouts(self.ps)
         self._variables = job.variables()
         self._links: list[Link] = []
+        self._segments: list[Reached | None] = []  # of the ps, where they can be reached
         self._saver = Saver(self)
         self._next_evaluation = job.evaluate_every or math.inf
         self.report = self._facts
@@ -125,7 +129,12 @@ class Chief(JobActor):
 
         ``again``: some ps has lost its parameters; without a checkpoint that ends the job.
         """
-        epochs = await join_all(self, self._links)
+        joined = await join_all(self, self._links)
+        self._segments = []
+        for shard, one in enumerate(joined):
+            reached = await map_segment(self, shard, one)
+            self._segments.append(reached and reached[0])
+        epochs = [one.epoch for one in joined]
         if min(epochs) == max(epochs) > 0:
             self.epoch = epochs[0]
             log.info("taking over in epoch %d", self.epoch)
@@ -189,14 +198,16 @@ class Chief(JobActor):
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         """Return all variables as they are now, or their moving averages."""
-        replies = await asyncio.gather(
-            *(link.request(Read(average), reason="it is read") for link in self._links)
+        flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
+        await asyncio.gather(
+            *(
+                read_parameters(link, segment, flat, average=average)
+                for link, segment, flat in zip(self._links, self._segments, flats, strict=True)
+            )
         )
         values = empty_values(self._variables)
-        for layout, reply in zip(self._layouts, replies, strict=True):
-            if not isinstance(reply.message, Parameters) or len(reply.tensors) != 1:
-                raise ProtocolError(f"{reply.sender} answered Read with {reply.message}")
-            layout.scatter(reply.tensors[0].array(), values)
+        for layout, flat in zip(self._layouts, flats, strict=True):
+            layout.scatter(flat, values)
         return values
 
     async def _report_evaluation(self, step: int) -> None:
@@ -288,7 +299,10 @@ class Chief(JobActor):
         step = (await self.status()).step
         deadline = time.monotonic() + self.timing.lease_s
         while self.ps > 1:
-            replies = [await link.request(Read(), reason="it is read") for link in self._links]
+            replies = [
+                await link.request(Read(values=False), reason="it is asked for its version")
+                for link in self._links
+            ]
             versions = [getattr(reply.message, "version", 0) for reply in replies]
             if min(versions) >= step:
                 return

@@ -6,22 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zmqtrain.actors.actor import Request
 from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.cluster import Role
 from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.roles.peers import Peer
 from zmqtrain.store import checkpoint
-from zmqtrain.store.shard import Snapshot
-from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import Order, Release, ShardFile
 
 if TYPE_CHECKING:
     from zmqtrain.roles.ps import ParameterServer
-
-LONG_NBYTES = 8 << 20  # an update of more parameters takes milliseconds and runs in a thread
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +30,7 @@ class Execution:
 
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
-        long_work = ps.shard.layout.nbytes > LONG_NBYTES
-        self._work = WorkQueue(str(ps.task), long_work=long_work, on_error=ps.crash)
+        self._work = WorkQueue(str(ps.task), on_error=ps.crash)
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once everything ordered so far is done; the shard is at rest then."""
@@ -56,7 +54,7 @@ class Execution:
                 case "release":
                     self._work.add(partial(self._release, order))
                 case "snapshot":
-                    self._work.add(partial(self._snapshot, order.text))
+                    self._snapshot(order.text)
                 case "switch":
                     self._work.add(partial(self._switch, order.text))
 
@@ -136,30 +134,52 @@ class Execution:
             time.monotonic() - pending.arrived_at,
         )
         peer.answered, peer.last_release = pending.sequence, release
-        pending.request.reply(release, (Tensor.of(self._ps.shard.parameters),))
+        self.send_release(pending.request, peer, release)
+
+    def send_release(self, request: Request, peer: Peer, release: Release) -> None:
+        """Answer a push; what it says of the parameters is true until the next order."""
+        if peer.lane != "tcp":
+            request.reply(release)
+            return
+        flat = self._ps.shard.parameters
+        request.reply_with(release, flat.copy() if self._ps.job.consistent_reads else flat)
 
     def _switch(self, spec: str) -> None:
         self._ps.direction.policy = spec
         log.info("the policy is %s from version %d on", spec, self._ps.shard.version)
 
     def _snapshot(self, directory: str) -> None:
-        self._ps.spawn(self._write(directory, self._ps.shard.snapshot()))
+        """Copy the shard into a file, before the next order, and make it durable beside them."""
+        file: Path | None = None
+        failure: ZmqTrainError | None = None
 
-    async def _write(self, directory: str, snapshot: Snapshot) -> None:
+        def work() -> None:
+            nonlocal file, failure
+            shard = self._ps.shard
+            try:
+                file = checkpoint.copy_shard(
+                    Path(directory), shard.layout, shard.parameters, shard.slots
+                )
+            except ZmqTrainError as error:
+                failure = error
+
+        def then() -> None:
+            if file is not None:
+                self._ps.spawn(self._seal(file, self._ps.shard.version))
+            elif failure is not None:
+                self._not_written(failure)
+
+        self._work.add(then, work, rare=True)
+
+    async def _seal(self, file: Path, version: int) -> None:
+        shard = self._ps.shard.layout.shard
         try:
-            written = await asyncio.to_thread(
-                checkpoint.write_shard,
-                Path(directory),
-                self._ps.shard.layout,
-                snapshot.parameters,
-                snapshot.slots,
-                snapshot.version,
-            )
+            written = await asyncio.to_thread(checkpoint.seal_shard, file, shard, version)
         except ZmqTrainError as error:
-            self._ps.metrics.checkpoint_failures.write.inc()
-            self._ps.direction.failed(error)
-            return
-        file = ShardFile(
-            written.shard, written.file, written.nbytes, written.blake2b, written.version
-        )
-        self._ps.direction.written(directory, file)
+            self._not_written(error)
+        else:
+            self._ps.direction.written(str(file.parent), ShardFile(*astuple(written)))
+
+    def _not_written(self, error: ZmqTrainError) -> None:
+        self._ps.metrics.checkpoint_failures.write.inc()
+        self._ps.direction.failed(error)

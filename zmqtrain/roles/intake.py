@@ -10,12 +10,14 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.errors import ProtocolError, RefusedError
 from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
-from zmqtrain.store.shard import all_finite
-from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.messages import Pull, Push, Release
+from zmqtrain.wire import pieces
+from zmqtrain.wire.messages import Piece, Pull, Push, Release, Taken
 
 if TYPE_CHECKING:
     from zmqtrain.roles.ps import ParameterServer
+
+CREDIT_NBYTES = 8 << 20
+"""Bytes of pieces that a worker may have under way to a ps, beyond those confirmed."""
 
 
 class Intake:
@@ -24,13 +26,15 @@ class Intake:
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self.duplicates = 0  # pushes that had been seen before
-        ps.handlers |= {Pull: self._on_pull, Push: self._on_push}
+        ps.handlers |= {Pull: self._on_pull, Piece: self._on_piece, Push: self._on_push}
 
     def _on_pull(self, request: Request) -> None:
         peer = self._ps.peers.member(request)
         if self._is_repeated(peer, request, 0):
             return
+        self._ps.gradients.assign(peer)
         peer.received = 0
+        peer.lanes = getattr(request.envelope.message, "lanes", "")
         self._await_release(request.sender.index, Pending(request, 0))
         self._ps.metrics.pulls.inc()
 
@@ -41,7 +45,8 @@ class Intake:
             return
         worker = request.sender.index
         self._check_push(request, push, peer)
-        finite = push.finite and self._stage(request, worker)
+        self._take_in(request, push, peer)
+        self._ps.shard.stage(worker, peer.gradient)
         peer.received = push.sequence
         peer.loss = push.loss
         self._await_release(
@@ -53,9 +58,9 @@ class Intake:
                 push.batch,
                 push.examples,
                 push.loss,
-                finite,
-                "" if finite else "refused",
-                "" if finite else "the loss or the gradient is NaN or infinite",
+                push.finite,
+                "" if push.finite else "refused",
+                "" if push.finite else "the loss or the gradient is NaN or infinite",
             ),
         )
 
@@ -70,43 +75,73 @@ class Intake:
             pending.request = request
         elif peer.last_release is not None and peer.last_release.sequence == sequence:
             self._ps.execution.after_orders(
-                partial(self._release_again, request, peer.last_release)
+                partial(self._release_again, request, peer, peer.last_release)
             )
         else:
             raise RefusedError(f"push {sequence} of {peer} was answered long ago")
         return True
 
-    def _release_again(self, request: Request, release: Release) -> None:
+    def _release_again(self, request: Request, peer: Peer, release: Release) -> None:
         again = replace(release, version=self._ps.shard.version)
-        request.reply(again, (Tensor.of(self._ps.shard.parameters),))
+        self._ps.execution.send_release(request, peer, again)
 
-    def _check_push(self, request: Request, push: Push, peer: Peer) -> None:
+    def _on_piece(self, request: Request) -> None:
+        """Lay a piece of a gradient where the whole of it will be."""
+        peer = self._ps.peers.member(request)
+        piece, tensors = request.envelope.message, request.envelope.tensors
+        if not isinstance(piece, Piece):
+            return
+        if piece.sequence > peer.received:  # else of a push that was sent twice
+            self._check_turn(request, piece.sequence, peer)
+            if len(tensors) != 1 or peer.lane != "tcp" or peer.gradient < 0:
+                raise ProtocolError(f"a piece of {len(tensors)} tensors on lane {peer.lane}")
+            gradient = self._ps.shard.segment.gradient(peer.gradient)
+            tensors[0].copy_to(pieces.at(gradient, piece.index))
+            peer.pieces.add(piece.index)
+        peer.untaken_nbytes += sum(tensor.nbytes for tensor in tensors)
+        if 2 * peer.untaken_nbytes >= CREDIT_NBYTES:
+            request.reply(Taken(peer.untaken_nbytes))
+            peer.untaken_nbytes = 0
+
+    def _check_turn(self, request: Request, sequence: int, peer: Peer) -> None:
         if request.envelope.epoch != self._ps.epoch:
             raise RefusedError(
                 f"push of epoch {request.envelope.epoch}, the job is in epoch {self._ps.epoch}"
             )
         if not self._ps.initialised:
             raise RefusedError(f"{self._ps.task} holds no parameters yet, so a push has no base")
-        if push.sequence != peer.received + 1:
-            raise ProtocolError(f"push {push.sequence} of {peer} follows push {peer.received}")
+        if sequence != peer.received + 1:
+            raise ProtocolError(f"push {sequence} of {peer} follows push {peer.received}")
         if request.sender.index in self._ps.pending:
             raise ProtocolError(
-                f"push {push.sequence} of {peer} came before {peer.received} was answered"
+                f"push {sequence} of {peer} came before {peer.received} was answered"
             )
-        if len(request.envelope.tensors) != (1 if push.finite else 0):
-            raise ProtocolError(
-                f"a push of {len(request.envelope.tensors)} tensors, expected one, or none with "
-                "finite False"
-            )
+
+    def _check_push(self, request: Request, push: Push, peer: Peer) -> None:
+        self._check_turn(request, push.sequence, peer)
+        if peer.gradient < 0:
+            raise ProtocolError(f"push {push.sequence} of {peer} came without a pull before it")
         if push.examples < 1:
             raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
         self._ps.direction.check(request.sender.index, push)
 
-    def _stage(self, request: Request, worker: int) -> bool:
-        """Copy the gradient into the worker's slot; say whether it is finite."""
-        slot = self._ps.shard.gradient_slot(worker)
-        request.envelope.tensors[0].copy_to(slot)
-        return all_finite(slot)
+    def _take_in(self, request: Request, push: Push, peer: Peer) -> None:
+        """See to it that all of the gradient lies in the worker's place in the segment."""
+        gradient = self._ps.shard.segment.gradient(peer.gradient)
+        tensors, came = request.envelope.tensors, len(peer.pieces)
+        needed = pieces.count(len(gradient))
+        if not push.finite or peer.lane != "tcp":
+            rides, ahead = 0, 0
+        else:
+            rides, ahead = (1, 0) if needed == 1 else (0, needed)
+        if len(tensors) != rides or (push.finite and came != ahead):
+            raise ProtocolError(
+                f"a push of {len(tensors)} tensors after {came} pieces, expected {rides} after "
+                f"{ahead}, and none with finite False"
+            )
+        peer.pieces.clear()
+        for tensor in tensors:
+            tensor.copy_to(gradient)
 
     def _await_release(self, worker: int, pending: Pending) -> None:
         if not pending.finite:

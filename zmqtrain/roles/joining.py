@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
@@ -15,19 +16,27 @@ if TYPE_CHECKING:
     from zmqtrain.roles.task import JobActor
 
 
-async def join_all(actor: JobActor, links: Sequence[Link]) -> list[int]:
-    """Begin a new life at every ps; return their epochs.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a ps said to a task that joined."""
+
+    link: Link
+    welcome: Welcome
+    epoch: int
+
+
+async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
+    """Begin a new life at every ps; return what they say.
 
     The lead shard gives the incarnation, the others take it from there.
     """
     actor.abandon_life(FencedError("a new life of this task begins"))
     actor.begin_life()
-    epochs = []
+    joined = []
     for link in links:
-        welcome, epoch = await join(actor, link)
-        actor.incarnation = welcome.incarnation
-        epochs.append(epoch)
-    return epochs
+        joined.append(await join(actor, link))
+        actor.incarnation = joined[-1].welcome.incarnation
+    return joined
 
 
 def process_name() -> str:
@@ -35,8 +44,8 @@ def process_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
-    """Join at one ps, waiting for it if it is not there yet; return its welcome and its epoch.
+async def join(actor: JobActor, link: Link) -> Joined:
+    """Join at one ps, waiting for it if it is not there yet.
 
     Raises:
         RefusedError: it runs another job, is another ps, or the task's index is taken.
@@ -57,4 +66,5 @@ async def join(actor: JobActor, link: Link) -> tuple[Welcome, int]:
             f"{link.peer}: list the ps in the same order on every task (--ps, TF_CONFIG)"
         )
     link.joined, link.fenced = True, False
-    return envelope.message, envelope.epoch
+    link.credit_nbytes = envelope.message.credit_nbytes
+    return Joined(link, envelope.message, envelope.epoch)

@@ -38,6 +38,11 @@ class Peer:
     received: int = -1  # sequence of the last push, 0 for a pull
     answered: int = -1
     last_release: Release | None = None
+    lane: str = "tcp"
+    lanes: str = ""  # to every ps, as a worker says
+    gradient: int = -1  # number in the segment of where its gradients go
+    pieces: set[int] = field(default_factory=set)  # of its next push, that have come
+    untaken_nbytes: int = 0  # of them, not yet confirmed
     loss: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
     waits: tuple[Wait, ...] = ()

@@ -15,6 +15,8 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.cluster import Role
@@ -24,20 +26,26 @@ from zmqtrain.errors import (
     OrphanedError,
     PeerLostError,
     RefusedError,
+    SegmentError,
     ZmqTrainError,
 )
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.logs import StateLogger
+from zmqtrain.optim import Update
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
-from zmqtrain.roles.intake import Intake
+from zmqtrain.roles.gradients import Gradients
+from zmqtrain.roles.intake import CREDIT_NBYTES, Intake
 from zmqtrain.roles.peers import ORDERS, Peer, Peers
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.store.shard import Shard
-from zmqtrain.transport.base import Transport
-from zmqtrain.wire.buffers import Tensor
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
+from zmqtrain.store.shard import Shard, segment_layout
+from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
+from zmqtrain.wire import pieces
 from zmqtrain.wire.messages import (
     Alive,
     Done,
@@ -61,9 +69,9 @@ class ParameterServer(JobActor):
 
     def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
         super().__init__(config, job, transport)
-        self.shard = Shard(job.layouts(self.ps)[config.index], job.update())
+        self.shard: Shard  # from the moment it listens
         self.peers = Peers(config.lease_s, self.ps)
-        self._bind_endpoint = config.bind_endpoint
+        self._config = config
         self.pending: dict[int, Pending] = {}
         self.restored_from: Path | None = None
         self.shutdown: Shutdown | None = None
@@ -80,6 +88,7 @@ class ParameterServer(JobActor):
             Read: self._on_read,
             Shutdown: self._on_shutdown,
         }
+        self.gradients = Gradients(self)
         self.intake = Intake(self)
         self._states = StateLogger(log)
 
@@ -95,21 +104,58 @@ class ParameterServer(JobActor):
         from zmqtrain.roles.follower import Follower
         from zmqtrain.roles.lead import Lead
 
-        self.shard.rule.warm_up(self.shard.parameters)
-        bound = self.listen(self._bind_endpoint)
-        layout = self.shard.layout
+        layout, update = self.job.layouts(self.ps)[self.task.index], self.job.update()
+        update.warm_up(np.empty(0, np.float32))
+        bound = self.listen(
+            self._config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
+        )
+        self.shard = Shard(layout, update, self._make_segment(layout, update, bound.address))
+        try:
+            self._tell_of_memory(bound.address)
+            self.direction = Follower(self) if self.task.index else Lead(self)
+            self.metrics.role_state.set("joining")
+            self.spawn(self._watch())
+            await self.stopping.wait()
+            return await self._farewell()
+        finally:
+            self.execution.close()
+            self.shard.segment.remove()
+
+    def _make_segment(self, layout: ShardLayout, update: Update, address: str) -> Segment:
+        """Make the shard's memory: a file that others may map, unless that is not wanted."""
+        config, needed = self._config, segment_layout(layout, update)
+        if config.lane in ("memory", "tcp"):
+            return Segment.private(needed)
+        try:
+            directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+            if directory is None:
+                raise SegmentError(f"this host has no {SHARED_MEMORY}")
+            return Segment.create(needed, directory / file_name(str(self.task), address))
+        except SegmentError as error:
+            if config.lane == "shm" or config.segment_dir:
+                raise
+            log.warning(
+                "%s; workers of this host will send their tensors by tcp: give --segment-dir, or "
+                "make room (docker: --shm-size)",
+                error,
+            )
+            return Segment.private(needed)
+
+    def _tell_of_memory(self, address: str) -> None:
+        layout, segment = self.shard.layout, self.shard.segment
+        gradients = self.workers
         log.info(
-            "listening at %s: %d slices, %.1f MB of parameters",
-            bound.address,
+            "listening at %s: %d slices, %.1f MB of parameters; with %d workers its memory is at "
+            "most %.1f MB%s and %.1f MB for messages",
+            address,
             len(layout.slices),
             layout.nbytes / 1e6,
+            gradients,
+            segment.layout.nbytes(gradients) / 1e6,
+            f" in {segment.path}" if segment.path else "",
+            gradients * CREDIT_NBYTES / 1e6,
         )
         self.metrics.parameter_bytes.set(layout.nbytes)
-        self.direction = Follower(self) if self.task.index else Lead(self)
-        self.metrics.role_state.set("joining")
-        self.spawn(self._watch())
-        await self.stopping.wait()
-        return await self._farewell()
 
     async def _farewell(self) -> int:
         """Leave: at the chief's word, or, after SIGTERM, when it does not come in time."""
@@ -117,7 +163,6 @@ class ParameterServer(JobActor):
             log.warning("leaving without the chief's shutdown")
             return self.stop_code
         await _within(FAREWELL_S, self._workers_gone)
-        self.execution.close()
         log.info("the run is over: %s", self.shutdown.reason)
         return self.shutdown.exit_code
 
@@ -187,7 +232,8 @@ class ParameterServer(JobActor):
                 self._gone(before)
             self.direction.joined(peer)
         self._count_peers()
-        request.reply(Welcome(peer.incarnation, self.direction.policy))
+        segment = self.shard.segment.name if self._config.lane != "tcp" else ""
+        request.reply(Welcome(peer.incarnation, self.direction.policy, segment, CREDIT_NBYTES))
 
     def _on_leave(self, request: Request) -> None:
         peer = self.peers.member(request)
@@ -265,7 +311,7 @@ class ParameterServer(JobActor):
         """Put initial parameters into the shard, or those of a checkpoint."""
         layout = self.shard.layout
         if checkpoint_path is None:
-            flat = self.shard.parameters.copy()
+            flat = np.empty(layout.size, np.float32)
             layout.gather(self.job.initial_parameters(), flat)
             self.shard.initialize(flat)
             return
@@ -288,14 +334,19 @@ class ParameterServer(JobActor):
         message = request.envelope.message
         if not self.initialised:
             raise RefusedError(f"{self.task} holds no parameters yet")
-        average = isinstance(message, Read) and message.average
-        if average and "average" not in self.shard.slots:
+        if not isinstance(message, Read):
+            return
+        if message.average and "average" not in self.shard.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
-        self.execution.after_orders(partial(self._show, request, average))
+        self.execution.after_orders(partial(self._show, request, message))
 
-    def _show(self, request: Request, average: bool) -> None:
-        flat = self.shard.slots["average"] if average else self.shard.parameters
-        request.reply(Parameters(self.shard.version), (Tensor.of(flat),))
+    def _show(self, request: Request, message: Read) -> None:
+        shown = Parameters(self.shard.version)
+        if not message.values:
+            request.reply(shown)
+            return
+        flat = self.shard.slots["average"] if message.average else self.shard.parameters
+        request.reply_with(shown, flat.copy())  # updates go on while it is on its way
 
     # The end
 

@@ -80,6 +80,7 @@ def _own(lead: Lead) -> TaskStatus:
         loss=float("nan"),
         process=ps.process,
         metrics=ps.metrics_address,
+        lanes="",
         facts={"bytes": float(ps.shard.layout.nbytes)},
     )
 
@@ -102,6 +103,7 @@ def _task(lead: Lead, peer: Peer) -> TaskStatus:
         loss=peer.loss,
         process=peer.process,
         metrics=peer.metrics,
+        lanes=peer.lanes or (peer.lane if role != "client" else ""),
         facts=peer.facts,
     )
 

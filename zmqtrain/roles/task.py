@@ -26,6 +26,7 @@ class JobActor(Actor):
         self.job = job
         self.job_name = config.job
         self.workers = config.workers
+        self.lane = config.lane
         self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
         self.ps = len(self.ps_endpoints)
         self.fingerprint = job.fingerprint(self.ps)

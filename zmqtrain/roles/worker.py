@@ -12,9 +12,11 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import Link
@@ -27,13 +29,15 @@ from zmqtrain.errors import ConfigError, DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
+from zmqtrain.roles.device import make_device
 from zmqtrain.roles.joining import join_all
-from zmqtrain.roles.memory import Device, WorkerMemory
+from zmqtrain.roles.lanes import Lane, open_lanes, read_parameters
+from zmqtrain.roles.memory import WorkerMemory
 from zmqtrain.roles.task import JobActor
+from zmqtrain.store.segment import Flat
 from zmqtrain.store.shard import all_finite
 from zmqtrain.transport.base import Transport
 from zmqtrain.user_code import user_code
-from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Message, Pull, Push, Release, Shutdown
 
@@ -48,6 +52,7 @@ class _Made:
     finite: bool  # loss and gradient hold neither NaN nor infinity
     examples: int
     data_s: float  # spent on getting the batch
+    read_s: float  # spent on getting the parameters from where the shards keep them
 
 
 class Worker(JobActor):
@@ -58,18 +63,18 @@ class Worker(JobActor):
     ) -> None:
         """``dataset``: the training set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
-        variables, layouts = job.variables(), job.layouts(self.ps)
-        self._parameters = WorkerMemory(variables, layouts)
-        self._gradients = WorkerMemory(variables, layouts)
-        self._device = Device(job.device)
-        self._buffers = self._device.buffers(self._gradients.values)
+        self._device = make_device(job.device)
+        self._lanes: list[Lane] = []
+        self._sources: list[Flat] = []  # of the parameters, for each shard
+        self._parameters: WorkerMemory
+        self._gradients: WorkerMemory
+        self._buffers: dict[str, Any] = {}  # that the model is given for its gradients
         self._dataset = dataset
         self._compute_beside = Offload(f"{self.task} compute")
         self._shutdown: Shutdown | None = None
         self._leases: deque[int] = deque()
         self._versions = [0] * self.ps  # of the parameters held, by shard
         self._sequence = 0
-        self._took_in_s = 0.0  # copying the last parameters
         self._is_in = False
         self.steps = 0
         self.report = self._facts
@@ -122,8 +127,9 @@ class Worker(JobActor):
         """Live one incarnation: join, pull, push until told to stop."""
         self.metrics.role_state.set("joining")
         await self._join(links)
+        lanes = ",".join(lane.name for lane in self._lanes)
         reason = "it has not let us in yet"
-        release = await self._exchange(links, [Pull()] * len(links), None, reason)
+        release = await self._exchange(links, [Pull(lanes)] * len(links), reason)
         self._is_in = True
         self.metrics.role_state.set("training")
         while not release.stop:
@@ -135,7 +141,22 @@ class Worker(JobActor):
     async def _join(self, links: Sequence[Link]) -> None:
         self._sequence = 0
         self._leases.clear()
-        await join_all(self, links)
+        self._use(await open_lanes(self, await join_all(self, links)))
+
+    def _use(self, lanes: list[Lane]) -> None:
+        """Lay the model's variables over the memory that the lanes give."""
+        variables, layouts = self.job.variables(), self.job.layouts(self.ps)
+        self._lanes = lanes
+        self._sources = [lane.parameters for lane in lanes]
+        if self.job.consistent_reads:  # on tcp they are copies anyway
+            self._sources = [
+                np.empty_like(lane.parameters) if lane.reached else lane.parameters
+                for lane in lanes
+            ]
+        twins = self._device.twins
+        self._parameters = WorkerMemory(variables, layouts, twins(self._sources))
+        self._gradients = WorkerMemory(variables, layouts, twins([lane.gradient for lane in lanes]))
+        self._buffers = dict(self._gradients.values)
 
     async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:
         phases = self.metrics.phase_duration_seconds
@@ -152,19 +173,18 @@ class Worker(JobActor):
             Push(self._sequence, version, number, made.examples, made.loss, made.finite)
             for version in self._versions
         ]
-        gradients = self._gradients.flats if made.finite else None
         reason = f"it has not answered push {self._sequence}"
-        release = await self._exchange(links, pushes, gradients, reason)
+        release = await self._exchange(links, pushes, reason)
         ended = time.perf_counter()
         self.steps += 1
         self.metrics.steps.inc()
         self.metrics.examples.inc(made.examples)
         self.metrics.train_loss.set(made.loss)
         phases.data.observe(made.data_s)
-        phases.compute.observe(computed - started - made.data_s)
+        phases.compute.observe(computed - started - made.data_s - made.read_s)
         phases.wait.observe(release.held_s)
-        phases.pull.observe(self._took_in_s)
-        phases.push.observe(max(0.0, ended - computed - release.held_s - self._took_in_s))
+        phases.pull.observe(made.read_s)
+        phases.push.observe(max(0.0, ended - computed - release.held_s))
         self.metrics.step_duration_seconds.observe(ended - started)
         if release.result == "refused":
             log.warning("push %d was refused: %s", release.sequence, release.reason)
@@ -187,19 +207,22 @@ class Worker(JobActor):
 
     def _compute(self, prefetcher: Prefetcher, number: int) -> _Made:
         """Fill the gradient buffers from one batch."""
-        gradients = self._gradients
+        parameters, gradients = self._parameters, self._gradients
         started = time.perf_counter()
         batch = self._device.batch(self._take(prefetcher, number))
-        data_s = time.perf_counter() - started
-        parameters = self._device.upload(self._parameters.values)
-        loss = self._call_model(parameters, batch)
+        taken = time.perf_counter()
+        self._device.load(self._sources, parameters.flats)
+        parameters.gather()
+        read = time.perf_counter()
+        loss = self._call_model(parameters.values, batch)
         self._check_shapes()
         if self.job.clip_norm is not None:
             clip_by_global_norm(self._buffers, self.job.clip_norm)
-        self._device.download(self._buffers, gradients.values)
-        gradients.gather()
+        gradients.scatter()
         finite = math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
-        return _Made(loss, finite, len(batch[0]), data_s)
+        if finite:
+            self._device.store(gradients.flats, [lane.gradient for lane in self._lanes])
+        return _Made(loss, finite, len(batch[0]), taken - started, read - taken)
 
     def _call_model(self, parameters: Parameters, batch: Batch) -> float:
         model = self.job.model
@@ -249,35 +272,48 @@ class Worker(JobActor):
         self,
         links: Sequence[Link],
         messages: Sequence[Message],
-        gradients: Sequence[object] | None,
         reason: str,
     ) -> Release:
         """Send each shard its message; take in the parameters of all replies.
 
         Returns the lead shard's release, once every shard has released this worker.
         """
-        sequence = self._sequence
-        requests = []
-        for shard, (link, message) in enumerate(zip(links, messages, strict=True)):
-            tensors = () if gradients is None else (Tensor.of(self._gradients.flats[shard]),)
-            requests.append(
-                link.request(message, tensors=tensors, sequence=sequence, reason=reason)
-            )
+        requests = [
+            self._send(link, lane, message, reason)
+            for link, lane, message in zip(links, self._lanes, messages, strict=True)
+        ]
         if len(requests) == 1:
             replies = [await requests[0]]
         else:
             replies = await asyncio.gather(*requests)
-        received = time.perf_counter()
         for shard, reply in enumerate(replies):
             self._take_in(shard, reply)
-        self._took_in_s = time.perf_counter() - received
+        if self.job.consistent_reads:
+            for link, lane, source in zip(links, self._lanes, self._sources, strict=True):
+                if lane.reached is not None:
+                    await read_parameters(link, lane.reached, source)
         return _release_of(replies[0])
+
+    def _send(
+        self, link: Link, lane: Lane, message: Message, reason: str
+    ) -> Coroutine[Any, Any, Envelope]:
+        has_gradient = isinstance(message, Push) and message.finite
+        ahead, tensors = lane.travelling(self._sequence) if has_gradient else ((), ())
+        return link.request(
+            message,
+            tensors=tensors,
+            ahead=ahead,
+            on_piece=lane.take_piece,
+            sequence=self._sequence,
+            reason=reason,
+        )
 
     def _take_in(self, shard: int, reply: Envelope) -> None:
         self._versions[shard] = _release_of(reply).version
         self.epoch = max(self.epoch, reply.epoch)
-        reply.tensors[0].copy_to(self._parameters.flats[shard])
-        self._parameters.scatter(shard)
+        lane = self._lanes[shard]
+        for tensor in reply.tensors:
+            tensor.copy_to(lane.parameters)
 
     def _on_shutdown(self, request: Request) -> None:
         message = request.envelope.message
@@ -290,7 +326,7 @@ class Worker(JobActor):
 
 
 def _release_of(reply: Envelope) -> Release:
-    if not isinstance(reply.message, Release) or len(reply.tensors) != 1:
+    if not isinstance(reply.message, Release):
         raise ProtocolError(f"{reply.sender} answered a push with {reply.message}")
     return reply.message
 

@@ -1,8 +1,9 @@
 """Writing and reading checkpoints: ``<logdir>/checkpoints/step-00001200/``.
 
-Each ps writes its shard into a temporary directory (:func:`write_shard`), the chief opens it
-(:func:`begin`) and publishes it (:func:`commit`). A checkpoint stores slices under their global
-coordinates, so it can be read into any other placement (:func:`read_shard`).
+The chief opens a temporary directory (:func:`begin`), each ps writes its shard into it
+(:func:`copy_shard`, then :func:`seal_shard`), the chief publishes it (:func:`commit`). A checkpoint
+stores slices under their global coordinates, so it can be read into any other placement
+(:func:`read_shard`).
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ def begin(logdir: Path, step: int) -> Path:
     return temporary
 
 
-def write_shard(
+def copy_shard(
     directory: Path,
     layout: ShardLayout,
     parameters: NDArray[np.float32],
     slots: Mapping[str, NDArray[np.float32]],
-    version: int,
-) -> ShardFile:
-    """Write one shard into an attempt's temporary directory; durable when it returns.
+) -> Path:
+    """Copy one shard into a file in an attempt's temporary directory; return the file.
 
     ``parameters`` and each slot are float32 of shape (layout.size,); nobody may write to them
-    meanwhile. ``version`` is the number of updates they contain.
+    meanwhile. The copy goes to the kernel's page cache, not to memory of this process, and not yet
+    to the disk: that is :func:`seal_shard`'s, which needs none of the arrays.
 
     Raises:
         CheckpointError: the file cannot be written, an array does not fit the layout, or a slot's
@@ -96,11 +97,23 @@ def write_shard(
             save_file(tensors, file)
         except SafetensorError as error:
             raise OSError(str(error)) from error
+    return file
+
+
+def seal_shard(file: Path, shard: int, version: int) -> ShardFile:
+    """Make what :func:`copy_shard` wrote durable; return what the manifest says of it.
+
+    ``version`` is the number of updates that it contains.
+
+    Raises:
+        CheckpointError: the disk failed.
+    """
+    with writing(file):
         # safetensors makes private files; a checkpoint is as open as its directory.
-        os.chmod(file, directory.stat().st_mode & 0o666)
+        os.chmod(file, file.parent.stat().st_mode & 0o666)
         sync_path(file)
-        sync_path(directory)
-        return ShardFile(layout.shard, file.name, file.stat().st_size, digest_file(file), version)
+        sync_path(file.parent)
+        return ShardFile(shard, file.name, file.stat().st_size, digest_file(file), version)
 
 
 def commit(temporary: Path, manifest: Manifest) -> Path:

@@ -1,4 +1,4 @@
-"""A shard's memory: flat parameters, optimizer slots, the step's sum, a gradient slot a worker.
+"""A shard: the arithmetic on one ps's segment.
 
 All arithmetic on parameters happens here. Nothing here decides; the orders come from the policy.
 """
@@ -6,84 +6,101 @@ All arithmetic on parameters happens here. Nothing here decides; the orders come
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zmqtrain.optim import Update, new_slots
+from zmqtrain.optim import Update
 from zmqtrain.optim.blocks import block_size, runs
 from zmqtrain.store.layout import ShardLayout
-
-Flat = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Copies of a shard's memory at one version."""
-
-    version: int
-    parameters: Flat
-    slots: Mapping[str, Flat]
+from zmqtrain.store.segment import CLOCK, VERSION, Flat, Segment, SegmentLayout
 
 
 class Shard:
-    """One ps's part of the model. ``version`` counts the updates applied to it."""
+    """One ps's part of the model, in private memory unless a segment is given.
 
-    def __init__(self, layout: ShardLayout, update: Update) -> None:
+    A worker's gradient counts from where it lies: the worker is *staged* at a gradient of the
+    segment, by number, when its push has arrived.
+    """
+
+    def __init__(self, layout: ShardLayout, update: Update, segment: Segment | None = None) -> None:
         self.layout = layout
         self.rule = update
-        self.version = 0
-        self.parameters: Flat = np.zeros(layout.size, np.float32)
-        self.slots: dict[str, Flat] = {}
+        self.segment = segment or Segment.private(segment_layout(layout, update))
         self.accumulated = 0  # gradients in the sum
-        self._sum: Flat = np.zeros(layout.size, np.float32)
-        self._gradients: dict[int, Flat] = {}
+        self._staged: dict[int, int] = {}  # worker -> number of its gradient
+
+    @property
+    def version(self) -> int:
+        """Updates applied."""
+        return self.segment.words[VERSION]
+
+    @property
+    def parameters(self) -> Flat:
+        return self.segment.parameters
+
+    @property
+    def slots(self) -> dict[str, Flat]:
+        return self.segment.slots
 
     def initialize(
         self, parameters: Flat, slots: Mapping[str, Flat] | None = None, version: int = 0
     ) -> None:
         """Begin with these parameters (float32, shape (layout.size,)), copied."""
-        self.parameters[...] = parameters
-        self.slots = dict(slots) if slots is not None else new_slots(self.rule, self.parameters)
-        self.version = version
+        self.segment.words[CLOCK] += 1
+        np.copyto(self.parameters, parameters)
+        for slot in self.rule.slots:
+            initial = parameters if slot.initial is None else slot.initial
+            np.copyto(self.slots[slot.name], slots[slot.name] if slots is not None else initial)
+        self.segment.words[VERSION] = version
+        self.segment.words[CLOCK] += 1
         self.accumulated = 0
+        self._staged.clear()
 
-    def gradient_slot(self, worker: int) -> Flat:
-        """Return the memory that takes this worker's gradient; it stays valid."""
-        if worker not in self._gradients:
-            self._gradients[worker] = np.empty(self.layout.size, np.float32)
-        return self._gradients[worker]
+    def stage(self, worker: int, number: int) -> None:
+        """Take gradient ``number`` of the segment for the worker's contribution."""
+        self._staged[worker] = number
+
+    def is_staged(self, number: int) -> bool:
+        """Say whether gradient ``number`` may still be needed."""
+        return number in self._staged.values()
 
     def apply(self, worker: int) -> None:
         """Apply the worker's gradient as one update."""
-        self._update((self._gradients[worker],), count=1)
+        self._update((self._gradient_of(worker),), count=1)
 
     def accumulate(self, worker: int) -> None:
         """Add the worker's gradient to the step's sum."""
         if self.accumulated:
-            self._sum += self._gradients[worker]
+            self.segment.sum += self._gradient_of(worker)
         else:
-            self._sum[...] = self._gradients[worker]
+            np.copyto(self.segment.sum, self._gradient_of(worker))
         self.accumulated += 1
 
     def reduce(self, workers: tuple[int, ...]) -> None:
         """Apply the mean of the sum and of these workers' gradients, added in this order."""
-        gradients = tuple(self._gradients[worker] for worker in workers)
+        gradients = tuple(self._gradient_of(worker) for worker in workers)
         count = self.accumulated + len(gradients)
         if self.accumulated:
-            gradients = (self._sum, *gradients)
+            gradients = (self.segment.sum, *gradients)
         self.accumulated = 0
         self._update(gradients, count)
 
-    def snapshot(self) -> Snapshot:
-        """Copy the memory as it is now."""
-        slots = {name: slot.copy() for name, slot in self.slots.items()}
-        return Snapshot(self.version, self.parameters.copy(), slots)
+    def _gradient_of(self, worker: int) -> Flat:
+        return self.segment.gradient(self._staged[worker])
 
     def _update(self, gradients: tuple[Flat, ...], count: int) -> None:
-        self.rule.update_by_mean(self.parameters, gradients, count, self.slots, self.version)
-        self.version += 1
+        words = self.segment.words
+        words[CLOCK] += 1
+        try:
+            self.rule.update_by_mean(self.parameters, gradients, count, self.slots, self.version)
+            words[VERSION] += 1
+        finally:
+            words[CLOCK] += 1
+
+
+def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
+    """Return the layout of the segment that such a shard lies in."""
+    return SegmentLayout(layout.size, [slot.name for slot in update.slots])
 
 
 def all_finite(flat: Flat) -> bool:

@@ -12,10 +12,17 @@ from typing import Protocol, TypeAlias
 
 from zmqtrain.wire.buffers import Buffer
 
+HIGH_WATER_MARK = 64
+"""Messages on their way to or from a peer; back-pressure is by bytes, above: this is the fuse."""
+
 Peer: TypeAlias = bytes
 """Where a listening endpoint's message came from, and where the reply goes; b"" when connected."""
 
 OnMessage: TypeAlias = Callable[[Peer, list[Buffer]], None]
+
+
+COPIED_NBYTES = 1 << 16
+"""Frames up to here are copied: that costs less than keeping track of them."""
 
 
 class UnreachableError(Exception):
@@ -39,7 +46,8 @@ class Endpoint(Protocol):
         ...
 
     def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
-        """Send one message; its bytes have been taken over when this returns.
+        """Send one message. Frames up to ``COPIED_NBYTES`` have been taken over when this returns;
+        a larger one is read from where it lies until it has left, so it goes out as it is then.
 
         A connected endpoint keeps messages until its peer listens, up to a small number.
 
@@ -56,8 +64,8 @@ class Endpoint(Protocol):
 class Transport(Protocol):
     """Makes endpoints. Addresses are ``tcp://host:port``; port 0 binds any free one."""
 
-    def bind(self, address: str) -> Endpoint:
-        """Listen at ``address``.
+    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
+        """Listen at ``address``, with up to so many messages on their way to each peer.
 
         Raises:
             ConfigError: the address is taken or not one of this host.

@@ -11,12 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import OnMessage, Peer, UnreachableError
+from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, Peer, UnreachableError
 from zmqtrain.wire.buffers import Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
-MAX_WAITING = 64
-"""Messages a connected endpoint keeps while nobody listens, as a ZeroMQ high-water mark does."""
 
 
 class MemoryEndpoint:
@@ -49,8 +47,8 @@ class MemoryEndpoint:
         if not self._name:
             self._hub.end_named(peer).deliver(b"", copy)
         elif not self._hub.forward(self._address, self._name, copy):
-            if len(self._waiting) >= MAX_WAITING:
-                raise UnreachableError(f"{MAX_WAITING} messages wait for {self._address}")
+            if len(self._waiting) >= HIGH_WATER_MARK:
+                raise UnreachableError(f"{HIGH_WATER_MARK} messages wait for {self._address}")
             self._waiting.append(copy)
 
     def deliver(self, peer: Peer, frames: list[Buffer]) -> None:
@@ -93,7 +91,7 @@ class MemoryTransport:
         self._ends: dict[Peer, MemoryEndpoint] = {}
         self._numbers = itertools.count(1)
 
-    def bind(self, address: str) -> MemoryEndpoint:
+    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> MemoryEndpoint:
         if address.endswith(":0"):
             address = f"{address[:-1]}{49152 + next(self._numbers)}"
         if address in self._listeners:

@@ -18,13 +18,18 @@ from socket import socket as PlainSocket
 import zmq
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import OnMessage, Peer, UnreachableError
+from zmqtrain.transport.base import (
+    COPIED_NBYTES,
+    HIGH_WATER_MARK,
+    OnMessage,
+    Peer,
+    UnreachableError,
+)
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
 WATCHDOG_S = 1.0
 LINGER_MS = 2000  # how long last replies may take to leave after close
-HIGH_WATER_MARK = 64  # messages for each peer; back-pressure is by bytes, above, this is the fuse
 MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
 
 
@@ -62,7 +67,9 @@ class ZmqEndpoint:
     def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
         message = [peer, *frames] if self._listening else frames
         try:
-            self._socket.send_multipart(message, zmq.NOBLOCK, copy=True)
+            self._socket.send_multipart(
+                message, zmq.NOBLOCK, copy=all(len(frame) <= COPIED_NBYTES for frame in frames)
+            )
         except zmq.Again:
             raise UnreachableError(f"the queue to {self._address} is full") from None
         except zmq.ZMQError as error:
@@ -128,8 +135,9 @@ class ZmqTransport:
         self._context = zmq.Context()
         self._endpoints: set[ZmqEndpoint] = set()
 
-    def bind(self, address: str) -> ZmqEndpoint:
+    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
         socket = self._socket(zmq.ROUTER, address)
+        socket.set(zmq.SNDHWM, high_water_mark)
         socket.set(zmq.ROUTER_MANDATORY, 1)
         try:
             if _is_served(address):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -44,10 +44,34 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The task is known from now on by this incarnation; the one before it is fenced."""
+    """The task is known from now on by this incarnation; the one before it is fenced.
+
+    ``segment`` names the ps's memory: who can reach it needs to send no tensors. ``credit_nbytes``
+    is how many bytes of pieces the task may have under way to the ps.
+    """
 
     incarnation: int
     policy: str
+    segment: str
+    credit_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapSegment:
+    """The task has reached the ps's segment, and this nonce is what it read there.
+
+    From now on its gradients and parameters stay there, and no tensors travel.
+    """
+
+    lane: str  # memory or shm
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """The nonce is right. A worker's gradients go into this gradient of the segment; -1: none."""
+
+    gradient: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +90,22 @@ class Initialize:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A worker asks to be let in: answered by a Release with sequence 0 once it may start."""
+    """A worker asks to be let in: answered by a Release with sequence 0 once it may start.
+
+    ``lanes``: how tensors travel between it and each ps, for people.
+    """
+
+    lanes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """One gradient (the tensor: this shard's part, float32, flat) and what it was computed from.
+    """One gradient of this shard's part, and what it was computed from.
 
-    ``sequence`` counts this incarnation's pushes from 1. ``version`` is the shard's version that
-    the gradient was computed on. ``finite`` False says that the gradient held NaN or infinity
-    somewhere; then no tensor comes with it.
+    The gradient lies in the segment if the worker has mapped it; else it is the message's tensors
+    (float32, flat), or went ahead in pieces if it is larger than one. ``sequence`` counts this
+    incarnation's pushes from 1. ``version`` is the shard's version that the gradient was computed
+    on. ``finite`` False says that the gradient held NaN or infinity somewhere; then it is nowhere.
     """
 
     sequence: int
@@ -87,8 +117,28 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Goes ahead of a message that speaks of a tensor: its elements from ``index`` pieces on.
+
+    All pieces have the same size but the last. ``sequence`` is the push's, 0 for parameters.
+    """
+
+    sequence: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """So many bytes of pieces have been taken in: as many more may come."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """The worker may go on: the tensor is this shard's parameters at ``version``.
+    """The worker may go on with this shard's parameters at ``version``.
+
+    They lie in the segment, are the tensor, or went ahead in pieces, as for a push.
 
     ``result`` is what became of push ``sequence``: applied, accumulated, dropped, refused, or
     joined for sequence 0. ``batches`` are the numbers of further batches leased to the worker
@@ -107,14 +157,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Ask for the parameters as they are now (or their moving average), without joining."""
+    """Ask for the parameters as they are now (or their moving average), or the version alone."""
 
     average: bool = False
+    values: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The tensor is this shard's part, float32, flat, consistent at ``version``."""
+    """This shard's part, float32, flat, consistent at ``version``, if values were asked for."""
 
     version: int
 
@@ -277,6 +328,7 @@ class TaskStatus:
     loss: float
     process: str
     metrics: str
+    lanes: str  # to each ps: memory, shm or tcp
     facts: dict[str, float] = field(default_factory=dict)
 
 
@@ -305,7 +357,8 @@ class Status:
 
 
 Message = (
-    Done | Refusal | Join | Welcome | Leave | Initialize | Pull | Push | Release | Read
-    | Parameters | Heartbeat | Alive | Arrived | Orders | SwitchPolicy | RequestSave
-    | SaveEnded | Save | SliceWritten | Saved | Close | Shutdown | GetStatus | Status
+    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
+    | Piece | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
+    | SwitchPolicy | RequestSave | SaveEnded | Save | SliceWritten | Saved | Close | Shutdown
+    | GetStatus | Status
 )  # fmt: skip

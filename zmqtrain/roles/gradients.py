@@ -1,0 +1,73 @@
+"""Which gradient of a ps's segment is whose, and who may reach the segment."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.cluster import Role
+from zmqtrain.errors import RefusedError
+from zmqtrain.roles.peers import Peer
+from zmqtrain.wire.messages import Mapped, MapSegment
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.ps import ParameterServer
+
+SPARE = 16  # gradients beyond those of the workers expected, for more workers and later lives
+
+log = logging.getLogger(__name__)
+
+
+class Gradients:
+    """Hands out the gradients of one segment.
+
+    Two processes never get the same one, however their lives overlap: one that was taken for dead
+    may still write to its own. It is given to another only once the kernel says that nobody holds
+    it, and no update needs it.
+    """
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self._ps = ps
+        self._limit = 2 * ps.workers + SPARE
+        self._owners: dict[int, tuple[str, str]] = {}  # number -> (worker, process) it was given to
+        ps.handlers[MapSegment] = self._on_map_segment
+
+    def assign(self, peer: Peer) -> None:
+        """See to it that a worker has a gradient.
+
+        Raises:
+            RefusedError: there are too many workers.
+            SegmentError: there is no memory for one more.
+        """
+        if peer.gradient >= 0:
+            return
+        owner = (str(peer), peer.nonce.partition("/")[0])
+        number = next((n for n, known in self._owners.items() if known == owner), None)
+        if number is None:
+            number = self._free_number()
+        self._ps.shard.segment.gradient(number)
+        self._owners[number] = owner
+        peer.gradient = number
+
+    def _free_number(self) -> int:
+        shard = self._ps.shard
+        live = {peer.gradient for peer in self._ps.peers if not peer.gone}
+        for number in range(self._limit):
+            if number in live or shard.is_staged(number) or shard.segment.is_held(number):
+                continue
+            return number
+        raise RefusedError(
+            f"{self._ps.task} keeps gradients of at most {self._limit} workers: start it with a "
+            "larger --workers"
+        )
+
+    def _on_map_segment(self, request: Request) -> None:
+        peer = self._ps.peers.member(request)
+        message, segment = request.envelope.message, self._ps.shard.segment
+        if not isinstance(message, MapSegment) or message.nonce != segment.nonce:
+            raise RefusedError(f"{request.sender} has not reached the segment of {self._ps.task}")
+        peer.lane = message.lane
+        if peer.name[0] == Role.WORKER:
+            self.assign(peer)
+        request.reply(Mapped(peer.gradient))

@@ -1,0 +1,136 @@
+"""How tensors travel between a ps and the tasks that connect to it: agreed at join, by proof.
+
+memory, shm: the task has reached the ps's segment. It reads parameters where they lie and writes
+its gradient where the ps takes it from; messages carry no tensors. tcp: tensors travel as pieces.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqtrain.actors.link import Link
+from zmqtrain.errors import (
+    ConfigError,
+    FencedError,
+    ProtocolError,
+    RefusedError,
+    SegmentError,
+)
+from zmqtrain.roles.joining import Joined
+from zmqtrain.store.segment import Flat, Reached, copy_consistently, reach
+from zmqtrain.store.shard import segment_layout
+from zmqtrain.wire import pieces
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
+from zmqtrain.wire.pieces import Ahead
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.task import JobActor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One task's lane to one ps.
+
+    ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
+    ps's own, and ``reached`` is its segment; on tcp they are copies that the pieces are of.
+    """
+
+    name: str
+    parameters: Flat
+    gradient: Flat
+    reached: Reached | None = None
+
+    def travelling(self, sequence: int) -> tuple[Ahead, tuple[Tensor, ...]]:
+        """Return what of the gradient goes ahead of a push, and what rides in it."""
+        if self.reached is not None:
+            return (), ()
+        return pieces.travelling(self.gradient, sequence)
+
+    def take_piece(self, index: int, tensor: Tensor) -> None:
+        """Take in a piece of the parameters."""
+        tensor.copy_to(pieces.at(self.parameters, index))
+
+
+async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
+    """Agree with every ps on a lane for a worker.
+
+    Raises:
+        ConfigError: the lane that was asked for is not to be had.
+    """
+    return [await _open_lane(actor, shard, one) for shard, one in enumerate(joined)]
+
+
+async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
+    layout = actor.job.layouts(actor.ps)[shard]
+    reached = await map_segment(actor, shard, joined)
+    if reached is not None:
+        segment, number = reached
+        try:
+            return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
+        except SegmentError as error:
+            raise RefusedError(f"{joined.link.peer}: {error}") from error
+    return Lane("tcp", np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32))
+
+
+async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:
+    """Reach the ps's segment, if it is on this host; return it with the number of our gradient.
+
+    Raises:
+        ConfigError: it cannot be reached, though the lane that was asked for needs that.
+    """
+    wanted, link = actor.lane, joined.link
+    reason = "that is the lane asked for"
+    if wanted != "tcp":
+        layout = actor.job.layouts(actor.ps)[shard]
+        try:
+            segment = reach(joined.welcome.segment, segment_layout(layout, actor.job.update()))
+            if wanted in ("auto", segment.lane):
+                return segment, await _prove(link, segment)
+            reason = f"its lane is {segment.lane}"
+        except FencedError:
+            raise
+        except (SegmentError, RefusedError) as error:
+            reason = str(error)
+    if wanted in ("memory", "shm"):
+        raise ConfigError(
+            f"the lane to {link.peer} shall be {wanted}, but {reason}; run both on one host (and "
+            "memory: in one process) with the same --lane, or use --lane auto"
+        )
+    log.info("tensors travel to %s by tcp: %s", link.peer, reason)
+    return None
+
+
+async def _prove(link: Link, segment: Reached) -> int:
+    reply = await link.request(
+        MapSegment(segment.lane, segment.nonce), reason="it has not said where gradients go"
+    )
+    if not isinstance(reply.message, Mapped):
+        raise ProtocolError(f"{link.peer} answered MapSegment with {reply.message}")
+    return reply.message.gradient
+
+
+async def read_parameters(
+    link: Link, segment: Reached | None, out: Flat, *, average: bool = False
+) -> None:
+    """Copy one shard's parameters, or their moving average, as they are at one version."""
+    if segment is not None:
+        source = segment.slots["average"] if average else segment.parameters
+        if copy_consistently(segment.words, source, out):
+            return
+    reply = await link.request(
+        Read(average),
+        reason="it is read",
+        on_piece=lambda index, tensor: tensor.copy_to(pieces.at(out, index)),
+    )
+    if not isinstance(reply.message, Parameters):
+        raise ProtocolError(f"{link.peer} answered Read with {reply.message}")
+    for tensor in reply.tensors:
+        tensor.copy_to(out)

@@ -1,0 +1,331 @@
+"""A shard's memory, which other processes of the host may map: one segment, described here alone.
+
+A segment is a file (in /dev/shm by default) or, where no other process is to see it, private
+memory. Its regions follow one another, each from a page boundary on:
+
+    header        magic, layout version, nonce; then the words that change: clock, version
+    parameters    float32, shape (size,)
+    slot NAME     the same shape, for each slot of the update rule, in its order
+    sum           the same shape: gradients added up for a step
+    gradient 0    the same shape: where the gradient of one worker lies until it is applied
+    gradient 1    ...
+
+Only the gradients grow in number, at the end of the file, and every one is mapped by itself, so
+nothing that is mapped ever moves. A worker maps the parameters read-only and one gradient.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import SegmentError
+
+Flat: TypeAlias = NDArray[np.float32]
+
+LAYOUT_VERSION = 1
+"""Rises with every change to what lies where in a segment."""
+
+MAGIC = b"zmqtrain"
+PAGE = mmap.ALLOCATIONGRANULARITY
+_FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
+_WORDS_AT = 64  # int64 words that change; written by the ps alone
+CLOCK, VERSION = range(2)
+_WORDS = 2
+_LOCK = struct.Struct("hhqqi4x")  # struct flock
+
+_INSIDE = "process:"  # and a token: the name of a private segment
+
+_private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
+
+
+class SegmentLayout:
+    """Where the regions of a segment lie, in bytes from its start.
+
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots.
+    """
+
+    def __init__(self, size: int, slots: Sequence[str]) -> None:
+        self.size = size
+        self.slots = tuple(slots)
+        self.stride = -(-4 * size // PAGE) * PAGE
+        self.parameters_at = PAGE
+        self.slots_at = {
+            name: PAGE + (1 + place) * self.stride for place, name in enumerate(self.slots)
+        }
+        self.sum_at = PAGE + (1 + len(self.slots)) * self.stride
+        self.gradients_at = self.sum_at + self.stride
+
+    def gradient_at(self, number: int) -> int:
+        return self.gradients_at + number * self.stride
+
+    def nbytes(self, gradients: int) -> int:
+        """Return the size of a segment with so many gradients."""
+        return self.gradient_at(gradients)
+
+
+class Segment:
+    """The memory of one shard, as its ps sees it. Arrays stay valid as long as they are referenced.
+
+    ``name`` says where it is: who can :func:`reach` it and tell its ``nonce``, which differs
+    between any two segments ever made, has reached this very memory. ``path`` is None if the memory
+    is private.
+    """
+
+    def __init__(self, layout: SegmentLayout, path: Path | None, descriptor: int | None) -> None:
+        """Use :meth:`private` or :meth:`create`."""
+        self.layout = layout
+        self.path = path
+        self.name = str(path) if path is not None else _INSIDE + secrets.token_hex(8)
+        self.nonce = secrets.token_hex(16)
+        self._descriptor = descriptor
+        self._gradients: dict[int, Flat] = {}
+        memory = _map(descriptor, layout.gradients_at)
+        _FIXED.pack_into(
+            memory,
+            0,
+            MAGIC,
+            LAYOUT_VERSION,
+            len(layout.slots),
+            bytes.fromhex(self.nonce),
+            layout.size,
+        )
+        self.words = _words(memory)
+        self.parameters = _flat(memory, layout.parameters_at, layout.size)
+        self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
+        self.sum = _flat(memory, layout.sum_at, layout.size)
+
+    @classmethod
+    def private(cls, layout: SegmentLayout) -> Segment:
+        """Make a segment that only this process can reach."""
+        segment = cls(layout, None, None)
+        _private[segment.name] = segment
+        return segment
+
+    @classmethod
+    def create(cls, layout: SegmentLayout, path: Path) -> Segment:
+        """Make a segment as a file of mode 0600, in place of one that a dead process left.
+
+        Raises:
+            SegmentError: a live process owns a segment of this path, the directory is not ours
+                alone, or its file system has no room.
+        """
+        _check_directory(path.parent)
+        if path.exists() and is_owned(path):
+            raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
+        # Not written over: a worker of the dead ps may have it mapped.
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _reserve(descriptor, 0, layout.gradients_at, path)
+            return cls(layout, path, descriptor)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+
+    def gradient(self, number: int) -> Flat:
+        """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
+
+        Raises:
+            SegmentError: the file system has no room.
+        """
+        gradient = self._gradients.get(number)
+        if gradient is None:
+            at, stride = self.layout.gradient_at(number), self.layout.stride
+            if self._descriptor is not None and self.path is not None:
+                _reserve(self._descriptor, at, stride, self.path)
+            memory = _map(self._descriptor, stride, at)
+            gradient = self._gradients[number] = _flat(memory, 0, self.layout.size)
+        return gradient
+
+    def is_held(self, number: int) -> bool:
+        """Say whether some process has gradient ``number`` mapped to write to it."""
+        if self._descriptor is None:
+            return False
+        lock = _lock_of(self.layout.gradient_at(number))
+        found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, lock)
+        return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    def remove(self) -> None:
+        """Take the segment from where others find it. Whoever has it mapped keeps the memory."""
+        if self.path is not None and self._descriptor is not None:
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Reached(Protocol):
+    """A ps's segment as one of its workers, or the chief, sees it: all but gradients read-only."""
+
+    lane: str
+    nonce: str
+    words: memoryview
+    parameters: Flat
+    slots: dict[str, Flat]
+
+    def gradient(self, number: int) -> Flat:
+        """Return gradient ``number``, to write to for as long as this object lives.
+
+        Raises:
+            SegmentError: another process holds it.
+        """
+
+
+def reach(name: str, layout: SegmentLayout) -> Reached:
+    """Return the segment of this name, which should have this layout.
+
+    Raises:
+        SegmentError: it is not on this host, may not be opened, or is another shard's.
+    """
+    return _Inside(name) if name.startswith(_INSIDE) else _Mapping(Path(name), layout)
+
+
+class _Mapping:
+    """A segment of another process, or reached as if it were."""
+
+    lane = "shm"
+
+    def __init__(self, path: Path, layout: SegmentLayout) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
+        weakref.finalize(self, os.close, self._descriptor)
+        head = os.pread(self._descriptor, _FIXED.size, 0).ljust(_FIXED.size, b"\0")
+        magic, version, slots, nonce, size = _FIXED.unpack(head)
+        if (magic, version, slots, size) != (
+            *(MAGIC, LAYOUT_VERSION),
+            *(len(layout.slots), layout.size),
+        ):
+            raise SegmentError(
+                f"{path} is no segment of layout version {LAYOUT_VERSION} for {layout.size} "
+                f"elements with {len(layout.slots)} slots"
+            )
+        self.nonce = nonce.hex()
+        self._layout = layout
+        memory = mmap.mmap(
+            self._descriptor, layout.gradients_at, mmap.MAP_SHARED, prot=mmap.PROT_READ
+        )
+        self.words = _words(memory)
+        self.parameters = _flat(memory, layout.parameters_at, layout.size)
+        self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
+
+    def gradient(self, number: int) -> Flat:
+        at = self._layout.gradient_at(number)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _lock_of(at))
+        except OSError as error:
+            raise SegmentError(f"gradient {number} is held by another process") from error
+        return _flat(_map(self._descriptor, self._layout.stride, at), 0, self._layout.size)
+
+
+class _Inside:
+    """A private segment of this very process."""
+
+    lane = "memory"
+
+    def __init__(self, name: str) -> None:
+        segment = _private.get(name)
+        if segment is None:
+            raise SegmentError("the ps has its parameters in memory of its own process")
+        self._segment = segment
+        self.nonce = segment.nonce
+        self.words = segment.words
+        self.parameters = _read_only(segment.parameters)
+        self.slots = {key: _read_only(slot) for key, slot in segment.slots.items()}
+
+    def gradient(self, number: int) -> Flat:
+        return self._segment.gradient(number)
+
+
+def is_owned(path: Path) -> bool:
+    """Say whether the ps that made the segment at ``path`` is alive."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def copy_consistently(words: memoryview, source: Flat, out: Flat, attempts: int = 8) -> bool:
+    """Copy ``source`` while no update changes it; False if updates did in every attempt.
+
+    A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
+    stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
+    than a store may be late.
+    """
+    for _ in range(attempts):
+        before = words[CLOCK]
+        if before % 2 == 0:
+            np.copyto(out, source)
+            if words[CLOCK] == before:
+                return True
+        else:
+            _YIELD.wait(0.0005)
+    return False
+
+
+_YIELD = threading.Event()  # never set: waiting for it lets the ps have the core
+
+
+def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
+    if descriptor is None:
+        return mmap.mmap(-1, max(nbytes, PAGE))
+    return mmap.mmap(descriptor, max(nbytes, PAGE), mmap.MAP_SHARED, offset=at)
+
+
+def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
+    return np.frombuffer(memory, np.float32, size, at) if size else np.empty(0, np.float32)
+
+
+def _read_only(flat: Flat) -> Flat:
+    view = flat.view()
+    view.flags.writeable = False
+    return view
+
+
+def _words(memory: mmap.mmap) -> memoryview:
+    return memoryview(memory)[_WORDS_AT : _WORDS_AT + 8 * _WORDS].cast("q")
+
+
+def _lock_of(at: int) -> bytes:
+    return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+
+
+def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
+    """Claim the memory now: for want of it later, the kernel would kill the process."""
+    try:
+        os.posix_fallocate(descriptor, at, max(nbytes, PAGE))
+    except OSError as error:
+        raise SegmentError(
+            f"{path.parent} has no room for {nbytes / 1e6:.1f} MB more: {error.strerror}"
+        ) from error
+
+
+def _check_directory(directory: Path) -> None:
+    """Make a directory of our own, or see that it is."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat(follow_symlinks=False)
+    except OSError as error:
+        raise SegmentError(f"{directory} cannot be made: {error.strerror}") from error
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise SegmentError(
+            f"{directory} is open to other users; expected a directory of mode 0700 of our own"
+        )
