@@ -26,7 +26,7 @@ from zmqtrain.transport.base import Transport
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
 
-LANES = ("tcp", "ipc", "memory")
+LANES = ("shm", "tcp", "memory")
 WARM_UP = 3  # steps not counted
 
 
@@ -65,7 +65,12 @@ async def _run(lane: str, job: Job, workers: int, ps: int, settings: dict[str, s
 
         def config(role: Role, index: int = 0) -> TaskConfig:
             return TaskConfig(
-                role=role, job="bench.blob_job", index=index, ps=addresses, workers=workers
+                role=role,
+                job="bench.blob_job",
+                index=index,
+                ps=addresses,
+                workers=workers,
+                lane=lane,
             )
 
         actors: list[Any] = [
@@ -93,12 +98,14 @@ async def _start(config: TaskConfig, settings: dict[str, str]) -> asyncio.subpro
         *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", "--job", config.job),
         *("--index", str(config.index), "--ps", ",".join(config.ps), "--metrics-port", "0"),
         *("--workers", str(config.workers), "--threads", "1", "--log-level", "warning"),
+        *("--lane", config.lane),
     ]
     return await asyncio.create_subprocess_exec(*command, env={**os.environ, **settings})
 
 
 @contextlib.contextmanager
 def _addresses(lane: str, ps: int) -> Iterator[tuple[str, ...]]:
+    """Yield an address for each ps: Unix sockets, as a local run has them, except on lane tcp."""
     if lane == "tcp":
         yield tuple(f"127.0.0.1:{24600 + index}" for index in range(ps))
         return

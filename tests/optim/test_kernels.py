@@ -225,7 +225,7 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
     for gradient in pushed[1:]:
         total += gradient
     by_hand.step(7, total * np.float32(1 / count))
-    update.update_by_mean(by_mean.parameters, pushed, count, by_mean.slots, 7)
+    update.bind(by_mean.parameters, by_mean.slots).apply_mean(pushed, count, 7)
     assert by_mean.memory == by_hand.memory
     assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
 
@@ -234,14 +234,14 @@ def test_without_numba_updates_are_the_same_and_a_warning_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fused = Run(Update(Adam()), 100)
-    fused.update.update_by_mean(fused.parameters, [fused.gradient(0)] * 2, 2, fused.slots, 0)
+    fused.update.bind(fused.parameters, fused.slots).apply_mean([fused.gradient(0)] * 2, 2, 0)
     monkeypatch.delattr(kernels, "cpu")
     monkeypatch.delitem(sys.modules, "zmqtrain.optim.kernels.cpu")
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(kernels, "_cpu", kernels._cpu.__wrapped__)
     plain = Run(Update(Adam()), 100)
     plain.update.warm_up(plain.parameters)
-    plain.update.update_by_mean(plain.parameters, [plain.gradient(0)] * 2, 2, plain.slots, 0)
+    plain.update.bind(plain.parameters, plain.slots).apply_mean([plain.gradient(0)] * 2, 2, 0)
     assert plain.memory == fused.memory
     assert "updates run in NumPy, several times slower, for want of Numba" in caplog.text
 
@@ -271,7 +271,7 @@ def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) ->
     run = Run(update, 100)
     update.warm_up(run.parameters)
     monkeypatch.setattr(cpu, "_compiled", None)
-    update.update_by_mean(run.parameters, [run.gradient(0)] * 3, 3, run.slots, 0)
+    update.bind(run.parameters, run.slots).apply_mean([run.gradient(0)] * 3, 3, 0)
 
 
 def test_importing_optimizers_and_worker_does_not_import_numba() -> None:
@@ -299,9 +299,9 @@ def test_update_on_the_gpu_agrees_with_the_cpu(update: Update, cupy: Any) -> Non
     slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
     for step in range(3):
         gradients = [host.gradient(number) for number in range(step, step + 3)]
-        update.update_by_mean(host.parameters, gradients, 3, host.slots, step)
+        update.bind(host.parameters, host.slots).apply_mean(gradients, 3, step)
         on_device = [cupy.asarray(gradient) for gradient in gradients]
-        update.update_by_mean(parameters, on_device, 3, slots, step)
+        update.bind(parameters, slots).apply_mean(on_device, 3, step)
     np.testing.assert_allclose(cupy.asnumpy(parameters), host.parameters, rtol=1e-5, atol=1e-6)
     for name, slot in slots.items():
         np.testing.assert_allclose(cupy.asnumpy(slot), host.slots[name], rtol=1e-5, atol=1e-6)

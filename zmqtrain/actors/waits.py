@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zmqtrain.wire.messages import Wait
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
     peer: str
     reason: str

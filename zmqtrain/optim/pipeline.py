@@ -16,6 +16,8 @@ from zmqtrain.optim.checks import check_decay, check_non_negative
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
 
+_ZERO = np.float32(0)
+
 RUN_SIZE = 262_144
 """Elements of a mean of gradients, 1 MiB: in L2 or L3 when the rule reads it, and few calls."""
 
@@ -70,42 +72,11 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        share = self._share(step + 1)
-        kernel = kernels.find(self.rule, parameters) if self.fused else None
-        if kernel is None:
-            self._update_unfused(parameters, gradient, slots, share, step)
-            return
-        average = None if share is None else slots[AVERAGE]
-        l2 = np.float32(self.l2)
-        kernel.update(parameters, gradient, slots, average, share or np.float32(0), l2, step)
+        self.bind(parameters, slots).apply(gradient, step)
 
-    def update_by_mean(
-        self,
-        parameters: Flat,
-        gradients: Sequence[Flat],
-        count: int,
-        slots: Mapping[str, Flat],
-        step: int,
-    ) -> None:
-        """Apply, as one update, the sum of ``gradients`` in this order, divided by ``count``.
-
-        ``gradients`` are at least one, of shape (n,) as ``parameters``, and only read. The mean
-        is made and used run by run, so memory is passed over once, and little is allocated.
-        """
-        if count == len(gradients) == 1:
-            self.update(parameters, gradients[0], slots, step)
-            return
-        size, length = len(parameters), block_size(parameters, host=RUN_SIZE)
-        scratch = np.empty_like(parameters, shape=(2, min(size, length)))
-        for run in runs(size, length):
-            mean = kernels.mean(
-                [gradient[run] for gradient in gradients],
-                count,
-                [buffer[: run.stop - run.start] for buffer in scratch],
-            )
-            self.update(
-                parameters[run], mean, {name: slot[run] for name, slot in slots.items()}, step
-            )
+    def bind(self, parameters: Flat, slots: Mapping[str, Flat]) -> BoundUpdate:
+        """Return this update for memory that it will be applied to many times."""
+        return BoundUpdate(self, parameters, slots)
 
     def warm_up(self, parameters: Flat) -> None:
         """Compile, or load, the kernels that updates of such memory need: up to a second each."""
@@ -116,7 +87,7 @@ class Update:
             kernel.load(averaging=self.moving_average is not None)
         kernels.load_scaled_sum(parameters)
 
-    def _update_unfused(
+    def update_unfused(
         self,
         parameters: Flat,
         gradient: Flat,
@@ -124,6 +95,7 @@ class Update:
         share: np.float32 | None,
         step: int,
     ) -> None:
+        """Apply the rule as it is written, block by block: the reference of the kernels."""
         l2 = np.float32(self.l2)
         with np.errstate(all="ignore"):
             for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
@@ -134,11 +106,68 @@ class Update:
                 if share is not None:
                     approach(state[AVERAGE], w, share, scratch=x)
 
-    def _share(self, updates: int) -> np.float32 | None:
+    def share(self, updates: int) -> np.float32 | None:
         """Return 1 - d of the average after this many updates."""
         if self.moving_average is None:
             return None
         return np.float32(1 - min(self.moving_average, (1 + updates) / (10 + updates)))
+
+
+class BoundUpdate:
+    """An update and the memory of one shard.
+
+    What does not change from one update to the next is looked up, and what is needed beside the
+    memory is allocated, once.
+    """
+
+    def __init__(self, update: Update, parameters: Flat, slots: Mapping[str, Flat]) -> None:
+        self._update = update
+        self._parameters = parameters
+        self._slots = slots
+        kernel = kernels.find(update.rule, parameters) if update.fused else None
+        self._kernel: kernels.BoundKernel | None = None
+        if kernel is not None:
+            average = None if update.moving_average is None else slots[AVERAGE]
+            self._kernel = kernel.bind(parameters, slots, average, np.float32(update.l2))
+        self._runs: list[tuple[slice, BoundUpdate]] = []
+        self._scratch: Flat | None = None
+
+    def apply(self, gradient: Flat, step: int) -> None:
+        """Apply one gradient of shape (n,), which is only read, as update ``step``."""
+        update = self._update
+        share = update.share(step + 1)
+        if self._kernel is None:
+            update.update_unfused(self._parameters, gradient, self._slots, share, step)
+        else:
+            self._kernel(gradient, _ZERO if share is None else share, step)
+
+    def apply_mean(self, gradients: Sequence[Flat], count: int, step: int) -> None:
+        """Apply, as one update, the sum of ``gradients`` in this order, divided by ``count``.
+
+        ``gradients`` are at least one, of shape (n,), and only read. The mean is made and used run
+        by run, so memory is passed over once.
+        """
+        if count == len(gradients) == 1:
+            self.apply(gradients[0], step)
+            return
+        if self._scratch is None:
+            self._scratch = self._cut()
+        for run, bound in self._runs:
+            mean = kernels.mean(
+                [gradient[run] for gradient in gradients],
+                count,
+                [buffer[: run.stop - run.start] for buffer in self._scratch],
+            )
+            bound.apply(mean, step)
+
+    def _cut(self) -> Flat:
+        """Bind the update to each run of the memory; return two buffers for a run's mean."""
+        parameters, slots = self._parameters, self._slots
+        size, length = len(parameters), block_size(parameters, host=RUN_SIZE)
+        for run in runs(size, length):
+            state = {name: slot[run] for name, slot in slots.items()}
+            self._runs.append((run, BoundUpdate(self._update, parameters[run], state)))
+        return np.empty_like(parameters, shape=(2, min(size, length)))
 
 
 def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Apply:
     """Apply the worker's gradient as one update."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accumulate:
     """Add the worker's gradient to the step's sum, so that the worker may send another."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reduce:
     """Apply, as one update, the mean of what was accumulated and of these workers' gradients.
 
@@ -37,7 +37,7 @@ class Reduce:
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drop:
     """Forget the worker's gradient; its batch is given out again."""
 
@@ -45,7 +45,7 @@ class Drop:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """Let the worker go on, with the parameters as they are at this place among the decisions."""
 
@@ -55,7 +55,7 @@ class Release:
 Decision: TypeAlias = Apply | Accumulate | Reduce | Drop | Release
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """A worker that is kept waiting, and by whom."""
 

@@ -6,6 +6,7 @@ All arithmetic on parameters happens here. Nothing here decides; the orders come
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Shard:
         self.rule = update
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self.accumulated = 0  # gradients in the sum
+        self._update = update.bind(self.parameters, self.slots)
         self._staged: dict[int, int] = {}  # worker -> number of its gradient
 
     @property
@@ -66,7 +68,7 @@ class Shard:
 
     def apply(self, worker: int) -> None:
         """Apply the worker's gradient as one update."""
-        self._update((self._gradient_of(worker),), count=1)
+        self._apply((self._gradient_of(worker),), count=1)
 
     def accumulate(self, worker: int) -> None:
         """Add the worker's gradient to the step's sum."""
@@ -83,16 +85,16 @@ class Shard:
         if self.accumulated:
             gradients = (self.segment.sum, *gradients)
         self.accumulated = 0
-        self._update(gradients, count)
+        self._apply(gradients, count)
 
     def _gradient_of(self, worker: int) -> Flat:
         return self.segment.gradient(self._staged[worker])
 
-    def _update(self, gradients: tuple[Flat, ...], count: int) -> None:
+    def _apply(self, gradients: tuple[Flat, ...], count: int) -> None:
         words = self.segment.words
         words[CLOCK] += 1
         try:
-            self.rule.update_by_mean(self.parameters, gradients, count, self.slots, self.version)
+            self._update.apply_mean(gradients, count, words[VERSION])
             words[VERSION] += 1
         finally:
             words[CLOCK] += 1
@@ -111,6 +113,6 @@ def all_finite(flat: Flat) -> bool:
     """
     with np.errstate(over="ignore"):
         square = np.dot(flat, flat)
-    if np.isfinite(square):
+    if isfinite(square):
         return True
     return all(np.isfinite(flat[run]).all() for run in runs(len(flat), block_size(flat)))

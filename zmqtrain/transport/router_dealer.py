@@ -30,6 +30,11 @@ from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 BURST = 32  # messages handled before the loop's other work gets a turn
 WATCHDOG_S = 1.0
 LINGER_MS = 2000  # how long last replies may take to leave after close
+# Plain numbers: the enumerations of pyzmq cost microseconds a call.
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+
 MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
 
 
@@ -53,6 +58,7 @@ class ZmqEndpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._drain_soon: asyncio.Handle | None = None
+        self._is_draining = False
 
     @property
     def address(self) -> str:
@@ -65,17 +71,19 @@ class ZmqEndpoint:
         self._watch()
 
     def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
-        message = [peer, *frames] if self._listening else frames
+        socket = self._socket
         try:
-            self._socket.send_multipart(
-                message, zmq.NOBLOCK, copy=all(len(frame) <= COPIED_NBYTES for frame in frames)
-            )
+            if self._listening:
+                socket.send(peer, _MORE)
+            for frame in frames[:-1]:
+                socket.send(frame, _MORE, copy=len(frame) <= COPIED_NBYTES)
+            socket.send(frames[-1], _NOW, copy=len(frames[-1]) <= COPIED_NBYTES)
         except zmq.Again:
             raise UnreachableError(f"the queue to {self._address} is full") from None
         except zmq.ZMQError as error:
             raise UnreachableError(f"{self._address}: {error}") from None
         # A send handles the socket's internal commands and may swallow the edge of ZMQ_FD.
-        if self._loop is not None and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if self._loop is not None and not self._is_draining and self._is_readable():
             self._schedule_drain()
 
     def close(self) -> None:
@@ -101,29 +109,34 @@ class ZmqEndpoint:
 
     def _drain(self) -> None:
         self._drain_soon = None
-        for _ in range(BURST):
-            if self._socket.closed or self._on_message is None:
-                return
-            try:
-                peer, frames = self._receive()
-            except zmq.Again:
-                return
-            self._on_message(peer, frames)
+        if self._is_draining:
+            return
+        self._is_draining = True
+        try:
+            for _ in range(BURST):
+                if self._on_message is None:
+                    return
+                self._on_message(*self._receive())
+                if self._socket.closed or not self._is_readable():
+                    return
+        except zmq.Again:
+            return
+        finally:
+            self._is_draining = False
         self._schedule_drain()
+
+    def _is_readable(self) -> bool:
+        return bool(int(self._socket.get(_EVENTS)) & _READABLE)
 
     def _receive(self) -> tuple[Peer, list[Buffer]]:
         """Receive one message, copying the header and leaving tensor frames where zmq put them."""
         socket = self._socket
-        first = socket.recv(zmq.NOBLOCK)
-        if not self._listening:
-            peer, frames = b"", [first]
-        else:
-            peer, frames = first, []
-            if socket.get(zmq.RCVMORE):
-                frames.append(socket.recv(zmq.NOBLOCK))
-        received: list[Buffer] = list(frames)
-        while socket.get(zmq.RCVMORE):
-            received.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        peer = socket.recv(_NOW) if self._listening else b""
+        frame = socket.recv(_NOW, copy=False)
+        received: list[Buffer] = [frame.bytes]
+        while frame.more:
+            frame = socket.recv(_NOW, copy=False)
+            received.append(frame.buffer)
         return peer, received
 
 

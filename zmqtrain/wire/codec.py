@@ -17,7 +17,6 @@ from typing import Any
 import msgpack
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import messages
 from zmqtrain.wire.buffers import FRAME_NBYTES, MAX_FRAMES, Buffer, Tensor, check_tensor, shown
 from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
@@ -39,7 +38,7 @@ _LIMITS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sender:
     """Which life of which task sent an envelope; incarnation 0 before it has joined."""
 
@@ -51,7 +50,7 @@ class Sender:
         return f"{self.role} {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Envelope:
     """One message with its address label.
 
@@ -71,6 +70,8 @@ class Envelope:
 
 
 Check = Callable[[Any], Any]
+
+_SCALARS = frozenset({int, float, str, bool})
 
 
 def _fail(expected: str, value: Any) -> typing.NoReturn:
@@ -96,7 +97,7 @@ def _items(item: Check) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not list:
             _fail("a list", value)
-        return tuple([item(element) for element in value])
+        return tuple([item(element) for element in value]) if value else ()
 
     return check
 
@@ -120,8 +121,13 @@ def _optional(item: Check) -> Check:
 def _structure(kind: type) -> Check:
     hints = typing.get_type_hints(kind)
     checks = [(f.name, _check_of(hints[f.name])) for f in fields(kind)]
+    # What most messages are made of: values that are used as they are.
+    plain = [hints[f.name] for f in fields(kind)]
+    is_plain = _SCALARS.issuperset(plain)
 
     def check(value: Any) -> Any:
+        if is_plain and type(value) is list and [type(element) for element in value] == plain:
+            return kind(*value)
         if type(value) is not list or len(value) != len(checks):
             _fail(f"{len(checks)} fields of {kind.__name__}", value)
         arguments = []
@@ -153,33 +159,36 @@ def _check_of(hint: Any) -> Check:
     raise TypeError(f"{hint} is not a type that messages may be declared with")
 
 
-def _fields_of(message: Any) -> Any:
-    """Return a message's values as msgpack can pack them: structures become lists."""
-    getter = _GETTERS.get(type(message))
-    if getter is not None:
-        return [_fields_of(value) for value in getter(message)]
-    if type(message) is tuple:
-        return [_fields_of(value) for value in message]
-    return message
-
-
-def _getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+def _getter(kind: type) -> Callable[[Any], Sequence[Any]]:
+    """Return a function to a message's values as msgpack can pack them: structures become lists."""
+    hints = typing.get_type_hints(kind)
     names = [f.name for f in fields(kind)]
-    if not names:
-        return lambda message: ()
-    if len(names) == 1:
-        get = attrgetter(names[0])
-        return lambda message: (get(message),)
-    return attrgetter(*names)
+    found = {name: _nested(hints[name]) for name in names}
+    nested = {name: lists for name, lists in found.items() if lists is not None}
+    if nested:
+        return lambda message: [
+            nested[name](getattr(message, name)) if name in nested else getattr(message, name)
+            for name in names
+        ]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda message: [getattr(message, name) for name in names]
+
+
+def _nested(hint: Any) -> Callable[[Any], Any] | None:
+    """Return what makes lists of a field that holds structures, None if it holds none."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _getter(hint)
+    if typing.get_origin(hint) is tuple:
+        item = _nested(typing.get_args(hint)[0])
+        if item is not None:
+            return lambda values: [item(value) for value in values]
+    return None
 
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _CHECKS = {name: _structure(kind) for name, kind in _KINDS.items()}
-_GETTERS = {
-    kind: _getter(kind)
-    for kind in vars(messages).values()
-    if isinstance(kind, type) and is_dataclass(kind)
-}
+_GETTERS = {kind: _getter(kind) for kind in _KINDS.values()}
 _CHECK_SENDER = _structure(Sender)
 
 
@@ -201,7 +210,7 @@ def encode(envelope: Envelope) -> list[Buffer]:
             envelope.request_id,
             (sender.role, sender.index, sender.incarnation),
             envelope.epoch,
-            _fields_of(message),
+            _GETTERS[type(message)](message),
             described,
         )
     )

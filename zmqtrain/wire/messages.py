@@ -1,6 +1,7 @@
 """Every message that zmqtrain's tasks exchange, declared once.
 
-A message is a frozen dataclass; its field types are the schema that the codec checks. Requests and
+A message is a dataclass; its field types are the schema that the codec checks. Nobody changes a
+message; none is declared frozen, because making a frozen one takes five times as long. Requests and
 their replies stand together. Only a ps listens: workers, the chief, the other ps and the command
 line connect to it. ps 0, the *lead shard*, takes the decisions.
 """
@@ -13,14 +14,14 @@ PROTOCOL_VERSION = 2
 """Rises with every change to this file; peers of another version are refused."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Done:
     """The request was carried out."""
 
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refusal:
     """The request was understood and refused, or could not be understood; nothing was changed."""
 
@@ -28,7 +29,7 @@ class Refusal:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Join:
     """A task introduces itself.
 
@@ -42,7 +43,7 @@ class Join:
     metrics: str  # address of the task's metrics, "" if none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Welcome:
     """The task is known from now on by this incarnation; the one before it is fenced.
 
@@ -56,7 +57,7 @@ class Welcome:
     credit_nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MapSegment:
     """The task has reached the ps's segment, and this nonce is what it read there.
 
@@ -67,28 +68,28 @@ class MapSegment:
     nonce: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Mapped:
     """The nonce is right. A worker's gradients go into this gradient of the segment; -1: none."""
 
     gradient: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leave:
     """The task goes; what it had not finished is given to others."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Initialize:
     """Chief to every ps: begin ``epoch`` from the seed, or from a checkpoint directory."""
 
     checkpoint: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pull:
     """A worker asks to be let in: answered by a Release with sequence 0 once it may start.
 
@@ -98,7 +99,7 @@ class Pull:
     lanes: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Push:
     """One gradient of this shard's part, and what it was computed from.
 
@@ -116,7 +117,7 @@ class Push:
     finite: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """Goes ahead of a message that speaks of a tensor: its elements from ``index`` pieces on.
 
@@ -127,14 +128,14 @@ class Piece:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """So many bytes of pieces have been taken in: as many more may come."""
 
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """The worker may go on with this shard's parameters at ``version``.
 
@@ -155,7 +156,7 @@ class Release:
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Read:
     """Ask for the parameters as they are now (or their moving average), or the version alone."""
 
@@ -163,14 +164,14 @@ class Read:
     values: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parameters:
     """This shard's part, float32, flat, consistent at ``version``, if values were asked for."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Someone waits: who, for whom, why, since when, until when (seconds from now, None: lease)."""
 
@@ -181,7 +182,7 @@ class Wait:
     until_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Heartbeat:
     """Sent over every link once a second. ``sequence``: the last push sent, or order received."""
 
@@ -190,7 +191,7 @@ class Heartbeat:
     facts: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Alive:
     """Answer to a heartbeat: the sequence of the last push received from this incarnation, and of
     the last one answered; 0 is its pull, -1 nothing yet."""
@@ -199,7 +200,7 @@ class Alive:
     answered: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrived:
     """Other ps to lead: this worker's push (or pull, sequence 0) lies ready here."""
 
@@ -209,7 +210,7 @@ class Arrived:
     finite: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Order:
     """One decision of the lead shard, which every shard carries out in the same order.
 
@@ -228,7 +229,7 @@ class Order:
     stop: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Orders:
     """Lead to other ps: orders ``number``, ``number + 1``, ... of this epoch."""
 
@@ -236,19 +237,19 @@ class Orders:
     orders: tuple[Order, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SwitchPolicy:
     """Change the running job's policy at the next version barrier; answered when it is done."""
 
     spec: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestSave:
     """Ask that the chief saves a checkpoint; answered when it is durable."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SaveEnded:
     """Chief to lead: the checkpoint that was asked for is durable at ``path``, or ``error``."""
 
@@ -256,7 +257,7 @@ class SaveEnded:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShardFile:
     """What one ps wrote of a checkpoint."""
 
@@ -267,14 +268,14 @@ class ShardFile:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Save:
     """Chief to lead: have every shard write itself into this directory, at one cut."""
 
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SliceWritten:
     """Other ps to lead: this shard's part of the checkpoint in ``directory`` is durable."""
 
@@ -282,7 +283,7 @@ class SliceWritten:
     file: ShardFile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Saved:
     """Every shard's part is durable; the chief may write the manifest."""
 
@@ -294,12 +295,12 @@ class Saved:
     examples: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Close:
     """Chief to lead: let workers finish what they compute, and no more; answered when they have."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shutdown:
     """The chief ends the run (passed on by every ps to its workers): leave with this code."""
 
@@ -307,7 +308,7 @@ class Shutdown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GetStatus:
     """Ask for the job's status; held up to ``wait_s`` until something the chief acts on changed."""
 
@@ -315,7 +316,7 @@ class GetStatus:
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskStatus:
     """One task as the lead shard sees it."""
 
@@ -332,7 +333,7 @@ class TaskStatus:
     facts: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Status:
     """The whole job as the lead shard sees it. ``event`` rises when the chief has to act."""
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Backend(Protocol):
     def load(self, name: str, absent: frozenset[str] = ...) -> Callable[..., None]:
         """Return a kernel, ready to run, for calls with None for the arrays named in ``absent``."""
         ...
+
+
+BoundKernel: TypeAlias = Callable[[Flat, np.float32, int], None]
+"""Applies a gradient, with the average's share, at a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +75,29 @@ class FusedRule:
             absent.add("average")
         return self.backend.load(self.signature.kernel, frozenset(absent))
 
-    def update(
+    def bind(
         self,
         parameters: Flat,
-        gradient: Flat,
         slots: Mapping[str, Flat],
         average: Flat | None,
-        share: np.float32,
         l2: np.float32,
-        step: int,
-    ) -> None:
-        """Do what the rule's own ``update`` does, with L2 before and the average behind it."""
-        hyperparameters = self.rule.hyperparameters(step)
+    ) -> BoundKernel:
+        """Return the kernel for this memory.
+
+        It does what the rule's own ``update`` does, with L2 before and the average behind it.
+        """
         own = {slot.name for slot in self.rule.slots}
         state = [slots[name] if name in own else None for name in self.signature.slots]
         switches = [getattr(self.rule, name) for name in self.signature.switches]
-        kernel = self.load(average is not None)
-        kernel(parameters, gradient, *state, average, share, l2, *hyperparameters, *switches)
+        kernel, hyperparameters = self.load(average is not None), self.rule.hyperparameters
+
+        def update(gradient: Flat, share: np.float32, step: int) -> None:
+            kernel(
+                *(parameters, gradient, *state, average),
+                *(share, l2, *hyperparameters(step), *switches),
+            )
+
+        return update
 
 
 def find(rule: Rule, like: Flat) -> FusedRule | None:
