@@ -35,6 +35,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.user_code import described, place_of, user_code
+from zmqtrain.wire.compression import make_compression
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
@@ -47,7 +48,16 @@ def _policy_spec(spec: str) -> str:
     return spec
 
 
+def _compression_spec(spec: str) -> str:
+    try:
+        make_compression(spec)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return spec
+
+
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
+CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 
 
 class Job(BaseModel):
@@ -95,6 +105,11 @@ class Job(BaseModel):
     )
     max_nonfinite: int = Field(
         10, ge=0, description="gradients with NaN or infinity after which the job stops"
+    )
+    compression: CompressionSpec = Field(
+        "none",
+        description="how gradients travel by tcp: none, fp16, bf16, int8, int8:block=N, "
+        "topk:ratio=R; what int8 and topk leave out is added to the next gradient",
     )
     placement: Literal["round-robin", "greedy"] = Field(
         "greedy", description="how variables are spread over the ps"
@@ -216,6 +231,7 @@ class Job(BaseModel):
             "batch_size": str(self.batch_size),
             "steps": str(self.steps),
             "seed": str(self.seed),
+            "compression": self.compression,
             "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
         }
 

@@ -64,7 +64,7 @@ class Request:
         It is read from where it lies until it has left.
         """
         ahead, tensors = travelling(flat)
-        for piece, part in ahead:
+        for piece, part in ahead or ():
             self.reply(piece, part)
         self.reply(message, tensors)
 

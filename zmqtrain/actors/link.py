@@ -40,7 +40,7 @@ class _Outstanding:
     future: asyncio.Future[Envelope]
     envelope: Envelope
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
-    ahead: Ahead
+    ahead: Ahead | None
     on_piece: OnPiece | None
     sent_at: float
     asked_at: float
@@ -96,7 +96,7 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
-        ahead: Ahead = (),
+        ahead: Ahead | None = None,
         on_piece: OnPiece | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,
@@ -209,7 +209,7 @@ class Link:
         """Send what the peer's credit allows of a request's pieces, and after them the message."""
         whole, ahead = outstanding.envelope, outstanding.ahead
         outstanding.sent_after = self._last_id
-        while outstanding.pieces_sent < len(ahead):
+        while ahead is not None and outstanding.pieces_sent < len(ahead):
             piece, tensors = ahead[outstanding.pieces_sent]
             nbytes = sum(tensor.nbytes for tensor in tensors)
             under_way = outstanding.untaken_nbytes

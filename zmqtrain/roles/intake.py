@@ -11,6 +11,7 @@ from zmqtrain.errors import ProtocolError, RefusedError
 from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire import pieces
+from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Piece, Pull, Push, Release, Taken
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Intake:
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self.duplicates = 0  # pushes that had been seen before
+        compression = make_compression(ps.job.compression)
+        self._decode = pieces.take_in if compression is None else compression.decode
         ps.handlers |= {Pull: self._on_pull, Piece: self._on_piece, Push: self._on_push}
 
     def _on_pull(self, request: Request) -> None:
@@ -93,10 +96,10 @@ class Intake:
             return
         if piece.sequence > peer.received:  # else of a push that was sent twice
             self._check_turn(request, piece.sequence, peer)
-            if len(tensors) != 1 or peer.lane != "tcp" or peer.gradient < 0:
-                raise ProtocolError(f"a piece of {len(tensors)} tensors on lane {peer.lane}")
+            if peer.lane != "tcp" or peer.gradient < 0:
+                raise ProtocolError(f"a piece of push {piece.sequence} on lane {peer.lane}")
             gradient = self._ps.shard.segment.gradient(peer.gradient)
-            tensors[0].copy_to(pieces.at(gradient, piece.index))
+            self._decode(tensors, pieces.at(gradient, piece.index))
             peer.pieces.add(piece.index)
         peer.untaken_nbytes += sum(tensor.nbytes for tensor in tensors)
         if 2 * peer.untaken_nbytes >= CREDIT_NBYTES:
@@ -129,19 +132,19 @@ class Intake:
         """See to it that all of the gradient lies in the worker's place in the segment."""
         gradient = self._ps.shard.segment.gradient(peer.gradient)
         tensors, came = request.envelope.tensors, len(peer.pieces)
-        needed = pieces.count(len(gradient))
-        if not push.finite or peer.lane != "tcp":
-            rides, ahead = 0, 0
-        else:
-            rides, ahead = (1, 0) if needed == 1 else (0, needed)
-        if len(tensors) != rides or (push.finite and came != ahead):
+        travels = push.finite and peer.lane == "tcp"
+        in_pieces = (
+            pieces.count(len(gradient)) if travels and pieces.count(len(gradient)) > 1 else 0
+        )
+        rides = travels and not in_pieces
+        if bool(tensors) != rides or (push.finite and came != in_pieces):
             raise ProtocolError(
-                f"a push of {len(tensors)} tensors after {came} pieces, expected {rides} after "
-                f"{ahead}, and none with finite False"
+                f"a push of {len(tensors)} tensors after {came} pieces, expected "
+                f"{'some' if rides else 'none'} after {in_pieces}"
             )
         peer.pieces.clear()
-        for tensor in tensors:
-            tensor.copy_to(gradient)
+        if rides:
+            self._decode(tensors, gradient)
 
     def _await_release(self, worker: int, pending: Pending) -> None:
         if not pending.finite:

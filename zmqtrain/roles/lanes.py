@@ -26,8 +26,9 @@ from zmqtrain.store.segment import Flat, Reached, copy_consistently, reach
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import pieces
 from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.compression import Compressor, make_compression
 from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
-from zmqtrain.wire.pieces import Ahead
+from zmqtrain.wire.pieces import Ahead, Encode
 
 if TYPE_CHECKING:
     from zmqtrain.roles.task import JobActor
@@ -47,12 +48,13 @@ class Lane:
     parameters: Flat
     gradient: Flat
     reached: Reached | None = None
+    encode: Encode = pieces.as_it_is  # for gradients that travel
 
-    def travelling(self, sequence: int) -> tuple[Ahead, tuple[Tensor, ...]]:
+    def travelling(self, sequence: int) -> tuple[Ahead | None, tuple[Tensor, ...]]:
         """Return what of the gradient goes ahead of a push, and what rides in it."""
         if self.reached is not None:
-            return (), ()
-        return pieces.travelling(self.gradient, sequence)
+            return None, ()
+        return pieces.travelling(self.gradient, sequence, self.encode)
 
     def take_piece(self, index: int, tensor: Tensor) -> None:
         """Take in a piece of the parameters."""
@@ -69,7 +71,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
-    layout = actor.job.layouts(actor.ps)[shard]
+    size = actor.job.layouts(actor.ps)[shard].size
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached
@@ -77,7 +79,11 @@ async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
             return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
         except SegmentError as error:
             raise RefusedError(f"{joined.link.peer}: {error}") from error
-    return Lane("tcp", np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32))
+    parameters, gradient = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    compression = make_compression(actor.job.compression)
+    if compression is None:
+        return Lane("tcp", parameters, gradient)
+    return Lane("tcp", parameters, gradient, encode=Compressor(compression, size).encode)
 
 
 async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:

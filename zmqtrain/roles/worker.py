@@ -298,7 +298,7 @@ class Worker(JobActor):
         self, link: Link, lane: Lane, message: Message, reason: str
     ) -> Coroutine[Any, Any, Envelope]:
         has_gradient = isinstance(message, Push) and message.finite
-        ahead, tensors = lane.travelling(self._sequence) if has_gradient else ((), ())
+        ahead, tensors = lane.travelling(self._sequence) if has_gradient else (None, ())
         return link.request(
             message,
             tensors=tensors,

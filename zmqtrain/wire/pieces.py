@@ -2,12 +2,13 @@
 overlap, and no message keeps a heartbeat waiting.
 
 A tensor of one piece rides in the message that speaks of it. A larger one goes ahead of it in
-`Piece` messages, and the message itself carries nothing.
+`Piece` messages, and the message itself carries nothing. What travels of a piece is its values, or
+what a compression made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -22,19 +23,13 @@ Flat: TypeAlias = NDArray[np.float32]
 PIECE_SIZE = FRAME_NBYTES // 4
 """Elements in a piece, 2 MiB."""
 
-Ahead: TypeAlias = tuple[tuple[Piece, tuple[Tensor, ...]], ...]
-"""What goes ahead of a message."""
+Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
+"""Makes what travels of ``flat[start : start + n]``, given the start and that run of it."""
 
 
 def count(size: int) -> int:
     """Return the number of pieces of ``size`` elements; nothing is one piece."""
     return max(1, -(-size // PIECE_SIZE))
-
-
-def cut(flat: Flat) -> Iterator[Flat]:
-    """Yield the pieces of ``flat``, float32 of shape (n,), as views."""
-    for index in range(count(len(flat))):
-        yield flat[index * PIECE_SIZE : (index + 1) * PIECE_SIZE]
 
 
 def at(flat: Flat, index: int) -> Flat:
@@ -48,12 +43,49 @@ def at(flat: Flat, index: int) -> Flat:
     return flat[index * PIECE_SIZE : (index + 1) * PIECE_SIZE]
 
 
-def travelling(flat: Flat, sequence: int = 0) -> tuple[Ahead, tuple[Tensor, ...]]:
-    """Return what goes ahead of a message that speaks of ``flat``, and what rides in it.
+def as_it_is(start: int, piece: Flat) -> tuple[Tensor, ...]:
+    """Send the values themselves, from where they lie."""
+    return (Tensor.of(piece),)
 
-    All of it are views of ``flat``.
+
+class Ahead:
+    """The pieces that go ahead of a message, each made when it is first asked for, and kept."""
+
+    def __init__(self, flat: Flat, sequence: int, encode: Encode) -> None:
+        self._flat = flat
+        self._sequence = sequence
+        self._encode = encode
+        self._made: list[tuple[Piece, tuple[Tensor, ...]]] = []
+
+    def __len__(self) -> int:
+        return count(len(self._flat))
+
+    def __getitem__(self, index: int) -> tuple[Piece, tuple[Tensor, ...]]:
+        while len(self._made) <= index:
+            number = len(self._made)
+            tensors = self._encode(number * PIECE_SIZE, at(self._flat, number))
+            self._made.append((Piece(self._sequence, number), tensors))
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[tuple[Piece, tuple[Tensor, ...]]]:
+        return (self[index] for index in range(len(self)))
+
+
+def travelling(
+    flat: Flat, sequence: int = 0, encode: Encode = as_it_is
+) -> tuple[Ahead | None, tuple[Tensor, ...]]:
+    """Return what goes ahead of a message that speaks of ``flat``, and what rides in it."""
+    if count(len(flat)) == 1:
+        return None, encode(0, flat)
+    return Ahead(flat, sequence, encode), ()
+
+
+def take_in(tensors: Sequence[Tensor], out: Flat) -> None:
+    """Lay the values that came in their place.
+
+    Raises:
+        ProtocolError: they are not those of one tensor like ``out``.
     """
-    tensors = [(Tensor.of(piece),) for piece in cut(flat)]
-    if len(tensors) == 1:
-        return (), tensors[0]
-    return tuple((Piece(sequence, index), tensor) for index, tensor in enumerate(tensors)), ()
+    if len(tensors) != 1:
+        raise ProtocolError(f"got {len(tensors)} tensors, expected one of {len(out)} elements")
+    tensors[0].copy_to(out)

@@ -1,0 +1,522 @@
+"""What compression promises: sizes, bounds of the error, what feedback makes good, what is refused.
+
+Gradients of several runs of blocks come from a seed; laws over values come from hypothesis.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import tracemalloc
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from zmqtrain.errors import ConfigError, ProtocolError
+from zmqtrain.wire.buffers import DTYPES, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.compression import Compression, Compressor, Flat, make_compression
+from zmqtrain.wire.messages import Pull
+
+SPECS = ["fp16", "bf16", "int8", "int8:block=8", "int8:block=1000", "topk", "topk:ratio=0.3"]
+SIZES = [0, 1, 2, 255, 256, 257, 65_536, 65_537, 150_000]
+MAX = float(np.finfo(np.float32).max)
+TINY = 2.0**-126
+
+every_spec = pytest.mark.parametrize("spec", SPECS)
+every_size = pytest.mark.parametrize("size", SIZES)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+gradients = hnp.arrays(np.float32, st.integers(0, 80), elements=finite)
+
+
+def made(spec: str) -> Compression:
+    compression = make_compression(spec)
+    assert compression is not None
+    return compression
+
+
+def gradient(size: int, seed: int = 0) -> Flat:
+    """Elements of many magnitudes, some of them 0."""
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal(size) * 10.0 ** generator.uniform(-9, 1, size)
+    return (values * generator.integers(0, 4, size).astype(bool)).astype(np.float32)
+
+
+def decoded(compression: Compression, tensors: Sequence[Tensor], size: int) -> Flat:
+    """Decode into the middle of memory that holds a mark, which must stay around it."""
+    memory = np.full(size + 20, 7, np.float32)
+    compression.decode(tensors, memory[10 : 10 + size])
+    assert (memory[:10] == 7).all() and (memory[10 + size :] == 7).all()
+    return memory[10 : 10 + size]
+
+
+def round_trip(compression: Compression, piece: Flat) -> Flat:
+    return decoded(compression, compression.encode(piece), len(piece))
+
+
+@pytest.mark.parametrize(
+    ("spec", "canonical", "feedback"),
+    [
+        ("fp16", "fp16", False),
+        (" bf16 ", "bf16", False),
+        ("int8", "int8:block=256", True),
+        ("int8:", "int8:block=256", True),
+        ("int8:block=064", "int8:block=64", True),
+        ("topk", "topk:ratio=0.01", True),
+        ("topk:ratio=1e-3", "topk:ratio=0.001", True),
+        ("topk:ratio=.50", "topk:ratio=0.5", True),
+    ],
+)
+def test_spec_has_one_canonical_text(spec: str, canonical: str, feedback: bool) -> None:
+    compression = made(spec)
+    assert isinstance(compression, Compression)
+    assert compression.spec == made(canonical).spec == canonical
+    assert compression.feedback is feedback
+
+
+@pytest.mark.parametrize("spec", ["none", " none", "none:"])
+def test_none_is_no_compression(spec: str) -> None:
+    assert make_compression(spec) is None
+
+
+FORMS = "none, fp16, bf16, int8, int8:block=B, topk or topk:ratio=R"
+BLOCK = "elements, expected a whole number from 8 to 32768"
+RATIO = (
+    "of the elements, expected a number above 0 and at most 0.5, beyond which more bytes would be "
+    "sent than without compression"
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("none:fast", "it takes no options, got 'fast'"),
+        ("fp16:block=8", "it takes no options, got 'block=8'"),
+        ("bf16:1", "it takes no options, got '1'"),
+        ("int8:64", "unknown option '64', expected block="),
+        ("int8:size=64", "unknown option 'size=64', expected block="),
+        ("int8:block=8,ratio=1", f"a scale for each block of '8,ratio=1' {BLOCK}"),
+        ("int8:block", "unknown option 'block', expected block="),
+        ("int8:block=", f"a scale for each block of '' {BLOCK}"),
+        ("int8:block=7", f"a scale for each block of '7' {BLOCK}"),
+        ("int8:block=32769", f"a scale for each block of '32769' {BLOCK}"),
+        ("int8:block=-8", f"a scale for each block of '-8' {BLOCK}"),
+        ("int8:block=8.0", f"a scale for each block of '8.0' {BLOCK}"),
+        ("int8:block=٨", f"a scale for each block of '٨' {BLOCK}"),
+        (f"int8:block={'9' * 5000}", f"a scale for each block of '{'9' * 5000}' {BLOCK}"),
+        ("topk:0.1", "unknown option '0.1', expected ratio="),
+        ("topk:k=5", "unknown option 'k=5', expected ratio="),
+        ("topk:ratio=", f"the share '' {RATIO}"),
+        ("topk:ratio=x", f"the share 'x' {RATIO}"),
+        ("topk:ratio=0", f"the share '0' {RATIO}"),
+        ("topk:ratio=-0.1", f"the share '-0.1' {RATIO}"),
+        ("topk:ratio=0.51", f"the share '0.51' {RATIO}"),
+        ("topk:ratio=nan", f"the share 'nan' {RATIO}"),
+        ("topk:ratio=inf", f"the share 'inf' {RATIO}"),
+    ],
+)
+def test_wrong_option_is_a_config_error(spec: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_compression(spec)
+    assert str(raised.value) == f"compression {spec!r}: {problem}; the forms are {FORMS}"
+
+
+@pytest.mark.parametrize(
+    "spec", ["", ":", "gzip", "FP16", "fp 16", "int8=64", "top-k", "json:loads"]
+)
+def test_unknown_name_is_a_config_error(spec: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_compression(spec)
+    assert str(raised.value) == f"unknown compression {spec!r}: expected {FORMS}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "nbytes"),
+    [
+        ("fp16", 1_048_576),
+        ("bf16", 1_048_576),
+        ("int8", 524_288 + 4 * 2048),
+        ("int8:block=1000", 524_288 + 4 * 525),
+        ("topk", 8 * 5243),
+        ("topk:ratio=1e-9", 8),
+    ],
+)
+def test_piece_of_2_mib_takes_the_promised_bytes(spec: str, nbytes: int) -> None:
+    tensors = made(spec).encode(np.zeros(524_288, np.float32))
+    assert sum(tensor.nbytes for tensor in tensors) == nbytes
+    assert {tensor.dtype for tensor in tensors} <= DTYPES
+
+
+@every_spec
+@every_size
+def test_every_size_survives_the_codec(spec: str, size: int) -> None:
+    compression, piece = made(spec), gradient(size)
+    tensors = compression.encode(piece)
+    sent = encode(Envelope(Pull(), Sender("worker", 0), tensors=tensors))
+    arrived = decode([bytes(frame) for frame in sent]).tensors
+    result = decoded(compression, arrived, size)
+    assert result.tobytes() == round_trip(compression, piece).tobytes()
+    assert np.linalg.norm(result - piece) <= np.linalg.norm(piece)
+
+
+@every_spec
+def test_frames_may_be_cut_and_lie_anywhere(spec: str) -> None:
+    compression, piece = made(spec), gradient(1001)
+    tensors = compression.encode(piece)
+    data = [b"".join(tensor.parts) for tensor in tensors]
+    shifted = [memoryview(b"-" + raw)[1:] for raw in data]
+    for parts in (
+        [(raw,) for raw in shifted],
+        [(raw[:5], b"", raw[5:]) for raw in data],
+    ):
+        received = [Tensor(t.dtype, t.shape, p) for t, p in zip(tensors, parts, strict=True)]
+        assert np.array_equal(decoded(compression, received, 1001), round_trip(compression, piece))
+
+
+@every_spec
+def test_encoding_neither_changes_nor_keeps_the_piece(spec: str) -> None:
+    compression, piece = made(spec), gradient(70_000)
+    piece.flags.writeable = False
+    for tensor in compression.encode(piece):
+        for part in tensor.parts:
+            assert not np.shares_memory(np.frombuffer(part, np.uint8), piece)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16", "int8"])
+def test_scratch_does_not_grow_with_the_piece(spec: str) -> None:
+    compression, piece = made(spec), gradient(2**20)
+    out = np.empty_like(piece)
+    encoded = sum(tensor.nbytes for tensor in compression.encode(piece))
+    tracemalloc.start()
+    try:
+        tensors = compression.encode(piece)
+        assert tracemalloc.get_traced_memory()[1] < encoded + 2**20
+        tracemalloc.reset_peak()
+        compression.decode(tensors, out)
+        assert tracemalloc.get_traced_memory()[1] < encoded + 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_fp16_rounds_as_numpy_does_around_every_value() -> None:
+    values = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (values[:-1] + values[1:]) / 2  # exact in float32
+    edges = np.concatenate([values, ties])
+    piece = np.concatenate(
+        [edges, np.nextafter(edges, np.float32(-1)), np.nextafter(edges, np.float32(65504))]
+    )
+    piece = np.concatenate([piece, -piece])
+    (tensor,) = made("fp16").encode(piece)
+    assert np.array_equal(tensor.array().view(np.uint16), piece.astype(np.float16).view(np.uint16))
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 80), elements=st.floats(-65504, 65504, width=32)))
+def test_fp16_rounds_as_numpy_does(piece: Flat) -> None:
+    (tensor,) = made("fp16").encode(piece)
+    assert tensor.array().tobytes() == piece.astype(np.float16).tobytes()
+
+
+def nearest_bf16(value: float) -> float:
+    """The nearest bfloat16, the even one of two, by comparing fractions; not beyond the largest."""
+    below = struct.unpack("<I", struct.pack("<f", abs(value)))[0] >> 16
+    codes = [code for code in (below, below + 1) if code < 0x7F80]
+    values = {code: struct.unpack("<f", struct.pack("<I", code << 16))[0] for code in codes}
+    code = min(codes, key=lambda c: (abs(Fraction(values[c]) - Fraction(abs(value))), c % 2))
+    return math.copysign(values[code], value)
+
+
+bf16_edges = st.builds(
+    lambda upper, lower: struct.unpack("<f", struct.pack("<HH", lower, upper))[0],
+    st.integers(0, 0xFFFF).filter(lambda upper: upper & 0x7F80 != 0x7F80),
+    st.sampled_from([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF]),
+)
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 30), elements=finite | bf16_edges))
+def test_bf16_rounds_to_the_nearest_even(piece: Flat) -> None:
+    expected = np.array([nearest_bf16(float(value)) for value in piece], np.float32)
+    assert round_trip(made("bf16"), piece).tobytes() == expected.tobytes()
+
+
+@given(gradients)
+def test_halves_keep_relative_errors_small(piece: Flat) -> None:
+    exact = piece.astype(np.float64)
+    for spec, largest, relative, absolute in (
+        ("fp16", 65504.0, 2.0**-11, 2.0**-25),
+        ("bf16", 255 * 2.0**120, 2.0**-8, 2.0**-134),
+    ):
+        error = np.abs(round_trip(made(spec), piece) - np.clip(exact, -largest, largest))
+        assert (error <= np.maximum(np.abs(exact) * relative, absolute)).all()
+
+
+@pytest.mark.parametrize(("spec", "largest"), [("fp16", 65504.0), ("bf16", 255 * 2.0**120)])
+def test_value_out_of_range_becomes_the_largest_one(spec: str, largest: float) -> None:
+    for factor in (1, 1 + 2.0**-23, 1 + 2.0**-11, 1 + 2.0**-9, 1 + 2.0**-8 - 2.0**-15):
+        above = largest * factor
+        assert round_trip(made(spec), np.float32([1, above, 0])).tolist() == [1, largest, 0]
+        assert round_trip(made(spec), np.float32([-above] * 3)).tolist() == [-largest] * 3
+    assert round_trip(made(spec), np.float32([MAX, 1, -MAX])).tolist() == [largest, 1, -largest]
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_every_nan_stays_one_and_leaves_its_neighbours_alone(spec: str) -> None:
+    bits = [0x7F800001, 0x7F80FFFF, 0x7FBFFFFF, 0x7FC00000, 0x7FFF8000, 0x7FFFFFFF]
+    nans = np.array([*bits, *(0x80000000 | b for b in bits)], np.uint32).view(np.float32)
+    result = round_trip(made(spec), np.concatenate([[np.float32(1)], nans, [np.float32(-2)]]))
+    assert np.isnan(result[1:-1]).all()
+    assert (result[0], result[-1]) == (1, -2)
+
+
+def test_fp16_decodes_every_code_as_numpy_does() -> None:
+    codes = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    result = decoded(made("fp16"), [Tensor.of(codes)], 1 << 16)
+    assert np.array_equal(result, codes.astype(np.float32), equal_nan=True)
+    assert np.array_equal(np.signbit(result), np.signbit(codes))
+
+
+def test_bf16_decodes_every_code_to_the_upper_half_of_a_float() -> None:
+    codes = np.arange(1 << 16, dtype=np.uint16)
+    tensor = Tensor.of(codes.view(np.uint8).reshape(-1, 2))
+    result = decoded(made("bf16"), [tensor], 1 << 16)
+    assert np.array_equal(result.view(np.uint32), codes.astype(np.uint32) << 16)
+
+
+def check_int8(piece: Flat, block: int) -> None:
+    compression = made(f"int8:block={block}")
+    tensors = compression.encode(piece)
+    result = decoded(compression, tensors, len(piece))
+    codes, scales = (tensor.array() for tensor in tensors)
+    scale = np.repeat(scales, block)[: len(piece)].astype(np.float64)
+    error = np.abs(piece.astype(np.float64) - result)
+    assert (error <= scale * (0.5 + 2e-5)).all()  # float32 rounds 127.0 to within 2^-18
+    for start in range(0, len(piece), block):
+        largest = float(np.abs(piece[start : start + block]).max())
+        bound = max(TINY, largest / 127)
+        assert scale[start] == pytest.approx(bound, rel=1e-6)
+        if largest >= 127 * TINY:
+            assert np.abs(codes[start : start + block]).max() == 127
+
+
+@given(gradients, st.integers(8, 40))
+def test_int8_errs_by_half_a_scale_at_most(piece: Flat, block: int) -> None:
+    check_int8(piece, block)
+
+
+@pytest.mark.parametrize("block", [8, 256, 1000, 32_768])
+@every_size
+def test_int8_errs_by_half_a_scale_at_most_in_large_pieces(size: int, block: int) -> None:
+    check_int8(gradient(size), block)
+
+
+@pytest.mark.parametrize(
+    "values", [[MAX, -MAX, 1], [1e-45, -1e-45, 0], [TINY, 1e-40], [126.5 * TINY], [0, -0.0]]
+)
+def test_int8_bears_the_largest_and_the_smallest_values(values: list[float]) -> None:
+    check_int8(np.array(values, np.float32), 8)
+
+
+def test_int8_keeps_a_block_of_zeros_beside_another() -> None:
+    piece = np.repeat(np.float32([0, 3, 0]), [256, 256, 5])
+    assert np.array_equal(round_trip(made("int8"), piece), piece)
+
+
+def check_topk(piece: Flat, ratio: float) -> None:
+    compression = made(f"topk:ratio={ratio!r}")
+    tensors = compression.encode(piece)
+    result = decoded(compression, tensors, len(piece))
+    indices = tensors[0].array()
+    kept = np.zeros(len(piece), bool)
+    kept[indices] = True
+    assert len(indices) == min(len(piece), max(1, round(ratio * len(piece))))
+    assert (np.diff(indices) > 0).all()
+    assert result[kept].tobytes() == piece[kept].tobytes()
+    assert not result[~kept].any()
+    magnitudes = np.abs(piece)
+    assert np.min(magnitudes[kept], initial=np.inf) >= np.max(magnitudes[~kept], initial=0)
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(0, 80), elements=finite | st.sampled_from([-1.0, 0.0, 1.0])),
+    st.floats(0, 0.5, exclude_min=True),
+)
+def test_topk_keeps_the_largest(piece: Flat, ratio: float) -> None:
+    check_topk(piece, ratio)
+
+
+NUMBERS = np.arange(100_000)
+
+
+@pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.1, 0.5])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        gradient(100_000),
+        np.zeros(100_000),
+        NUMBERS,
+        -NUMBERS % 3,
+        NUMBERS % 61 == 0,  # whichever elements a sample at regular distances takes,
+        NUMBERS % 61 != 0,  # it may see the large ones only, or none of them
+        np.where(NUMBERS % 61 == 0, 1 / (1 + NUMBERS), 1 + NUMBERS),
+    ],
+    ids=["random", "zeros", "rising", "ties", "sampled", "unsampled", "misleading"],
+)
+def test_topk_keeps_the_largest_of_a_large_piece(
+    piece: np.ndarray[tuple[int], np.dtype[np.float64]], ratio: float
+) -> None:
+    check_topk(piece.astype(np.float32), ratio)
+
+
+PIECES = [slice(0, 70_000), slice(70_000, 70_001), slice(70_001, 80_000)]
+
+
+def pushed(compressor: Compressor, compression: Compression, whole: Flat) -> Flat:
+    """Send a gradient piece by piece, the last one first; return what arrives."""
+    arrived = np.empty_like(whole)
+    for piece in reversed(PIECES):
+        tensors = compressor.encode(piece.start, whole[piece])
+        arrived[piece] = decoded(compression, tensors, piece.stop - piece.start)
+    return arrived
+
+
+@pytest.mark.parametrize("spec", ["int8", "int8:block=32768", "topk:ratio=0.1"])
+def test_feedback_loses_nothing(spec: str) -> None:
+    compression, size = made(spec), PIECES[-1].stop
+    compressor = Compressor(compression, size)
+    computed, arrived = np.zeros(size), np.zeros(size)
+    for step in range(4):
+        whole = gradient(size, step)
+        computed += whole
+        arrived += pushed(compressor, compression, whole)
+    assert np.abs(computed - arrived).max() > 1e-3
+    for _ in range(12):  # nothing new, so all that is kept is sent
+        arrived += pushed(compressor, compression, np.zeros(size, np.float32))
+    np.testing.assert_allclose(arrived, computed, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "small", "kept"), [("int8", 1e-3, 1 / 254), ("topk:ratio=0.5", 1e-2, 2)]
+)
+def test_element_too_small_to_be_sent_arrives_by_feedback(
+    spec: str, small: float, kept: float
+) -> None:
+    compression = made(spec)
+    compressor = Compressor(compression, 4)
+    piece = np.array([1, small, -1, -small], np.float32)
+    arrived = np.zeros(4)
+    for _ in range(1000):
+        arrived += decoded(compression, compressor.encode(0, piece), 4)
+    assert round_trip(compression, piece).tolist() == [1, 0, -1, 0]
+    assert arrived == pytest.approx(1000 * piece, abs=kept)
+
+
+@pytest.mark.parametrize("spec", ["fp16", "bf16"])
+def test_halves_keep_nothing_for_the_next_gradient(spec: str) -> None:
+    compression, piece = made(spec), gradient(100)
+    compressor = Compressor(compression, 120)
+    for _ in range(3):
+        (tensor,) = compressor.encode(20, piece)
+        assert tensor.parts[0] == compression.encode(piece)[0].parts[0]
+
+
+@every_spec
+def test_tensors_of_a_push_outlast_the_next_one(spec: str) -> None:
+    compressor = Compressor(made(spec), 1000)
+    tensors = compressor.encode(0, gradient(1000))
+    before = [bytes(part) for tensor in tensors for part in tensor.parts]
+    compressor.encode(0, gradient(1000, 1))
+    assert [bytes(part) for tensor in tensors for part in tensor.parts] == before
+
+
+@pytest.mark.parametrize("spec", ["int8", "topk:ratio=0.1"])
+def test_residual_that_overflows_stays_finite(spec: str) -> None:
+    compression = made(spec)
+    compressor = Compressor(compression, 20)
+    largest = np.full(20, MAX, np.float32)
+    for sign in (1, 1, 1, -1):
+        assert np.isfinite(decoded(compression, compressor.encode(0, sign * largest), 20)).all()
+
+
+def tensor(dtype: str, values: Sequence[float], shape: tuple[int, ...] | None = None) -> Tensor:
+    return Tensor.of(np.array(values, dtype).reshape(shape or (len(values),)))
+
+
+CODES = tensor("<i1", [127] * 10)
+SCALES = tensor("<f4", [1, 1])
+INDICES = tensor("<i4", [0, 4, 9])
+VALUES = tensor("<f4", [1, 2, 3])
+SAME_JOB = "both tasks must run the same job"
+RANGE = "a scale in compression int8:block=8 is not in [1.175e-38, 2.679e+36]"
+
+
+@pytest.mark.parametrize(
+    ("spec", "tensors", "sentence"),
+    [
+        (
+            "fp16",
+            [],
+            f"got no tensor, expected <f2 [10] for 10 elements in compression fp16: {SAME_JOB}",
+        ),
+        ("fp16", [tensor("<f2", [1] * 9)], "got <f2 [9], expected <f2 [10]"),
+        ("fp16", [tensor("<f2", [1] * 10, (2, 5))], "got <f2 [2, 5], expected <f2 [10]"),
+        ("fp16", [tensor("<f4", [1] * 10)], "got <f4 [10], expected <f2 [10]"),
+        ("fp16", [tensor("<f2", [1] * 10)] * 2, "got <f2 [10] and <f2 [10], expected <f2 [10]"),
+        ("bf16", [tensor("<f2", [1] * 10)], "got <f2 [10], expected |u1 [10, 2]"),
+        ("bf16", [tensor("|u1", [1] * 20)], "got |u1 [20], expected |u1 [10, 2]"),
+        ("int8:block=8", [CODES], "got |i1 [10], expected |i1 [10] and <f4 [2]"),
+        ("int8:block=8", [SCALES, CODES], "got <f4 [2] and |i1 [10], expected |i1 [10] and"),
+        ("int8", [CODES, SCALES], "expected |i1 [10] and <f4 [1]"),
+        ("int8:block=8", [tensor("|u1", [1] * 10), SCALES], "got |u1 [10] and <f4 [2]"),
+        ("int8:block=8", [CODES, tensor("<f4", [1, np.nan])], RANGE),
+        ("int8:block=8", [CODES, tensor("<f4", [np.inf, 1])], RANGE),
+        ("int8:block=8", [CODES, tensor("<f4", [1, 0])], RANGE),
+        ("int8:block=8", [CODES, tensor("<f4", [-1, 1])], RANGE),
+        ("int8:block=8", [CODES, tensor("<f4", [1, 2.68e36])], RANGE),
+        ("int8:block=8", [CODES, tensor("<f4", [1, 1e-40])], RANGE),
+        (
+            "int8:block=8",
+            [tensor("|i1", [1] * 9 + [-128]), SCALES],
+            "is -128, expected -127 to 127",
+        ),
+        ("topk:ratio=0.3", [INDICES], "got <i4 [3], expected <i4 [3] and <f4 [3]"),
+        ("topk:ratio=0.4", [INDICES, VALUES], "expected <i4 [4] and <f4 [4]"),
+        ("topk:ratio=0.3", [INDICES, tensor("<f4", [1, 2])], "got <i4 [3] and <f4 [2]"),
+        ("topk:ratio=0.3", [tensor("<i8", [0, 4, 9]), VALUES], "got <i8 [3] and <f4 [3]"),
+        ("topk:ratio=0.3", [tensor("<i4", [-1, 4, 9]), VALUES], "indices from -1 to 9 in"),
+        ("topk:ratio=0.3", [tensor("<i4", [0, 4, 10]), VALUES], "indices from 0 to 10 in"),
+        ("topk:ratio=0.3", [tensor("<i4", [0, 10, 9]), VALUES], "do not rise strictly"),
+        ("topk:ratio=0.3", [tensor("<i4", [0, -5, 9]), VALUES], "do not rise strictly"),
+        ("topk:ratio=0.3", [tensor("<i4", [0, 0, 9]), VALUES], "do not rise strictly"),
+        (
+            "topk:ratio=0.3",
+            [tensor("<i4", [2**31 - 1, -(2**31), 9]), VALUES],
+            "do not rise strictly",
+        ),
+    ],
+)
+def test_tensors_that_encoding_does_not_make_are_refused(
+    spec: str, tensors: list[Tensor], sentence: str
+) -> None:
+    memory = np.full(30, 7, np.float32)
+    with pytest.raises(ProtocolError) as raised:
+        made(spec).decode(tensors, memory[10:20])
+    assert sentence in str(raised.value)
+    assert (memory == 7).all()
+
+
+@given(st.sampled_from(SPECS), st.integers(0, 12), st.data())
+def test_no_bytes_of_a_peer_do_harm(spec: str, size: int, data: st.DataObject) -> None:
+    compression = made(spec)
+    noise = [
+        Tensor(good.dtype, good.shape, (data.draw(st.binary(min_size=n, max_size=n)),))
+        for good in compression.encode(gradient(size))
+        for n in [good.nbytes]
+    ]
+    try:
+        decoded(compression, noise, size)
+    except ProtocolError as error:
+        assert compression.spec in str(error)

@@ -1,0 +1,12 @@
+"""How a gradient is made smaller for its way to a ps: spec, code, and what makes up for the loss.
+
+The error of 16-bit floats is a fraction of each element. 8-bit integers and top-k lose more: small
+elements beside large ones vanish altogether, so what was lost is kept and added to the next
+gradient (:class:`Compressor`).
+"""
+
+from zmqtrain.wire.compression.base import Compression, Flat
+from zmqtrain.wire.compression.feedback import Compressor
+from zmqtrain.wire.compression.registry import FORMS, make_compression
+
+__all__ = ["FORMS", "Compression", "Compressor", "Flat", "make_compression"]

@@ -1,0 +1,94 @@
+"""The contract of a compression, and what all of them need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.buffers import Tensor
+
+Flat: TypeAlias = NDArray[np.float32]
+"""float32, C-contiguous, shape (n,): a piece of a shard's gradient, or all of it."""
+
+RUN_SIZE = 65_536
+"""Elements worked on at a time, 256 KiB: with less the calls cost time, with more the scratch
+leaves L2."""
+
+
+@runtime_checkable
+class Compression(Protocol):
+    """How one piece of a gradient travels.
+
+    It holds no state of its own, so one object serves any number of pieces and threads.
+    """
+
+    @property
+    def spec(self) -> str:
+        """The text that makes this compression, defaults filled in: equal texts, equal bytes."""
+        ...
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what encoding lost must be added to the next gradient."""
+        ...
+
+    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
+        """Return what travels in place of ``piece``, in memory of its own.
+
+        ``piece`` is only read, and must be finite.
+        """
+        ...
+
+    def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
+        """Overwrite all of ``out`` with the piece that ``tensors`` were made from, less the loss.
+
+        Values that are not finite are passed on where the code can express them: whether a
+        gradient is finite is for its receiver to check.
+
+        Raises:
+            ProtocolError: ``encode`` makes no such tensors from a piece of ``out``'s size; ``out``
+                is as it was.
+        """
+        ...
+
+
+def received(
+    compression: Compression,
+    tensors: Sequence[Tensor],
+    size: int,
+    *expected: tuple[str, tuple[int, ...]],
+) -> list[NDArray[Any]]:
+    """Return the values of a peer's tensors, which must be of the expected dtypes and shapes.
+
+    The arrays are read-only and may lie at any address: they are views of frames if they can be.
+
+    Raises:
+        ProtocolError: number, dtype or shape of the tensors are others.
+    """
+    got = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    if got != list(expected):
+        raise ProtocolError(
+            f"got {_described(got)}, expected {_described(expected)} for {size} elements in "
+            f"compression {compression.spec}: both tasks must run the same job"
+        )
+    return [_view(tensor) for tensor in tensors]
+
+
+def runs(size: int, length: int = RUN_SIZE) -> Iterator[slice]:
+    """Cut ``size`` elements into runs of ``length``, of which the last may be shorter."""
+    for start in range(0, size, length):
+        yield slice(start, min(start + length, size))
+
+
+def _described(tensors: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    return " and ".join(f"{dtype} {list(shape)}" for dtype, shape in tensors) or "no tensor"
+
+
+def _view(tensor: Tensor) -> NDArray[Any]:
+    if len(tensor.parts) == 1:
+        return np.frombuffer(tensor.parts[0], tensor.dtype).reshape(tensor.shape)
+    return tensor.array()

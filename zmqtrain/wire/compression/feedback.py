@@ -1,0 +1,45 @@
+"""Error feedback: what encoding lost of one gradient is added to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.compression.base import Compression, Flat
+
+
+class Compressor:
+    """A worker's side of one shard's gradient.
+
+    Where the compression asks for feedback, it keeps the shard's residual: all that was to be sent
+    up to now and was not. So nothing of a gradient is lost, it only arrives later (Seide et al.
+    2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+    Training of Speech DNNs"; Stich et al. 2018; Karimireddy et al. 2019). The gradients that a ps
+    does not apply are gone, as they are without compression.
+    """
+
+    def __init__(self, compression: Compression, size: int) -> None:
+        """``size``: elements of the shard's gradient."""
+        self._compression = compression
+        self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
+
+    def encode(self, start: int, piece: Flat) -> tuple[Tensor, ...]:
+        """Return what travels in place of ``piece``, the gradient's elements from ``start`` on.
+
+        To be called once for each piece and step, in any order: every call moves the residual on.
+        So a push that has to be sent again is sent from the tensors of the first time.
+        """
+        if self._residual is None:
+            return self._compression.encode(piece)
+        total = self._residual[start : start + len(piece)]
+        try:
+            with np.errstate(over="raise"):
+                np.add(total, piece, out=total)
+        except FloatingPointError:  # the sum is there; an infinity would stay in it for ever
+            largest = np.finfo(np.float32).max
+            np.clip(total, -largest, largest, out=total)
+        tensors = self._compression.encode(total)
+        arriving = np.empty_like(total)
+        self._compression.decode(tensors, arriving)
+        np.subtract(total, arriving, out=total)
+        return tensors
