@@ -17,9 +17,10 @@ from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, MetricsHandler
+from prometheus_client import CollectorRegistry, MetricsHandler
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.instruments import Histogram
 from zmqtrain.metrics import Metrics
 
 STALL_S = 30.0

@@ -9,22 +9,22 @@ a label holds a child for each value: ``metrics.pushes.applied.inc()`` where the
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.metadata import version
 from math import inf, nan
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    Info,
-    Metric,
-    ProcessCollector,
+from prometheus_client import CollectorRegistry, GCCollector, Metric, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
 )
+
+from zmqtrain.instruments import Counter, Family, Gauge, Histogram, Info
 
 NAMESPACE = "zmqtrain"
 
@@ -43,7 +43,7 @@ VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 State: TypeAlias = Literal["starting", "joining", "training", "draining", "finished"]
 
-M = TypeVar("M", Counter, Gauge, Histogram)
+M = TypeVar("M", Counter, Gauge, Histogram, Info)
 K = TypeVar("K", str, int)
 C = TypeVar("C")
 
@@ -83,13 +83,13 @@ class CheckpointStages:
 class Children(dict[K, M], Generic[K, M]):
     """The children of a metric whose label values are met while running, made on first use."""
 
-    def __init__(self, family: M, known: Iterable[K] = ()) -> None:
-        self._family: M = family
+    def __init__(self, family: Family[M], known: Iterable[K] = ()) -> None:
+        self._family: Family[M] = family
         for value in known:
-            self[value] = family.labels(value)
+            self[value] = family.series(value)
 
     def __missing__(self, value: K) -> M:
-        child = self[value] = self._family.labels(value)
+        child = self[value] = self._family.series(value)
         return child
 
     def forget(self, value: K) -> None:
@@ -101,8 +101,8 @@ class Children(dict[K, M], Generic[K, M]):
 class RoleState:
     """In which state the task is: 1 for that state, 0 for each other one."""
 
-    def __init__(self, family: Gauge) -> None:
-        self._gauges = {state: family.labels(state) for state in get_args(State)}
+    def __init__(self, family: Family[Gauge]) -> None:
+        self._gauges = {state: family.series(state) for state in get_args(State)}
         self._current: State = "starting"
         self._gauges[self._current].set(1)
 
@@ -112,18 +112,6 @@ class RoleState:
         self._current = state
 
 
-class Registry(CollectorRegistry):
-    """A registry without ``_created`` series, which nothing here reads.
-
-    The switch that prometheus_client has for it would change every registry of the process.
-    """
-
-    def collect(self) -> Iterable[Metric]:
-        for family in super().collect():
-            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-            yield family
-
-
 class _Declare:
     """Makes metrics in a registry.
 
@@ -131,46 +119,62 @@ class _Declare:
     the roles can count without asking for whom it runs.
     """
 
-    def __init__(self, task: Holders, registry: Registry) -> None:
+    def __init__(self, task: Holders, registry: CollectorRegistry) -> None:
         self._task = task
         self._registry = registry
 
-    def _options(self, holders: Holders, label: str = "") -> dict[str, Any]:
-        return {
-            "namespace": NAMESPACE,
-            "registry": self._registry if holders & self._task else None,
-            "labelnames": (label,) if label else (),
-        }
+    def _family(
+        self,
+        kind: type[Metric],
+        make: Callable[[], M],
+        name: str,
+        holders: Holders,
+        text: str,
+        label: str = "",
+    ) -> Family[M]:
+        family = Family(kind, make, f"{NAMESPACE}_{name}", text, label)
+        if holders & self._task:
+            self._registry.register(family)
+        return family
 
-    def counter(self, name: str, holders: Holders, text: str, label: str = "") -> Counter:
-        return Counter(name, text, **self._options(holders, label))
+    def counters(self, name: str, holders: Holders, text: str, label: str = "") -> Family[Counter]:
+        return self._family(CounterMetricFamily, Counter, name, holders, text, label)
 
-    def gauge(
-        self, name: str, holders: Holders, text: str, label: str = "", initial: float = 0.0
-    ) -> Gauge:
-        gauge = Gauge(name, text, **self._options(holders, label))
-        if not label:
-            gauge.set(initial)
+    def counter(self, name: str, holders: Holders, text: str) -> Counter:
+        return self.counters(name, holders, text).series()
+
+    def gauges(self, name: str, holders: Holders, text: str, label: str = "") -> Family[Gauge]:
+        return self._family(GaugeMetricFamily, Gauge, name, holders, text, label)
+
+    def gauge(self, name: str, holders: Holders, text: str, initial: float = 0.0) -> Gauge:
+        gauge = self.gauges(name, holders, text).series()
+        gauge.set(initial)
         return gauge
 
-    def histogram(
+    def histograms(
         self,
         name: str,
         holders: Holders,
         text: str,
         label: str = "",
         buckets: tuple[float, ...] = DURATION_S,
+    ) -> Family[Histogram]:
+        make = partial(Histogram, buckets)
+        return self._family(HistogramMetricFamily, make, name, holders, text, label)
+
+    def histogram(
+        self, name: str, holders: Holders, text: str, buckets: tuple[float, ...] = DURATION_S
     ) -> Histogram:
-        return Histogram(name, text, buckets=buckets, **self._options(holders, label))
+        return self.histograms(name, holders, text, buckets=buckets).series()
 
     def info(self, name: str, holders: Holders, text: str) -> Info:
-        return Info(name, text, **self._options(holders))
+        return self._family(InfoMetricFamily, Info, name, holders, text).series()
 
 
-def _children(family: Counter | Histogram, kind: type[C]) -> C:
+def _children(family: Family[M], kind: type[C]) -> C:
     """Make the child of every label value that ``kind`` has a field for."""
     values = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{value: family.labels(value) for value in values})
+    return kind(**{value: family.series(value) for value in values})
 
 
 class Metrics:
@@ -182,7 +186,7 @@ class Metrics:
     def __init__(self, role: str, index: int = 0) -> None:
         """Declare the metrics of task ``index`` of ``role``: "ps", "worker" or "chief"."""
         is_lead = role == "ps" and index == 0
-        self.registry = Registry()
+        self.registry = CollectorRegistry()
         declare = _Declare(frozenset({role}) | (LEAD if is_lead else frozenset()), self.registry)
         self._declare_task(declare, role, index)
         self._declare_messages(declare)
@@ -199,14 +203,14 @@ class Metrics:
         d.info("build", ALL, "Versions that this task runs.").info(versions)
         d.info("task", ALL, "Which task this is.").info({"role": role, "index": str(index)})
         self.role_state = RoleState(
-            d.gauge("role_state", ALL, "1 for the state that this task is in, else 0.", "state")
+            d.gauges("role_state", ALL, "1 for the state that this task is in, else 0.", "state")
         )
         self.event_loop_lag_seconds = d.histogram(
             "event_loop_lag_seconds", ALL, "How late the event loop woke a sleeper.", buckets=LAG_S
         )
 
     def _declare_messages(self, d: _Declare) -> None:
-        peers = d.gauge("connected_peers", ALL, "Peers with a live link, by their role.", "role")
+        peers = d.gauges("connected_peers", ALL, "Peers with a live link, by their role.", "role")
         self.connected_peers = Children[str, Gauge](peers, sorted(ALL))
         self.bytes_sent = d.counter(
             "bytes_sent_total",
@@ -220,7 +224,7 @@ class Metrics:
             "decode_errors_total", ALL, "Messages received that were not valid."
         )
         self.rpc_duration_seconds = Children[str, Histogram](
-            d.histogram("rpc_duration_seconds", ALL, "From a request to its reply, by kind.", "op")
+            d.histograms("rpc_duration_seconds", ALL, "From a request to its reply, by kind.", "op")
         )
         self.rpc_retries = d.counter("rpc_retries_total", ALL, "Requests sent again.")
         self.rpc_timeouts = d.counter(
@@ -237,14 +241,16 @@ class Metrics:
         self.step_duration_seconds = d.histogram(
             "step_duration_seconds", WORKER, "One step, from its first phase to its last."
         )
-        phases = d.histogram("phase_duration_seconds", WORKER, "One phase of a step.", "phase")
+        phases = d.histograms("phase_duration_seconds", WORKER, "One phase of a step.", "phase")
         self.phase_duration_seconds = _children(phases, Phases)
         self.nonfinite_gradients = d.counter(
             "nonfinite_gradients_total", WORKER | PS, "Gradients found to hold NaN or infinity."
         )
 
     def _declare_shard(self, d: _Declare) -> None:
-        pushes = d.counter("pushes_total", PS, "Pushes answered, by what became of them.", "result")
+        pushes = d.counters(
+            "pushes_total", PS, "Pushes answered, by what became of them.", "result"
+        )
         self.pushes = _children(pushes, Pushes)
         self.pulls = d.counter("pulls_total", PS, "Pulls answered.")
         self.apply_duration_seconds = d.histogram(
@@ -270,7 +276,7 @@ class Metrics:
         self.expected_workers = d.gauge(
             "expected_workers", LEAD, "Workers that the cluster should have.", initial=nan
         )
-        steps = d.gauge("worker_step", LEAD, "Step that each live worker has reached.", "worker")
+        steps = d.gauges("worker_step", LEAD, "Step that each live worker has reached.", "worker")
         self.worker_step = Children[int, Gauge](steps)
         self.waiting_workers = d.gauge(
             "waiting_workers", LEAD, "Workers that the policy holds back now."
@@ -285,7 +291,9 @@ class Metrics:
             "How far ahead of the slowest worker the policy lets another run; +Inf is no bound.",
             initial=inf,
         )
-        leases = d.counter("lease_expirations_total", LEAD, "Tasks declared dead, by role.", "role")
+        leases = d.counters(
+            "lease_expirations_total", LEAD, "Tasks declared dead, by role.", "role"
+        )
         self.lease_expirations = Children[str, Counter](leases, sorted(ALL))
 
     def _declare_chief(self, d: _Declare) -> None:
@@ -312,7 +320,7 @@ class Metrics:
             buckets=CHECKPOINT_S,
         )
         self.checkpoint_bytes = d.gauge("checkpoint_bytes", CHIEF, "Size of the newest checkpoint.")
-        failures = d.counter(
+        failures = d.counters(
             "checkpoint_failures_total", CHIEF | PS, "Failures that this task met.", "stage"
         )
         self.checkpoint_failures = _children(failures, CheckpointStages)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from zmqtrain.errors import ConfigError, ZmqTrainError
@@ -26,27 +25,37 @@ _INSTALLED = (
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def user_code(
-    what: str,
-    owner: object,
-    kind: type[ZmqTrainError] = ConfigError,
-    details: Callable[[], str] = str,
-) -> Iterator[None]:
+class user_code:
     """Raise what the block raises as a ``kind`` that names ``what`` of ``owner`` and the line.
 
     zmqtrain's own errors pass as they are: they say already what is wrong. ``details`` gives what
     else helps, such as shapes.
     """
-    try:
-        yield
-    except ZmqTrainError:
-        raise
-    except Exception as error:
-        log.debug("%s of %r failed", what, owner, exc_info=True)
-        text = f"{what} of {owner!r} failed: {described(error)}"
-        more = details()
-        raise kind(f"{text}. {more}" if more else text) from error
+
+    __slots__ = ("_details", "_kind", "_owner", "_what")
+
+    def __init__(
+        self,
+        what: str,
+        owner: object,
+        kind: type[ZmqTrainError] = ConfigError,
+        details: Callable[[], str] = str,
+    ) -> None:
+        self._what = what
+        self._owner = owner
+        self._kind = kind
+        self._details = details
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, ZmqTrainError):
+            return
+        log.debug("%s of %r failed", self._what, self._owner, exc_info=error)
+        text = f"{self._what} of {self._owner!r} failed: {described(error)}"
+        more = self._details()
+        raise self._kind(f"{text}. {more}" if more else text) from error
 
 
 def described(error: BaseException) -> str:

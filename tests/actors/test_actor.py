@@ -17,6 +17,7 @@ from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
+    PROTOCOL_VERSION,
     Alive,
     Done,
     GetStatus,
@@ -40,8 +41,8 @@ RELEASE = Release(1, "applied", 1)
 
 
 VERSION_99 = (
-    "the peer speaks protocol version 99, this task version 1: install the same zmqtrain on every "
-    "host"
+    f"the peer speaks protocol version 99, this task version {PROTOCOL_VERSION}: install the same "
+    "zmqtrain on every host"
 )
 
 
@@ -161,7 +162,11 @@ async def test_message_that_the_task_does_not_take_is_refused(
             VERSION_99,
         ),
         (
-            [b"\x97\x01\xa4Push\x06\x93\xa6worker\x00\x01\x00\x91" + b"\x91" * 1000 + b"\x90\x90"],
+            [
+                b"\x97%c\xa4Push\x06\x93\xa6worker\x00\x01\x00\x91" % PROTOCOL_VERSION
+                + b"\x91" * 1000
+                + b"\x90\x90"
+            ],
             6,
             "expected 6 fields of Push, got [[[[[[[...]]]]]]]",
         ),

@@ -22,6 +22,7 @@ from zmqtrain.errors import (
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
+    PROTOCOL_VERSION,
     Alive,
     Done,
     GetStatus,
@@ -248,8 +249,8 @@ async def test_peer_that_speaks_something_else_ends_the_wait_for_its_welcome(
     with pytest.raises(ProtocolError) as caught:
         await within(asked)
     assert str(caught.value) == (
-        "ps 0 at tcp://ps-0:2222: the peer speaks protocol version 99, this task version 1: "
-        "install the same zmqtrain on every host"
+        "ps 0 at tcp://ps-0:2222: the peer speaks protocol version 99, this task version "
+        f"{PROTOCOL_VERSION}: install the same zmqtrain on every host"
     )
 
 

@@ -1,30 +1,53 @@
-"""Work in order, on the loop or beside it."""
+"""Work in order, on the loop or beside it; which of them is measured."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from zmqtrain.actors.work_queue import WorkQueue
+from zmqtrain.actors import work_queue as work_queue_module
+from zmqtrain.actors.work_queue import LONG_S, WorkQueue
 
 LOOP = threading.main_thread().name
 Within = Callable[[Any], Any]
+Make = Callable[[bool], Any]
+
+
+class Clock:
+    """Time passes in work alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
 
 
 class Log:
     """What was done, and in which thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.entries: list[tuple[str, str]] = []
         self.errors: list[Exception] = []
         self.failed = asyncio.Event()
+        self.duration_s = 0.0  # of everything that is done
+        self._clock = clock
 
-    def note(self, name: str) -> Callable[[], None]:
-        return lambda: self.entries.append((name, threading.current_thread().name))
+    def note(self, name: str, duration_s: float | None = None) -> Callable[[], None]:
+        """Return what takes so long, or as long as everything, and is noted."""
+
+        def work() -> None:
+            self._clock.now += self.duration_s if duration_s is None else duration_s
+            self.entries.append((name, threading.current_thread().name))
+
+        return work
 
     def on_error(self, error: Exception) -> None:
         self.errors.append(error)
@@ -34,30 +57,45 @@ class Log:
     def names(self) -> list[str]:
         return [name for name, _ in self.entries]
 
+    @property
+    def beside(self) -> list[str]:
+        """What was done in the queue's thread."""
+        return [name for name, thread in self.entries if thread.startswith("apply")]
+
 
 def fails() -> None:
     raise ValueError("singular matrix")
 
 
 @pytest.fixture
-async def log() -> Log:
-    return Log()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    time = SimpleNamespace(perf_counter=clock.perf_counter)
+    monkeypatch.setattr(work_queue_module, "time", time)
+    return clock
 
 
 @pytest.fixture
-def make(log: Log) -> Iterator[Callable[[bool], WorkQueue]]:
+async def log(clock: Clock) -> Log:
+    return Log(clock)
+
+
+@pytest.fixture
+async def make(log: Log, clock: Clock) -> AsyncIterator[Make]:
+    """Make queues whose work is long, or short, as they have seen."""
     queues = []
 
-    def queue(long_work: bool) -> WorkQueue:
-        queues.append(WorkQueue("apply", long_work=long_work, on_error=log.on_error))
+    async def queue(long_work: bool) -> WorkQueue:
+        queues.append(WorkQueue("apply", on_error=log.on_error))
+        log.duration_s = 2 * LONG_S if long_work else LONG_S / 2
+        queues[-1].add(lambda: None, log.note("first"))
+        await finish(queues[-1])
+        log.entries.clear()
         return queues[-1]
 
     yield queue
     for made in queues:
         made.close()
-
-
-Make = Callable[[bool], WorkQueue]
 
 
 async def finish(queue: WorkQueue) -> None:
@@ -68,14 +106,14 @@ async def finish(queue: WorkQueue) -> None:
 
 
 async def test_short_work_is_done_when_add_returns(make: Make, log: Log) -> None:
-    queue = make(False)
+    queue = await make(False)
     queue.add(log.note("then 0"))
     queue.add(log.note("then 1"), log.note("work 1"))
     assert log.entries == [("then 0", LOOP), ("work 1", LOOP), ("then 1", LOOP)]
 
 
 async def test_long_work_runs_beside_the_loop_and_what_follows_on_it(make: Make, log: Log) -> None:
-    queue = make(True)
+    queue = await make(True)
     queue.add(log.note("then"), log.note("work"))
     assert "then" not in log.names
     await finish(queue)
@@ -88,7 +126,7 @@ async def test_long_work_runs_beside_the_loop_and_what_follows_on_it(make: Make,
 async def test_pieces_are_done_in_the_order_they_were_added(
     make: Make, log: Log, long_work: bool
 ) -> None:
-    queue = make(long_work)
+    queue = await make(long_work)
     expected = []
     for number in range(50):
         work = None if number % 3 == 0 else log.note(f"work {number}")
@@ -102,7 +140,7 @@ async def test_pieces_are_done_in_the_order_they_were_added(
 async def test_piece_added_by_a_piece_comes_after_those_before_it(
     make: Make, log: Log, long_work: bool
 ) -> None:
-    queue = make(long_work)
+    queue = await make(long_work)
 
     def then() -> None:
         queue.add(log.note("added later"), log.note("work of added later"))
@@ -117,7 +155,7 @@ async def test_piece_added_by_a_piece_comes_after_those_before_it(
 
 
 async def test_loop_stays_free_while_long_work_runs(make: Make, log: Log, within: Within) -> None:
-    queue = make(True)
+    queue = await make(True)
     began, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -137,7 +175,7 @@ async def test_loop_stays_free_while_long_work_runs(make: Make, log: Log, within
 async def test_failed_long_piece_is_told_and_the_next_is_done(
     make: Make, log: Log, part: str
 ) -> None:
-    queue = make(True)
+    queue = await make(True)
     if part == "work":
         queue.add(log.note("then"), fails)
     else:
@@ -151,7 +189,7 @@ async def test_failed_long_piece_is_told_and_the_next_is_done(
 async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done(
     make: Make, log: Log, within: Within
 ) -> None:
-    queue = make(True)
+    queue = await make(True)
     queue.add(log.note("long"), log.note("work"))
     queue.add(fails)
     queue.add(log.note("next"))
@@ -165,7 +203,7 @@ async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done
 async def test_failed_short_piece_is_the_error_of_add_and_the_next_is_done(
     make: Make, log: Log, part: str
 ) -> None:
-    queue = make(False)
+    queue = await make(False)
     with pytest.raises(ValueError, match="singular matrix"):
         if part == "work":
             queue.add(log.note("then"), fails)
@@ -176,7 +214,7 @@ async def test_failed_short_piece_is_the_error_of_add_and_the_next_is_done(
 
 
 async def test_closed_queue_does_nothing_more(make: Make, log: Log, within: Within) -> None:
-    queue = make(True)
+    queue = await make(True)
     began, may_end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -193,3 +231,87 @@ async def test_closed_queue_does_nothing_more(make: Make, log: Log, within: With
     assert log.names == ["work", "then"]
     assert log.errors == []
     assert not any(thread.name.startswith("apply") for thread in threading.enumerate())
+
+
+async def test_piece_goes_where_the_last_one_would_have_belonged(log: Log, clock: Clock) -> None:
+    queue = WorkQueue("apply", on_error=log.on_error)
+    short_s, long_s = LONG_S / 2, LONG_S * 2
+    for number, duration_s in enumerate([short_s, short_s, long_s, long_s, short_s, short_s]):
+        queue.add(lambda: None, log.note(f"{number}", duration_s))
+        await finish(queue)
+    queue.close()
+    assert log.names == list("012345")
+    assert log.beside == ["0", "3", "4"]
+
+
+@pytest.mark.parametrize("long_work", [False, True])
+async def test_rare_work_is_done_beside_the_loop_and_tells_nothing_of_the_rest(
+    make: Make, log: Log, long_work: bool
+) -> None:
+    queue = await make(long_work)
+    for number, duration_s in enumerate([0.0, 100 * LONG_S, 0.0]):
+        queue.add(log.note(f"then {number}"), log.note(f"rare {number}", duration_s), rare=True)
+        queue.add(log.note("after"), log.note(f"usual {number}"))
+        await finish(queue)
+    usual = [f"usual {number}" for number in range(3)]
+    rare = [f"rare {number}" for number in range(3)]
+    assert [name for name in log.beside if name in usual] == (usual if long_work else [])
+    assert [name for name in log.beside if name in rare] == rare
+    assert [name for name in log.names if "rare" in name or "usual" in name] == [
+        name for pair in zip(rare, usual, strict=True) for name in pair
+    ]
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from(["none", "short", "long", "rare"]),
+        st.integers(0, 2),  # pieces that its end adds
+        st.booleans(),  # whether the loop has a turn before the next is added
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(pieces=PIECES)
+def test_every_piece_is_done_once_in_order_whatever_came_before_it(
+    pieces: list[tuple[str, int, bool]],
+) -> None:
+    clock = Clock()
+    added: list[str] = []
+    done: list[str] = []
+
+    def add(queue: WorkQueue, kind: str, more: int = 0) -> None:
+        number = len(added)
+        added.append(kind)
+
+        def work() -> None:
+            clock.now += 2 * LONG_S if kind == "long" else 0.0
+            done.append(f"work {number}")
+
+        def then() -> None:
+            done.append(f"then {number}")
+            for _ in range(more):
+                add(queue, "short")
+
+        queue.add(then, None if kind == "none" else work, rare=kind == "rare")
+
+    async def play() -> None:
+        queue = WorkQueue("apply", on_error=lambda error: done.append(str(error)))
+        for kind, more, pause in pieces:
+            add(queue, kind, more)
+            if pause:
+                await asyncio.sleep(0)
+        await finish(queue)
+        await finish(queue)  # what the last of them added
+        queue.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work_queue_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+        asyncio.run(play())
+    expected = [
+        f"{part} {number}"
+        for number, kind in enumerate(added)
+        for part in (["then"] if kind == "none" else ["work", "then"])
+    ]
+    assert done == expected

@@ -26,7 +26,18 @@ from zmqtrain.transport.base import Peer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Initialize, Join, Message, Pull, Push, Refusal, Release, Welcome
+from zmqtrain.wire.messages import (
+    Initialize,
+    Join,
+    Message,
+    Parameters,
+    Pull,
+    Push,
+    Read,
+    Refusal,
+    Release,
+    Welcome,
+)
 
 HARNESS = Path(__file__).parents[1] / "integration" / "conftest.py"
 
@@ -100,9 +111,11 @@ class Table:
     def __init__(self, job: Job, index: int = 0) -> None:
         self.transport = MemoryTransport()
         self.fingerprint = job.fingerprint(1 + index)
-        config = TaskConfig(role=Role.PS, job="job.py", index=index, ps=PS[: 1 + index], workers=2)
+        config = TaskConfig(
+            role=Role.PS, job="job.py", index=index, ps=PS[: 1 + index], workers=2, lane="memory"
+        )
         self.ps = ParameterServer(config, job, self.transport)
-        self.zeros = np.zeros(self.ps.shard.layout.size, np.float32)
+        self.zeros = np.zeros(job.layouts(1 + index)[index].size, np.float32)
         self._address = PS[index]
 
     def someone(self, role: str, index: int = 0) -> Someone:
@@ -129,10 +142,16 @@ class Table:
 
     async def check(self, worker: Someone, batches: list[int], sequence: int = 1) -> None:
         """Have the worker do a right step, which must count."""
-        before = self.ps.shard.version
+        before = await self.version()
         reply = await worker.ask(Push(sequence, before, batches[0], 20, 0.5), self.zeros)
         assert isinstance(reply.message, Release)
         assert (reply.message.result, reply.message.version) == ("applied", before + 1)
+
+    async def version(self) -> int:
+        """Return the shard's version once all that has come so far is done."""
+        reply = (await self.someone("client", 8).ask(Read(values=False))).message
+        assert isinstance(reply, Parameters)
+        return reply.version
 
 
 @asynccontextmanager

@@ -178,8 +178,7 @@ MISTAKES = [
         "ps",
         "--job sound.py",
         ExitCode.PEER_LOST,
-        "no chief has joined within 1 s: start one (python -m zmqtrain.roles.chief), or raise "
-        "--join-timeout-s",
+        "start one (python -m zmqtrain.roles.chief), or raise --join-timeout-s",
     ),
     Mistake(
         "run",

@@ -98,8 +98,15 @@ def training() -> Status:
             task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, facts={"bytes": 16384.0}),
             task("ps 1", "alive", 1198, facts={"bytes": 2856.0, "step": 1198.0}),
             task("chief 0", "alive", 800, facts={"step": 800.0, "saves": 1.0}),
-            task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25),
-            task("worker 1", "computing", 1195, leases=(2411, 2412, 2413, 2414, 2415), loss=0.5),
+            task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25, lanes="shm,shm"),
+            task(
+                "worker 1",
+                "computing",
+                1195,
+                leases=(2411, 2412, 2413, 2414, 2415),
+                loss=0.5,
+                lanes="shm,tcp",
+            ),
         ),
         waits=(
             Wait("chief 0", "ps 0", "it has not told the status", 0.1),
@@ -117,6 +124,7 @@ def task(name: str, state: str, step: int, **changes: Any) -> TaskStatus:
         "loss": float("nan"),
         "process": "host:100",
         "metrics": "127.0.0.1:9410",
+        "lanes": "",
         "facts": {},
     }
     return TaskStatus(name, state, step=step, **values | changes)

@@ -48,7 +48,7 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
 
 @pytest.mark.parametrize(
     ("width", "last"),
-    [(40, "behind"), (50, "loss"), (70, "silent"), (80, "joined"), (90, "process")],
+    [(40, "behind"), (50, "loss"), (70, "silent"), (80, "joined"), (88, "lane"), (97, "process")],
 )
 def test_narrow_terminal_hides_the_last_columns_and_folds_none(
     training: Status, width: int, last: str
@@ -66,6 +66,18 @@ def test_pipe_gets_every_column(
     assert main(["status"]) == ExitCode.OK
     rows = capsys.readouterr().out.splitlines()[-5:]
     assert [row.split()[-2:] for row in rows] == [["host:100", "127.0.0.1:9410"]] * 5
+
+
+@pytest.mark.parametrize(
+    ("lanes", "shown"),
+    [("", "-"), ("tcp", "tcp"), ("shm,shm,shm", "shm"), ("shm,tcp,tcp", "shm,tcp,tcp")],
+)
+def test_lanes_are_told_in_turn_only_if_they_differ(
+    training: Status, lanes: str, shown: str
+) -> None:
+    *others, worker = training.tasks
+    status = replace(training, tasks=(*others, replace(worker, lanes=lanes)))
+    assert line(status, "worker 1").split()[-3] == shown
 
 
 @pytest.mark.parametrize(

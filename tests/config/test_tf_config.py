@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.cluster import Cluster, Role, Task
@@ -308,6 +308,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_any_json_is_read_to_the_end(document: Any) -> None:
     reading = read_tf_config(json.dumps(document))

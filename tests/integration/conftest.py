@@ -124,6 +124,7 @@ class Stage:
         self.directory = directory
         self.gate = directory / "gate"  # jobs with a gate are slow until it is there
         self.logdir = directory / "logdir"
+        self.segments = directory / "segments"  # where every ps keeps its memory
         self.processes: list[Process] = []
         self._temporary = directory / "tmp"  # TMPDIR of the processes, by which they are known
         self._temporary.mkdir()
@@ -173,10 +174,12 @@ class Stage:
         self.processes.append(process)
         return process
 
-    def train(self, job: str, *flags: str | int | float | Path) -> Process:
+    def train(
+        self, job: str, *flags: str | int | float | Path, env: Mapping[str, str] | None = None
+    ) -> Process:
         """Start ``zmqtrain run --json``."""
         command = ("-m", "zmqtrain", "run", job, *map(str, flags), "--json")
-        return self.start("run", sys.executable, *command)
+        return self.start("run", sys.executable, *command, env=env)
 
     def role(self, role: str, *flags: str, env: Mapping[str, str] | None = None) -> Process:
         """Start one task."""
@@ -254,6 +257,7 @@ class Stage:
             "PATH": f"{binaries}{os.pathsep}{inherited.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._temporary),
+            "ZMQTRAIN_SEGMENT_DIR": str(self.segments),
         }
 
     def _living(self) -> list[psutil.Process]:
@@ -280,14 +284,17 @@ class Cluster:
         return self.ps[0]
 
     def start(self, role: str, index: int = 0, *flags: str | Path) -> Process:
-        """Start one task; short leases let tests see deaths soon."""
+        """Start one task."""
+        return self.stage.start(role, *self.command(role, index, *flags))
+
+    def command(self, role: str, index: int = 0, *flags: str | Path) -> list[str]:
+        """Return how to start one task; short leases let tests see deaths soon."""
         number = ("--index", str(index)) if role != "chief" else ()
-        timing = ("--heartbeat-s", "0.2", "--lease-s", "1")
-        return self.stage.role(
-            role,
-            *(*self._flags, *number, "--metrics-port", "0", "--threads", "1"),
-            *(*timing, *map(str, flags)),
-        )
+        return [
+            *(sys.executable, "-m", f"zmqtrain.roles.{role}", *self._flags, *number),
+            *("--metrics-port", "0", "--threads", "1", "--heartbeat-s", "0.2", "--lease-s", "1"),
+            *map(str, flags),
+        ]
 
     def until_status(self, condition: Callable[[Status], object], what: str) -> Status:
         return self.stage.until_status(self.lead, condition, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,44 @@ class Counting:
         return {"loss": 0.0}
 
 
+@dataclass(frozen=True)
+class Level:
+    """Raises if it is given parameters of two versions, or if another task uses its gradient.
+
+    With SGD at rate 1, every element of ``level`` is the version. ``weights`` depend on every
+    rounding.
+    """
+
+    size: int
+    gate: str | None
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        weights = np.random.default_rng(seed).normal(size=500).astype(np.float32)
+        return {"level": np.zeros(self.size, np.float32), "weights": weights}
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        level, gradient, (rows,) = parameters["level"], out["level"], batch
+        version, mark = float(level[0]), os.getpid()
+        self._check(level, version, "a parameter at its start")
+        gradient[...] = mark
+        out["weights"][...] = parameters["weights"] * rows.mean() - 0.1
+        if self.gate is not None and not Path(self.gate).exists():
+            time.sleep(SLOW_S)
+        self._check(gradient, mark, "a gradient that is being computed")
+        self._check(level, version, "a parameter at its end")
+        gradient[...] = -1
+        return 0.0
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        self._check(parameters["level"], float(parameters["level"][0]), "evaluated parameters")
+        return {"loss": 0.0}
+
+    def _check(self, values: Any, expected: float, where: str) -> None:
+        other = values[values != expected]
+        if len(other):
+            raise RuntimeError(f"{where}: {len(other)} elements are not {expected}: {other[:5]}")
+
+
 def digits_job(gate: str | None = None, **fields: Any) -> Job:
     """Return a job that learns real digits well within 300 steps of two workers."""
     model: Model = MLP(features=64, hidden=32, classes=10)
@@ -78,5 +117,17 @@ def counting_job(
         model=model if gate is None else Gated(model, gate),
         data=Arrays((indices,), (indices,)),
         optimizer=SGD(learning_rate=float(aggregate)),
+        **defaults | fields,
+    )
+
+
+def level_job(gate: str | None = None, size: int = 1_200_000, **fields: Any) -> Job:
+    """Return a job of 4.8 MB that fails when a read is torn; each of its updates adds 1."""
+    rows = np.random.default_rng(0).normal(size=(97, 3)).astype(np.float32)
+    defaults = {"batch_size": 7, "steps": 20}
+    return Job(
+        model=Level(size, gate),
+        data=Arrays((rows,), (rows,)),
+        optimizer=SGD(learning_rate=1.0),
         **defaults | fields,
     )

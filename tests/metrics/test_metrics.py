@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from zmqtrain.instruments import Gauge
 from zmqtrain.metrics import NAMESPACE, CheckpointStages, Children, Metrics, Phases, Pushes, State
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
@@ -184,7 +185,7 @@ def test_forgotten_worker_is_no_longer_exposed() -> None:
 
 
 def test_worker_that_comes_back_is_exposed_again() -> None:
-    steps: Children[int, prometheus_client.Gauge] = (metrics := Metrics("ps")).worker_step
+    steps: Children[int, Gauge] = (metrics := Metrics("ps")).worker_step
     steps[0].set(10)
     steps.forget(0)
     steps[0].set(1)

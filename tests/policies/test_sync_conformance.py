@@ -38,7 +38,8 @@ class Replicas:
             self.computing.remove(worker)
             self.pushes += 1
             self.pending += 1
-            self.shard.gradient_slot(worker)[:] = (0.1 + 0.2 * worker, 0.9 + 0.2 * worker)
+            self.shard.segment.gradient(worker)[:] = (0.1 + 0.2 * worker, 0.9 + 0.2 * worker)
+            self.shard.stage(worker, worker)
             decisions = self.policy.push(worker)
             self.carry_out(decisions)
             self.taken += sum(isinstance(decision, Release) for decision in decisions)

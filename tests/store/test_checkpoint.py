@@ -17,9 +17,9 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import (
     begin,
     commit,
+    copy_shard,
     read_parameters,
     read_shard,
-    copy_shard,
 )
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.manifest import Manifest, read_manifest, verify

@@ -16,7 +16,14 @@ import psutil
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import Endpoint, Peer, Transport, UnreachableError
+from zmqtrain.transport.base import (
+    COPIED_NBYTES,
+    HIGH_WATER_MARK,
+    Endpoint,
+    Peer,
+    Transport,
+    UnreachableError,
+)
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import Buffer
@@ -63,8 +70,9 @@ class Lane:
         """An address that anyone can bind."""
         return self.unused() if self.kind == "ipc" else "tcp://127.0.0.1:0"
 
-    def bind(self, address: str | None = None) -> Endpoint:
-        endpoint = self.transport.bind(self.free() if address is None else address)
+    def bind(self, address: str | None = None, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
+        address = self.free() if address is None else address
+        endpoint = self.transport.bind(address, high_water_mark)
         self.made.add(endpoint)
         return endpoint
 
@@ -121,6 +129,14 @@ def unused_ports() -> Iterator[str]:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         yield f"tcp://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lent_before() -> None:
+    """The first frame that is sent from where it lies has pyzmq start a thread, which stays."""
+    transport = ZmqTransport(linger_ms=0)
+    transport.connect("tcp://127.0.0.1:1").send([bytes(COPIED_NBYTES + 1)])
+    transport.close()
 
 
 async def lane_of(kind: str) -> AsyncIterator[Lane]:

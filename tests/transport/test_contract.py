@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import Peer, UnreachableError
+from zmqtrain.transport.base import COPIED_NBYTES, Peer, UnreachableError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
 Lane = Any  # of conftest.py
@@ -119,20 +120,64 @@ async def test_frames_stay_valid_while_referenced(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("is_listened", [True, False])
-async def test_bytes_are_taken_over_by_send(lane: Lane, is_listened: bool) -> None:
+async def test_small_frames_are_taken_over_by_send_whatever_they_travel_with(
+    lane: Lane, is_listened: bool
+) -> None:
     address = lane.unused()
     if is_listened:
         listener, inbox = lane.listen(address)
     peer, _ = lane.peer(address)
-    values = np.zeros(FRAME_NBYTES, np.uint8)
-    header = bytearray(b"header")
-    peer.send([header, values.data])
-    values[:] = 1
-    header[:] = b"HEADER"
+    large = bytes(COPIED_NBYTES + 1)
+    small = [bytearray(b"header"), bytearray(COPIED_NBYTES), bytearray(b"trailer")]
+    peer.send([small[0], small[1], large, small[2]])
+    peer.send([small[1]])
+    for frame in small:
+        frame[:] = b"\xff" * len(frame)
     if not is_listened:
         listener, inbox = lane.listen(address)
-    assert await inbox.first(1) == [[b"header", bytes(FRAME_NBYTES)]]
+    assert await inbox.first(2) == [
+        [b"header", bytes(COPIED_NBYTES), large, b"trailer"],
+        [bytes(COPIED_NBYTES)],
+    ]
     assert listener.address == address
+
+
+async def test_large_frame_may_be_written_again_once_it_was_delivered(lane: Lane) -> None:
+    kept: list[list[Buffer]] = []
+    arrived = asyncio.Event()
+
+    def on_message(_: Peer, frames: list[Buffer]) -> None:
+        kept.append(frames)
+        arrived.set()
+
+    listener = lane.bind()
+    listener.start(on_message)
+    peer, _ = lane.peer(listener.address)
+    values = np.zeros(FRAME_NBYTES, np.uint8)
+    for number in range(5):
+        values[:] = number
+        peer.send([b"header", values.data])
+        async with asyncio.timeout(10):
+            await arrived.wait()
+        arrived.clear()
+    values[:] = 255
+    assert [bytes(frames[1]) for frames in kept] == [bytes([n]) * FRAME_NBYTES for n in range(5)]
+
+
+async def test_large_frame_is_held_until_it_has_left_and_no_longer(lane: Lane) -> None:
+    address = lane.unused()
+    peer, _ = lane.peer(address)
+    values = np.full(FRAME_NBYTES, 7, np.uint8)
+    given_back = asyncio.Event()
+    weakref.finalize(values, asyncio.get_running_loop().call_soon_threadsafe, given_back.set)
+    peer.send([b"header", values.data])
+    del values
+    other = np.full(FRAME_NBYTES, 8, np.uint8)  # where it lay, had it been given back
+    _, inbox = lane.listen(address)
+    assert await inbox.first(1) == [[b"header", b"\7" * FRAME_NBYTES]]
+    assert other.all()
+    async with asyncio.timeout(10):
+        await given_back.wait()
 
 
 async def test_messages_sent_before_anyone_listens_are_kept_up_to_a_limit(lane: Lane) -> None:
@@ -146,6 +191,19 @@ async def test_messages_sent_before_anyone_listens_are_kept_up_to_a_limit(lane: 
     assert kept > 0
     _, inbox = lane.listen(address)
     assert await inbox.first(kept) == numbered(kept)
+
+
+async def test_listener_sends_as_many_messages_at_once_as_it_was_told(lane: Lane) -> None:
+    listener = lane.bind(high_water_mark=500)
+    inbox = lane.start(listener)
+    peer = lane.connect(listener.address)
+    peer.send([b"hello"])
+    await inbox.first(1)
+    large = bytes(COPIED_NBYTES + 1)
+    for number in range(500):
+        listener.send([b"%d" % number, large], inbox.peers[0])
+    received = await lane.start(peer).first(500)
+    assert [message[0] for message in received] == [b"%d" % number for number in range(500)]
 
 
 async def test_messages_that_came_before_start_are_delivered_by_it(lane: Lane) -> None:

@@ -24,7 +24,7 @@ from zmqtrain.wire.codec import (
     encode,
     request_id_of,
 )
-from zmqtrain.wire.messages import Heartbeat, Message, Push, Wait, Welcome
+from zmqtrain.wire.messages import Heartbeat, Message, Push, Shutdown, Wait
 
 KINDS = typing.get_args(Message)
 SIGNED = st.integers(-(2**63), 2**64 - 1)
@@ -112,7 +112,7 @@ def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -
 def test_every_dtype_and_shape_arrives(dtype: str, shape: tuple[int, ...]) -> None:
     sent = tensor(dtype, shape)
     (received,) = decode(
-        wired(encode(Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, (sent,))))
+        wired(encode(Envelope(Shutdown(0, ""), Sender("ps", 0), 0, 0, (sent,))))
     ).tensors
     array = received.array()
     assert (array.dtype.str, array.shape) == (dtype, shape)
@@ -143,13 +143,13 @@ def test_small_tensors_ride_in_the_header_and_large_ones_in_frames(
 
 def test_as_many_tensors_as_allowed_arrive_in_order() -> None:
     tensors = tuple(tensor("<i4", (i * 40,), seed=i) for i in range(MAX_TENSORS))
-    sent = Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, tensors)
+    sent = Envelope(Shutdown(0, ""), Sender("ps", 0), 0, 0, tensors)
     assert_same(decode(wired(encode(sent))), sent)
 
 
 def test_large_tensor_is_sent_without_a_copy() -> None:
     array = np.zeros(INLINE_NBYTES, np.float32)
-    frames = encode(Envelope(Welcome(1, ""), Sender("ps", 0), 0, 0, (Tensor.of(array),)))
+    frames = encode(Envelope(Shutdown(0, ""), Sender("ps", 0), 0, 0, (Tensor.of(array),)))
     assert np.shares_memory(np.frombuffer(frames[1], np.float32), array)
 
 

@@ -32,11 +32,11 @@ def header(**replaced: Any) -> bytes:
     """A header that is valid but for what is replaced."""
     parts = {
         "version": PROTOCOL_VERSION,
-        "kind": "Welcome",
+        "kind": "Shutdown",
         "request_id": 7,
         "sender": ["ps", 0, 0],
         "epoch": 1,
-        "body": [1, "hogwild"],
+        "body": [1, "it diverged"],
         "tensors": [],
     }
     whole = msgpack.packb(list((parts | replaced).values()))
@@ -80,18 +80,18 @@ def refusal(*frames: bytes) -> str:
         ([header(version=True)], NO_ENVELOPE),
         ([header(version="1")], NO_ENVELOPE),
         ([header(version=1.0)], NO_ENVELOPE),
-        ([b"\x93\x01\x02\x03"], "the header has 3 parts, expected 7"),
+        ([b"\x93%c\x02\x03" % PROTOCOL_VERSION], "the header has 3 parts, expected 7"),
     ],
 )
 def test_frames_that_are_no_envelope_are_refused(frames: list[bytes], text: str) -> None:
     assert refusal(*frames) == text
 
 
-@pytest.mark.parametrize("parts", [[99], [99, "Welcome", 3], [99, *"abcdefghij"]])
+@pytest.mark.parametrize("parts", [[99], [99, "Shutdown", 3], [99, *"abcdefghij"]])
 def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any]) -> None:
     assert refusal(msgpack.packb(parts)) == (
-        "the peer speaks protocol version 99, this task version 1: install the same zmqtrain on "
-        "every host"
+        f"the peer speaks protocol version 99, this task version {PROTOCOL_VERSION}: install the "
+        "same zmqtrain on every host"
     )
 
 
@@ -104,7 +104,7 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
         ({"kind": "__class__"}, "unknown message kind '__class__'"),
         ({"kind": None}, "unknown message kind None"),
         ({"kind": 3}, "unknown message kind 3"),
-        ({"kind": ["Welcome"]}, "unknown message kind ['Welcome']"),
+        ({"kind": ["Shutdown"]}, "unknown message kind ['Shutdown']"),
         ({"kind": DEEP}, "unknown message kind [[[[[[[...]]]]]]]"),
         ({"kind": "K" * 60000}, "unknown message kind 'KKKKKKKKKKKK...KKKKKKKKKKKKK'"),
         ({"request_id": -1}, "request id -1 or epoch 1 is no count"),
@@ -118,18 +118,18 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
         ({"sender": [0, 0, 0]}, "Sender.role: expected str, got 0"),
         ({"sender": ["ps", True, 0]}, "Sender.index: expected int, got True"),
         ({"sender": ["ps", 0, 1.0]}, "Sender.incarnation: expected int, got 1.0"),
-        ({"body": None}, "expected 2 fields of Welcome, got None"),
-        ({"body": []}, "expected 2 fields of Welcome, got []"),
-        ({"body": [1]}, "expected 2 fields of Welcome, got [1]"),
-        ({"body": [1, "x", 2]}, "expected 2 fields of Welcome, got [1, 'x', 2]"),
-        ({"body": {"incarnation": 1}}, "expected 2 fields of Welcome, got {'incarnation': 1}"),
-        ({"body": [True, "x"]}, "Welcome.incarnation: expected int, got True"),
-        ({"body": ["1", "x"]}, "Welcome.incarnation: expected int, got '1'"),
-        ({"body": [1.0, "x"]}, "Welcome.incarnation: expected int, got 1.0"),
-        ({"body": [DEEP, "x"]}, "Welcome.incarnation: expected int, got [[[[[[[...]]]]]]]"),
-        ({"body": [1, 1]}, "Welcome.policy: expected str, got 1"),
-        ({"body": [1, b"x"]}, "Welcome.policy: expected str, got b'x'"),
-        ({"body": [1, None]}, "Welcome.policy: expected str, got None"),
+        ({"body": None}, "expected 2 fields of Shutdown, got None"),
+        ({"body": []}, "expected 2 fields of Shutdown, got []"),
+        ({"body": [1]}, "expected 2 fields of Shutdown, got [1]"),
+        ({"body": [1, "x", 2]}, "expected 2 fields of Shutdown, got [1, 'x', 2]"),
+        ({"body": {"exit_code": 1}}, "expected 2 fields of Shutdown, got {'exit_code': 1}"),
+        ({"body": [True, "x"]}, "Shutdown.exit_code: expected int, got True"),
+        ({"body": ["1", "x"]}, "Shutdown.exit_code: expected int, got '1'"),
+        ({"body": [1.0, "x"]}, "Shutdown.exit_code: expected int, got 1.0"),
+        ({"body": [DEEP, "x"]}, "Shutdown.exit_code: expected int, got [[[[[[[...]]]]]]]"),
+        ({"body": [1, 1]}, "Shutdown.reason: expected str, got 1"),
+        ({"body": [1, b"x"]}, "Shutdown.reason: expected str, got b'x'"),
+        ({"body": [1, None]}, "Shutdown.reason: expected str, got None"),
         (
             {"kind": "Push", "body": [1, 0, 0, 1, "0.5", True]},
             "Push.loss: expected float, got '0.5'",

@@ -36,7 +36,10 @@ OnPiece = Callable[[int, Tensor], None]
 
 
 @dataclass(slots=True)
-class _Outstanding:
+class Outstanding:
+    """A request that has been sent and not been answered."""
+
+    request_id: int
     future: asyncio.Future[Envelope]
     envelope: Envelope
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
@@ -46,6 +49,8 @@ class _Outstanding:
     asked_at: float
     reason: str
     told: bool = False
+    wait: int = 0  # its entry among the waits
+    timer: asyncio.TimerHandle | None = None
     sent_after: int = 0  # the last request id given when this was sent, its own or a later one
     pieces_sent: int = 0
     untaken_nbytes: int = 0  # of pieces sent, that the peer has not confirmed
@@ -84,7 +89,7 @@ class Link:
         self._heartbeat = heartbeat
         self._heartbeat_s = heartbeat_s
         self._peer_timeout_s = peer_timeout_s
-        self._outstanding: dict[int, _Outstanding] = {}
+        self._outstanding: dict[int, Outstanding] = {}
         self._last_id = 0
         self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
         self.heard_at: float | None = None
@@ -95,32 +100,50 @@ class Link:
         message: Message,
         *,
         reason: str,
-        tensors: tuple[Tensor, ...] = (),
-        ahead: Ahead | None = None,
         on_piece: OnPiece | None = None,
         timeout_s: float | None = None,
-        sequence: int | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``ahead`` are pieces that go first, as fast as the peer takes them in; ``on_piece`` is
-        given those that come ahead of the reply. Without ``timeout_s`` the request may take as
-        long as the peer shows life.
+        ``on_piece`` is given the pieces that come ahead of the reply. Without ``timeout_s`` the
+        request may take as long as the peer shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
             PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
         """
+        outstanding = self.begin(message, reason=reason, on_piece=on_piece, timeout_s=timeout_s)
+        try:
+            return await outstanding.future
+        finally:
+            self.end(outstanding)
+
+    def begin(
+        self,
+        message: Message,
+        *,
+        reason: str,
+        tensors: tuple[Tensor, ...] = (),
+        ahead: Ahead | None = None,
+        on_piece: OnPiece | None = None,
+        timeout_s: float | None = None,
+        sequence: int | None = None,
+    ) -> Outstanding:
+        """Send a request whose reply its ``future`` will hold; :meth:`end` must follow.
+
+        ``ahead`` are pieces that go first, as fast as the peer takes them in. ``sequence`` is that
+        of a push. The rest is as for :meth:`request`.
+        """
         if self.lost is not None:
             raise self.lost
         loop = asyncio.get_running_loop()
         self._last_id += 1
-        request_id = self._last_id
         sender, epoch = self._identify()
         now = time.monotonic()
-        outstanding = self._outstanding[request_id] = _Outstanding(
+        outstanding = self._outstanding[self._last_id] = Outstanding(
+            self._last_id,
             loop.create_future(),
-            Envelope(message, sender, request_id, epoch, tensors),
+            Envelope(message, sender, self._last_id, epoch, tensors),
             sequence,
             ahead,
             on_piece,
@@ -128,20 +151,24 @@ class Link:
             now,
             reason,
         )
-        token = self._waits.begin(self.peer, reason, timeout_s)
-        timer = None
+        outstanding.wait = self._waits.begin(self.peer, reason, timeout_s)
         if timeout_s is not None:
-            timer = loop.call_later(timeout_s, self._expire, request_id, timeout_s)
+            outstanding.timer = loop.call_later(timeout_s, self._expire, outstanding, timeout_s)
         self._send(outstanding)
-        try:
-            return await outstanding.future
-        finally:
-            duration_s = time.monotonic() - outstanding.asked_at
-            self._metrics.rpc_duration_seconds[type(message).__name__].observe(duration_s)
-            self._waits.end(token)
-            self._outstanding.pop(request_id, None)
-            if timer is not None:
-                timer.cancel()
+        return outstanding
+
+    def end(self, outstanding: Outstanding) -> None:
+        """Forget a request, answered or not."""
+        duration_s = time.monotonic() - outstanding.asked_at
+        kind = type(outstanding.envelope.message).__name__
+        self._metrics.rpc_duration_seconds[kind].observe(duration_s)
+        self._waits.end(outstanding.wait)
+        self._outstanding.pop(outstanding.request_id, None)
+        future = outstanding.future
+        if future.done() and not future.cancelled():
+            future.exception()  # seen, even if another request failed first
+        if outstanding.timer is not None:
+            outstanding.timer.cancel()
 
     async def silence(self) -> None:
         """Wait until the peer is given up.
@@ -187,25 +214,25 @@ class Link:
         sender, epoch = self._identify()
         self._try_send(Envelope(self._heartbeat(), sender, self._last_id, epoch))
 
-    def _review(self, outstanding: _Outstanding, now: float) -> None:
+    def _review(self, outstanding: Outstanding, now: float) -> None:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
             outstanding.told = True  # once for each wait
             log.info("waiting for %s: %s", self.peer, outstanding.reason)
         if outstanding.sequence is None and now - outstanding.sent_at > RESEND_S:
             self._resend(outstanding)
 
-    def _resend(self, outstanding: _Outstanding) -> None:
+    def _resend(self, outstanding: Outstanding) -> None:
         self._metrics.rpc_retries.inc()
         self._send(outstanding)
 
-    def _send(self, outstanding: _Outstanding) -> None:
+    def _send(self, outstanding: Outstanding) -> None:
         """Send a request from its first piece on."""
         outstanding.sent_at = time.monotonic()
         outstanding.pieces_sent = outstanding.untaken_nbytes = 0
         outstanding.is_sent = False
         self._send_on(outstanding)
 
-    def _send_on(self, outstanding: _Outstanding) -> None:
+    def _send_on(self, outstanding: Outstanding) -> None:
         """Send what the peer's credit allows of a request's pieces, and after them the message."""
         whole, ahead = outstanding.envelope, outstanding.ahead
         outstanding.sent_after = self._last_id
@@ -280,7 +307,7 @@ class Link:
                 self._resend(outstanding)
 
     def _take_piece(
-        self, outstanding: _Outstanding, index: int, tensors: tuple[Tensor, ...]
+        self, outstanding: Outstanding, index: int, tensors: tuple[Tensor, ...]
     ) -> None:
         try:
             if outstanding.on_piece is None or len(tensors) != 1:
@@ -302,9 +329,8 @@ class Link:
             self.fenced = True
             self._on_fenced(error_of(refusal, self.peer))
 
-    def _expire(self, request_id: int, timeout_s: float) -> None:
-        outstanding = self._outstanding.get(request_id)
-        if outstanding is not None and not outstanding.future.done():
+    def _expire(self, outstanding: Outstanding, timeout_s: float) -> None:
+        if not outstanding.future.done():
             self._metrics.rpc_timeouts.inc()
             outstanding.future.set_exception(
                 PeerLostError(

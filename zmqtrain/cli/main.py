@@ -9,6 +9,7 @@ import click
 
 from zmqtrain import __version__
 from zmqtrain.cli.check import check_command
+from zmqtrain.cli.clean import clean_command
 from zmqtrain.cli.control import policy_command, save_command
 from zmqtrain.cli.placement import placement_command
 from zmqtrain.cli.run import run_command
@@ -24,6 +25,7 @@ COMMANDS: tuple[click.Command, ...] = (
     save_command,
     placement_command,
     check_command,
+    clean_command,
 )
 """In the order in which the help lists them."""
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 import uvloop
+from pydantic import create_model
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from zmqtrain.config import ENVIRON, load_overrides
+from zmqtrain.config import ENVIRON, TaskConfig, load_overrides
 from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.logs import setup_logging
 from zmqtrain.options import flag_of, given, load, options_of
@@ -27,10 +28,17 @@ from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
 
+_FIELDS: dict[str, Any] = {
+    name: (TaskConfig.model_fields[name].annotation, TaskConfig.model_fields[name])
+    for name in ("lane", "segment_dir")
+}
+LaneOptions = create_model("LaneOptions", **_FIELDS)
+"""Those of a task's options that decide how its tensors travel on this host."""
+
 
 @click.command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
-@options_of(LocalCluster, JobOverrides)
+@options_of(LocalCluster, LaneOptions, JobOverrides)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
 @click.option("--verbose", is_flag=True, help="log what the chief does")
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
@@ -49,18 +57,20 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     setup_logging("C", "info" if verbose else "warning")
     cluster = load(LocalCluster, given(LocalCluster, flags, ENVIRON))
     overrides = load_overrides(flags)
+    lanes = load(LaneOptions, given(LaneOptions, flags, ENVIRON)).model_dump(exclude_none=True)
     job = load_job(job_reference).with_overrides(**overrides)
+    arguments = _as_flags(lanes | overrides)
     threadpool_limits(cluster.threads)
     with _display(job_reference) as show:
-        summary = uvloop.run(run_processes(job_reference, job, cluster, _as_flags(overrides), show))
+        summary = uvloop.run(run_processes(job_reference, job, cluster, arguments, show))
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))
     sys.exit(summary.exit_code)
 
 
-def _as_flags(overrides: dict[str, Any]) -> list[str]:
-    """Return the flags that give these overrides to another process."""
+def _as_flags(values: dict[str, Any]) -> list[str]:
+    """Return the flags that give these values of options to another process."""
     arguments: list[str] = []
-    for name, value in overrides.items():
+    for name, value in values.items():
         flag = flag_of(name)
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-", 1))

@@ -31,9 +31,10 @@ from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESH_S = 1.0
 SHOWN_LEASES = 2
-HIDEABLE = 6  # columns
+HIDEABLE = 7  # columns
 COLUMNS = (
-    "task", "state", "step", "behind", "loss", "holds", "silent", "joined", "process", "metrics"
+    "task", "state", "step", "behind", "loss", "holds", "silent", "joined", "lane", "process",
+    "metrics",
 )  # fmt: skip
 STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 
@@ -54,7 +55,8 @@ def status_command(job: RemoteJob, *, as_json: bool, watch: bool) -> None:
 
     Of a task, "behind" is its distance to the worker with most steps, "holds" what it has in hand
     (a ps its part of the parameters, a worker its batches, the chief its newest checkpoint),
-    "silent" how long it has not been heard of. A narrow terminal hides the last columns.
+    "silent" how long it has not been heard of, "lane" how its tensors travel to the ps. A narrow
+    terminal hides the last columns.
     """
     if watch:
         _watch(job, as_json)
@@ -183,6 +185,7 @@ def _row(task: TaskStatus, fastest: int) -> list[Text]:
         cell(_holding(task)),
         cell(duration(task.silent_s)),
         cell(_joined(task)),
+        cell(_lane(task)),
         cell(task.process),
         cell(task.metrics or NOTHING),
     ]
@@ -218,6 +221,12 @@ def _joined(task: TaskStatus) -> str:
     if not task.incarnation:  # ps 0, whom all others join
         return NOTHING
     return datetime.fromtimestamp(task.incarnation / 1000).strftime("%a %H:%M")
+
+
+def _lane(task: TaskStatus) -> str:
+    """Return a worker's lane to every ps, or to each in turn if they differ."""
+    different = set(task.lanes.split(","))
+    return (task.lanes if len(different) > 1 else task.lanes.partition(",")[0]) or NOTHING
 
 
 def _loss(loss: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.policies import make_policy
+from zmqtrain.policies import Policy, make_policy
 from zmqtrain.roles.status import status_of
 from zmqtrain.wire.messages import (
     Close,
@@ -75,10 +75,10 @@ class Desk:
         for request in watchers:
             request.reply(status_of(self._lead))
 
-    def policy_settled(self, spec: str) -> None:
+    def policy_settled(self, policy: Policy) -> None:
         """No change of policy is under way any more."""
         for request in self._switch_requests:
-            request.reply(Done(spec))
+            request.reply(Done(policy.spec))
         self._switch_requests.clear()
 
     def closed(self) -> None:

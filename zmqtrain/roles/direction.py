@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire.messages import Push, ShardFile
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.execution import Applied
 
 
 @dataclass(slots=True)
@@ -52,8 +54,8 @@ class Direction(Protocol):
     def left(self, peer: Peer) -> None:
         """A task said goodbye, or its lease expired."""
 
-    def applied(self, pending: Sequence[Pending]) -> None:
-        """These gradients became one update."""
+    def applied(self, applied: Applied) -> None:
+        """Some gradients became an update; called when they may have been answered already."""
 
     def cannot_update(self, error: ConfigError) -> None:
         """The update rule refused; the parameters are as they were before."""

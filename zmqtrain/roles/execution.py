@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.cluster import Role
 from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Order, Release, ShardFile
@@ -25,12 +27,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Applied:
+    """One update that was applied."""
+
+    version: int  # after it
+    gradients: int  # averaged in it
+    contributions: list[Pending]  # those of workers that are still there
+    seconds: float  # that it took
+    at: float  # of the monotonic clock
+
+
 class Execution:
     """The orders of one ps under way."""
 
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self._work = WorkQueue(str(ps.task), on_error=ps.crash)
+        self._uncounted: deque[Applied] = deque()
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once everything ordered so far is done; the shard is at rest then."""
@@ -77,24 +91,37 @@ class Execution:
             if failure is not None:
                 self._not_applied(order.workers, failure)
                 return
-            self._ps.metrics.apply_duration_seconds.observe(time.perf_counter() - started)
-            self._applied(order.workers)
+            self._applied(order.workers, time.perf_counter() - started)
 
         self._work.add(then, work)
 
-    def _applied(self, workers: tuple[int, ...]) -> None:
-        """Account for gradients that became one update."""
-        version = self._ps.shard.version
-        self._ps.metrics.pushes.applied.inc(len(workers))
-        self._ps.metrics.parameter_version.set(version)
+    def _applied(self, workers: tuple[int, ...], seconds: float) -> None:
+        """Note what gradients became one update; counting it has time until they are answered."""
         contributions = []
         for worker in workers:
             pending = self._ps.pending.get(worker)
             if pending is not None and pending.sequence:
                 pending.result = "applied"
-                self._ps.metrics.staleness_versions.observe(max(0, version - 1 - pending.version))
                 contributions.append(pending)
-        self._ps.direction.applied(contributions)
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self.count)
+        applied = Applied(
+            self._ps.shard.version, len(workers), contributions, seconds, time.monotonic()
+        )
+        self._uncounted.append(applied)
+
+    def count(self) -> None:
+        """Count the updates of late in the metrics and in the figures of the run."""
+        metrics = self._ps.metrics
+        while self._uncounted:
+            applied = self._uncounted.popleft()
+            metrics.apply_duration_seconds.observe(applied.seconds)
+            metrics.pushes.applied.inc(applied.gradients)
+            metrics.parameter_version.set(applied.version)
+            for pending in applied.contributions:
+                stale = max(0, applied.version - 1 - pending.version)
+                metrics.staleness_versions.observe(stale)
+            self._ps.direction.applied(applied)
 
     def _not_applied(self, workers: tuple[int, ...], error: ConfigError) -> None:
         for worker in workers:

@@ -29,6 +29,7 @@ from zmqtrain.wire.messages import (
 
 if TYPE_CHECKING:
     from zmqtrain.roles.direction import Pending
+    from zmqtrain.roles.execution import Applied
     from zmqtrain.roles.ps import ParameterServer
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Follower:
         else:
             self._report(worker, pending)
 
-    def applied(self, pending: Sequence[Pending]) -> None:
+    def applied(self, applied: Applied) -> None:
         """The lead keeps the figures."""
 
     def cannot_update(self, error: ConfigError) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
@@ -39,6 +38,7 @@ from zmqtrain.wire.messages import (
 
 if TYPE_CHECKING:
     from zmqtrain.roles.direction import Pending
+    from zmqtrain.roles.execution import Applied
     from zmqtrain.roles.ps import ParameterServer
 
 log = logging.getLogger(__name__)
@@ -145,10 +145,10 @@ class Lead:
         if refused:
             self._count_refusal()
 
-    def applied(self, pending: Sequence[Pending]) -> None:
-        version = self.ps.shard.version
-        self.throughput.observe(version, time.monotonic())
-        for push in pending:
+    def applied(self, applied: Applied) -> None:
+        version = applied.version
+        self.throughput.observe(version, applied.at)
+        for push in applied.contributions:
             self.staleness.observe(max(0, version - 1 - push.version))
         self.ps.metrics.global_step.set(version)
         if self._learning_rate is not None:
@@ -176,7 +176,9 @@ class Lead:
                 self._fail(ExitCode.USAGE, f"{peer} cannot update its parameters: see its log")
         if coordinator is None:
             return
-        for held in coordinator.held():
+        waiting = list(coordinator.held())
+        self.ps.metrics.waiting_workers.set(len(waiting))
+        for held in waiting:
             pending = self.ps.pending.get(held.worker)
             if pending is not None and now - pending.arrived_at > limit_s:
                 by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
@@ -196,13 +198,12 @@ class Lead:
         self._send_followers(orders)
         self._own += orders
         self._carry_out_own()
-        self.ps.metrics.waiting_workers.set(sum(1 for _ in self.coordinator.held()))
         if self.coordinator.finished:
             self.desk.closed()
         if self.coordinator.finished or self.failure:
             self.desk.notify()
         if self.coordinator.next_policy is None:
-            self.desk.policy_settled(self.coordinator.policy.spec)
+            self.desk.policy_settled(self.coordinator.policy)
 
     def _account(self, order: Order) -> None:
         match order.kind:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def status_of(lead: Lead) -> Status:
     """Return the job's status as of now."""
     ps, coordinator = lead.ps, lead.coordinator
+    ps.execution.count()
     finished = coordinator is not None and coordinator.finished
     following = coordinator.next_policy if coordinator is not None else None
     pushes = lead.counts | {"duplicate": ps.intake.duplicates}

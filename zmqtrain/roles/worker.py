@@ -12,14 +12,14 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.actors.link import Link
+from zmqtrain.actors.link import Link, Outstanding
 from zmqtrain.actors.offload import Offload
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
@@ -55,6 +55,17 @@ class _Made:
     read_s: float  # spent on getting the parameters from where the shards keep them
 
 
+@dataclass(slots=True)
+class _Step:
+    """One step that is done; times are of the performance counter."""
+
+    made: _Made
+    release: Release
+    started: float
+    computed: float
+    ended: float
+
+
 class Worker(JobActor):
     """Computes gradients of one job."""
 
@@ -76,6 +87,7 @@ class Worker(JobActor):
         self._versions = [0] * self.ps  # of the parameters held, by shard
         self._sequence = 0
         self._is_in = False
+        self._done: _Step | None = None  # not yet counted
         self.steps = 0
         self.report = self._facts
         self.handlers = {Shutdown: self._on_shutdown}
@@ -119,6 +131,7 @@ class Worker(JobActor):
                 break
             except FencedError as error:
                 log.warning("%s; joining again", error)
+        self._account()
         self.metrics.role_state.set("draining")
         with self.waits.on(links[0].peer, "the job is complete; the chief has not ended it yet"):
             await links[0].silence()
@@ -159,7 +172,6 @@ class Worker(JobActor):
         self._buffers = dict(self._gradients.values)
 
     async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:
-        phases = self.metrics.phase_duration_seconds
         if not self._leases:
             raise ProtocolError("the lead shard released this worker without a batch")
         number = self._leases.popleft()
@@ -167,28 +179,36 @@ class Worker(JobActor):
         made = await self._compute_beside.run(lambda: self._compute(prefetcher, number))
         computed = time.perf_counter()
         self._sequence += 1
-        if not made.finite:
-            self.metrics.nonfinite_gradients.inc()
         pushes = [
             Push(self._sequence, version, number, made.examples, made.loss, made.finite)
             for version in self._versions
         ]
         reason = f"it has not answered push {self._sequence}"
         release = await self._exchange(links, pushes, reason)
-        ended = time.perf_counter()
         self.steps += 1
-        self.metrics.steps.inc()
-        self.metrics.examples.inc(made.examples)
-        self.metrics.train_loss.set(made.loss)
+        self._done = _Step(made, release, started, computed, time.perf_counter())
+        return release
+
+    def _account(self) -> None:
+        """Count the last step. This is called when the next push is on its way: it delays none."""
+        if self._done is None:
+            return
+        step, self._done = self._done, None
+        made, release = step.made, step.release
+        metrics, phases = self.metrics, self.metrics.phase_duration_seconds
+        metrics.steps.inc()
+        metrics.examples.inc(made.examples)
+        metrics.train_loss.set(made.loss)
         phases.data.observe(made.data_s)
-        phases.compute.observe(computed - started - made.data_s - made.read_s)
+        phases.compute.observe(step.computed - step.started - made.data_s - made.read_s)
         phases.wait.observe(release.held_s)
         phases.pull.observe(made.read_s)
-        phases.push.observe(max(0.0, ended - computed - release.held_s))
-        self.metrics.step_duration_seconds.observe(ended - started)
+        phases.push.observe(max(0.0, step.ended - step.computed - release.held_s))
+        metrics.step_duration_seconds.observe(step.ended - step.started)
+        if not made.finite:
+            metrics.nonfinite_gradients.inc()
         if release.result == "refused":
             log.warning("push %d was refused: %s", release.sequence, release.reason)
-        return release
 
     def _take(self, prefetcher: Prefetcher, number: int) -> Batch:
         """Return a batch of at least one array.
@@ -282,10 +302,12 @@ class Worker(JobActor):
             self._send(link, lane, message, reason)
             for link, lane, message in zip(links, self._lanes, messages, strict=True)
         ]
-        if len(requests) == 1:
-            replies = [await requests[0]]
-        else:
-            replies = await asyncio.gather(*requests)
+        try:
+            self._account()
+            replies = [await request.future for request in requests]
+        finally:
+            for link, request in zip(links, requests, strict=True):
+                link.end(request)
         for shard, reply in enumerate(replies):
             self._take_in(shard, reply)
         if self.job.consistent_reads:
@@ -294,12 +316,10 @@ class Worker(JobActor):
                     await read_parameters(link, lane.reached, source)
         return _release_of(replies[0])
 
-    def _send(
-        self, link: Link, lane: Lane, message: Message, reason: str
-    ) -> Coroutine[Any, Any, Envelope]:
+    def _send(self, link: Link, lane: Lane, message: Message, reason: str) -> Outstanding:
         has_gradient = isinstance(message, Push) and message.finite
         ahead, tensors = lane.travelling(self._sequence) if has_gradient else (None, ())
-        return link.request(
+        return link.begin(
             message,
             tensors=tensors,
             ahead=ahead,

@@ -1,7 +1,8 @@
 """A shard's memory, which other processes of the host may map: one segment, described here alone.
 
 A segment is a file (in /dev/shm by default) or, where no other process is to see it, private
-memory. Its regions follow one another, each from a page boundary on:
+memory. Its regions follow one another, each from a page boundary on, and of a page at least, for
+gradients are locked one by one:
 
     header        magic, layout version, nonce; then the words that change: clock, version
     parameters    float32, shape (size,)
@@ -20,6 +21,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 import struct
 import threading
 import weakref
@@ -59,7 +61,7 @@ class SegmentLayout:
     def __init__(self, size: int, slots: Sequence[str]) -> None:
         self.size = size
         self.slots = tuple(slots)
-        self.stride = -(-4 * size // PAGE) * PAGE
+        self.stride = max(1, -(-4 * size // PAGE)) * PAGE
         self.parameters_at = PAGE
         self.slots_at = {
             name: PAGE + (1 + place) * self.stride for place, name in enumerate(self.slots)
@@ -119,9 +121,17 @@ class Segment:
 
         Raises:
             SegmentError: a live process owns a segment of this path, the directory is not ours
-                alone, or its file system has no room.
+                alone, or its file system has no room or does not let us.
         """
+        path = path.absolute()  # others look for it from where they are
         _check_directory(path.parent)
+        try:
+            return cls._create(layout, path)
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be made: {error.strerror}") from error
+
+    @classmethod
+    def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
         if path.exists() and is_owned(path):
             raise SegmentError(f"{path} belongs to a live ps; expected a path of its own")
         # Not written over: a worker of the dead ps may have it mapped.
@@ -180,7 +190,7 @@ class Reached(Protocol):
         """Return gradient ``number``, to write to for as long as this object lives.
 
         Raises:
-            SegmentError: another process holds it.
+            SegmentError: another process holds it, or the segment has none of this number.
         """
 
 
@@ -190,7 +200,11 @@ def reach(name: str, layout: SegmentLayout) -> Reached:
     Raises:
         SegmentError: it is not on this host, may not be opened, or is another shard's.
     """
-    return _Inside(name) if name.startswith(_INSIDE) else _Mapping(Path(name), layout)
+    if not name:
+        raise SegmentError("the ps shows its memory to nobody")
+    if name.startswith(_INSIDE):
+        return _Inside(name, layout)
+    return _Mapping(Path(name), layout)
 
 
 class _Mapping:
@@ -199,37 +213,42 @@ class _Mapping:
     lane = "shm"
 
     def __init__(self, path: Path, layout: SegmentLayout) -> None:
+        self._path, self._layout = path, layout
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SegmentError(f"{path} cannot be opened: {reason}") from error
         weakref.finalize(self, os.close, self._descriptor)
-        head = os.pread(self._descriptor, _FIXED.size, 0).ljust(_FIXED.size, b"\0")
-        magic, version, slots, nonce, size = _FIXED.unpack(head)
-        if (magic, version, slots, size) != (
-            *(MAGIC, LAYOUT_VERSION),
-            *(len(layout.slots), layout.size),
-        ):
-            raise SegmentError(
-                f"{path} is no segment of layout version {LAYOUT_VERSION} for {layout.size} "
-                f"elements with {len(layout.slots)} slots"
-            )
+        is_file = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        head = os.pread(self._descriptor, _FIXED.size, 0) if is_file else b""
+        magic, version, slots, nonce, size = _FIXED.unpack(head.ljust(_FIXED.size, b"\0"))
+        if magic != MAGIC or version != LAYOUT_VERSION:
+            raise SegmentError(f"{path} is no segment of layout version {LAYOUT_VERSION}")
+        _check_layout(str(path), layout, size, slots)
         self.nonce = nonce.hex()
-        self._layout = layout
-        memory = mmap.mmap(
-            self._descriptor, layout.gradients_at, mmap.MAP_SHARED, prot=mmap.PROT_READ
-        )
+        memory = self._map(layout.gradients_at, 0, mmap.PROT_READ)
         self.words = _words(memory)
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
 
     def gradient(self, number: int) -> Flat:
-        at = self._layout.gradient_at(number)
+        if number < 0:
+            raise SegmentError(f"{self._path} has no gradient {number}")
+        at, layout = self._layout.gradient_at(number), self._layout
+        memory = self._map(layout.stride, at, mmap.PROT_READ | mmap.PROT_WRITE)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _lock_of(at))
         except OSError as error:
             raise SegmentError(f"gradient {number} is held by another process") from error
-        return _flat(_map(self._descriptor, self._layout.stride, at), 0, self._layout.size)
+        return _flat(memory, 0, layout.size)
+
+    def _map(self, nbytes: int, at: int, access: int) -> mmap.mmap:
+        """Map what is there: to touch what a file does not hold would kill the process."""
+        held = os.fstat(self._descriptor).st_size
+        if held < at + nbytes:
+            raise SegmentError(f"{self._path} ends at {held} B, expected {at + nbytes} B or more")
+        return mmap.mmap(self._descriptor, nbytes, mmap.MAP_SHARED, access, offset=at)
 
 
 class _Inside:
@@ -237,10 +256,11 @@ class _Inside:
 
     lane = "memory"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, layout: SegmentLayout) -> None:
         segment = _private.get(name)
         if segment is None:
             raise SegmentError("the ps has its parameters in memory of its own process")
+        _check_layout("that segment", layout, segment.layout.size, len(segment.layout.slots))
         self._segment = segment
         self.nonce = segment.nonce
         self.words = segment.words
@@ -255,7 +275,8 @@ def is_owned(path: Path) -> bool:
     """Say whether the ps that made the segment at ``path`` is alive."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared, for two that ask at once must not take each other for the owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -286,12 +307,12 @@ _YIELD = threading.Event()  # never set: waiting for it lets the ps have the cor
 
 def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
     if descriptor is None:
-        return mmap.mmap(-1, max(nbytes, PAGE))
-    return mmap.mmap(descriptor, max(nbytes, PAGE), mmap.MAP_SHARED, offset=at)
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, offset=at)
 
 
 def _flat(memory: mmap.mmap, at: int, size: int) -> Flat:
-    return np.frombuffer(memory, np.float32, size, at) if size else np.empty(0, np.float32)
+    return np.frombuffer(memory, np.float32, size, at)
 
 
 def _read_only(flat: Flat) -> Flat:
@@ -304,6 +325,14 @@ def _words(memory: mmap.mmap) -> memoryview:
     return memoryview(memory)[_WORDS_AT : _WORDS_AT + 8 * _WORDS].cast("q")
 
 
+def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> None:
+    if (size, slots) != (layout.size, len(layout.slots)):
+        raise SegmentError(
+            f"{name} is of {size} elements with {slots} slots, expected {layout.size} with "
+            f"{len(layout.slots)}: it is another shard's"
+        )
+
+
 def _lock_of(at: int) -> bytes:
     return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
 
@@ -311,7 +340,7 @@ def _lock_of(at: int) -> bytes:
 def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
     """Claim the memory now: for want of it later, the kernel would kill the process."""
     try:
-        os.posix_fallocate(descriptor, at, max(nbytes, PAGE))
+        os.posix_fallocate(descriptor, at, nbytes)
     except OSError as error:
         raise SegmentError(
             f"{path.parent} has no room for {nbytes / 1e6:.1f} MB more: {error.strerror}"

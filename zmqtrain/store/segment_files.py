@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ from zmqtrain.store.segment import is_owned
 
 SHARED_MEMORY = Path("/dev/shm")
 SUFFIX = ".segment"
+
+_NAME = re.compile(rf"ps-\d+-[0-9a-f]{{16}}{re.escape(SUFFIX)}")
 
 
 def default_directory() -> Path | None:
@@ -38,10 +43,45 @@ class SegmentFile:
 
 
 def segment_files(directory: Path) -> Iterator[SegmentFile]:
-    """Yield the segments in a directory; those that vanish meanwhile are passed over."""
+    """Yield this user's segments in a directory; those that vanish meanwhile are passed over."""
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
-            found = path.stat()
-            yield SegmentFile(path, 512 * found.st_blocks, found.st_mtime, is_owned(path))
+            found = path.lstat()
+            if _is_segment(path, found):
+                yield SegmentFile(path, 512 * found.st_blocks, found.st_mtime, is_owned(path))
         except FileNotFoundError:
             continue
+
+
+def remove_dead(path: Path) -> bool:
+    """Remove the segment at ``path`` if its ps is dead; return whether it was removed.
+
+    The lock by which a ps owns its segment is held meanwhile: none can begin to own this one, and
+    none finds it without an owner, so as to put its own in its place.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(descriptor)
+        # Before the lock was ours, another ps may have put its own segment here.
+        if not _is_segment(path, found) or not os.path.samestat(found, path.lstat()):
+            return False
+        path.unlink()
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_segment(path: Path, found: os.stat_result) -> bool:
+    """Say whether a file is a segment of ours; an empty one is being made, and not locked yet."""
+    return (
+        _NAME.fullmatch(path.name) is not None
+        and stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and found.st_size > 0
+    )

@@ -1,0 +1,19 @@
+"""A job that classifies handwritten digits, by MNIST's usual small networks."""
+
+from __future__ import annotations
+
+from zmqtrain import Job
+from zmqtrain.data import Digits, Mnist
+from zmqtrain.models import MLP, SoftmaxRegression
+from zmqtrain.optim import SGD, Adam
+
+DATA = {"mnist": (Mnist(), 784), "digits": (Digits(), 64)}  # and how many features
+CLASSES = 10
+RULES = {"sgd": SGD(learning_rate=0.1), "adam": Adam(learning_rate=0.001)}
+
+
+def make_job(name: str, hidden: int, rule: str) -> Job:
+    """Return the job ``name`` with so many hidden units; with 0, a linear softmax model."""
+    data, features = DATA[name]
+    model = MLP(features, hidden, CLASSES) if hidden else SoftmaxRegression(features, CLASSES)
+    return Job(model=model, data=data, optimizer=RULES[rule])

@@ -1,0 +1,33 @@
+"""What the options of several benchmarks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps
+STEPS_BEYOND = 20
+
+Item = TypeVar("Item")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON object a line")
+
+
+def list_of(item: Callable[[str], Item], name: str) -> Callable[[str], tuple[Item, ...]]:
+    """Return an option's type: values of the type ``item``, with commas between them."""
+
+    def convert(text: str) -> tuple[Item, ...]:
+        return tuple(item(part.strip()) for part in text.split(","))
+
+    convert.__name__ = f"{name},..."  # as the help shows it
+    return convert
+
+
+megabytes_type = list_of(click.FloatRange(0, min_open=True), "number")
+
+
+def steps_for(megabytes: float) -> int:
+    """Return how many push+pulls of this size make a good median in a few seconds."""
+    return next((steps for limit, steps in STEPS.items() if megabytes <= limit), STEPS_BEYOND)

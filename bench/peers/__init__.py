@@ -1,0 +1,1 @@
+"""The same workloads on other systems, each in an environment of its own."""

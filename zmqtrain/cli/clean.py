@@ -1,0 +1,134 @@
+"""`zmqtrain clean`: what dead tasks left on this host."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
+from zmqtrain.cli.run_directories import remove_run, run_directories
+from zmqtrain.config import ENVIRON, TaskConfig
+from zmqtrain.errors import ConfigError
+from zmqtrain.options import given, names_of
+from zmqtrain.store.segment_files import default_directory, remove_dead, segment_files
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that a task made on this host; removed if its ps was dead, unless in a dry run."""
+
+    what: str  # segment, or run: the directory of a zmqtrain run
+    path: Path
+    nbytes: int
+    age_s: float
+    ps_alive: bool
+    removed: bool
+
+
+@click.command("clean")
+@click.option(
+    "--segment-dir",
+    metavar="DIR",
+    help="where to look for segments, if the job was given this option or ZMQTRAIN_SEGMENT_DIR "
+    "(the user's own directory in /dev/shm)",
+)
+@click.option("--dry-run", is_flag=True, help="remove nothing")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> None:
+    """Remove what killed tasks left on this host.
+
+    That is the memory of a ps that was killed: its segment, a file that takes up main memory until
+    somebody removes it. And the directory of a zmqtrain run that was killed, with its sockets and
+    the logs of its tasks. What belongs to a live job is listed and kept.
+
+    \b
+    Examples:
+      zmqtrain clean --dry-run              # what is there, and whose is it?
+      zmqtrain clean
+      zmqtrain clean --segment-dir /mnt/huge/zmqtrain
+      zmqtrain clean --json | jq .freed_nbytes
+    """
+    found = list(clean(_directory(segment_dir), Path(tempfile.gettempdir()), dry_run=dry_run))
+    if as_json:
+        show_json(clean_json(found))
+    else:
+        show(clean_view(found))
+
+
+def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:
+    """Yield every segment and every directory of a run, removing those whose ps is dead."""
+    for segment in segment_files(segments) if segments is not None else ():
+        removed = not (dry_run or segment.owned) and remove_dead(segment.path)
+        age_s = _age_s(segment.modified_at)
+        yield Found("segment", segment.path, segment.nbytes, age_s, segment.owned, removed)
+    for run in run_directories(temporary):
+        removed = not (dry_run or run.in_use) and remove_run(run.path)
+        yield Found("run", run.path, run.nbytes, _age_s(run.modified_at), run.in_use, removed)
+
+
+def clean_view(found: Sequence[Found]) -> RenderableType:
+    """Return what was found for a person."""
+    if not found:
+        return cell("nothing was left behind, and no ps of yours runs on this host")
+    return Group(_table(found), Text(), cell(_conclusion(found)))
+
+
+def clean_json(found: Sequence[Found]) -> dict[str, object]:
+    """Return what was found for a script."""
+    return {
+        "found": [asdict(one) | {"path": str(one.path)} for one in found],
+        "removed": sum(one.removed for one in found),
+        "freed_nbytes": sum(one.nbytes for one in found if one.removed),
+    }
+
+
+def _table(found: Sequence[Found]) -> Table:
+    result = table("what", "path", "size", "age", "ps", "done", right=("size",), folded=("path",))
+    for one in found:
+        ps = "alive" if one.ps_alive else "dead"
+        done = "removed" if one.removed else "kept"
+        size, age = data_size(one.nbytes), duration(one.age_s)
+        result.add_row(*map(cell, (one.what, one.path, size, age, ps, done)))
+    return result
+
+
+def _conclusion(found: Sequence[Found]) -> str:
+    groups = {
+        "removed": [one for one in found if one.removed],
+        "left over": [one for one in found if not one.ps_alive and not one.removed],
+        "in use": [one for one in found if one.ps_alive],
+    }
+    return "; ".join(
+        f"{len(group)} {name}, {data_size(sum(one.nbytes for one in group))}"
+        for name, group in groups.items()
+        if group
+    )
+
+
+def _directory(given_by_flag: str | None) -> Path | None:
+    """Return where to look for segments; None where this host has no place for them by default.
+
+    Raises:
+        ConfigError: the place that was named is no directory.
+    """
+    named = given(TaskConfig, {"segment_dir": given_by_flag}, ENVIRON).get("segment_dir")
+    if named is None:
+        return default_directory()
+    if not Path(named).is_dir():
+        raise ConfigError(
+            f"{names_of('segment_dir')} is {named!r}; expected a directory, the one that was given "
+            "to the ps; correct it, or leave it out for the one in /dev/shm"
+        )
+    return Path(named)
+
+
+def _age_s(modified_at: float) -> float:
+    return max(0.0, time.time() - modified_at)
