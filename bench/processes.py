@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from types import FrameType
 from typing import IO, Any, NoReturn
 
@@ -77,13 +78,25 @@ def _exit_code(process: subprocess.Popen[bytes], mark: str, timeout_s: float) ->
 
 
 def _end_marked(mark: str) -> None:
-    """End every process that has the mark in its environment, whoever its parent is by now."""
-    left = [process for process in psutil.process_iter() if _has(process, mark)]
+    """End every process that has the mark in its environment, and their descendants.
+
+    A child may have left its parent, or it may have written its title over its environment, as
+    Ray's do; hence both ways to find it.
+    """
+    marked = [process for process in psutil.process_iter() if _has(process, mark)]
+    left = list({*marked, *chain.from_iterable(map(_descendants, marked))})
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         _, left = psutil.wait_procs(left, timeout=GRACE_S)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

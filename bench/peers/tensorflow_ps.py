@@ -108,7 +108,7 @@ class _Graph:
             )
             optimizer, self._hooks = self._optimizer(arguments.policy)
             self.step = optimizer.minimize(loss, global_step=self.global_step)
-            right = tf.equal(tf.argmax(self._logits(x_test), 1, tf.int32), y_test)
+            right = tf.equal(tf.argmax(self._logits(x_test), 1, output_type=tf.int32), y_test)
             self.accuracy = tf.reduce_mean(tf.cast(right, tf.float32))
         self.nbytes = sum(4 * int(np.prod(layer.shape)) for layer in self._layers)
 

@@ -119,9 +119,17 @@ class Worker(Actor):
         return self.links[0]
 
     def ask(self, message: Message, **options: Any) -> asyncio.Task[Envelope]:
-        """Begin a request."""
+        """Send a request; the task ends as its reply or its failure says."""
         options = {"reason": "it has not answered"} | options
-        return asyncio.get_running_loop().create_task(self.ps.request(message, **options))
+        asked = self._push if "sequence" in options else self.ps.request
+        return asyncio.get_running_loop().create_task(asked(message, **options))
+
+    async def _push(self, message: Message, **options: Any) -> Envelope:
+        outstanding = self.ps.begin(message, **options)
+        try:
+            return await outstanding.future
+        finally:
+            self.ps.end(outstanding)
 
     def count(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"zmqtrain_{name}_total")

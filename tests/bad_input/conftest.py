@@ -18,8 +18,8 @@ from zmqtrain import Job
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.data import NoisyLine
-from zmqtrain.models import LinearRegression
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.models import LinearRegression, base
+from zmqtrain.models.base import Batch, Gradients
 from zmqtrain.optim import SGD
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.transport.base import Peer
@@ -174,10 +174,12 @@ class Line:
     def parameters(self, seed: int) -> dict[str, Any]:
         return self.inner.parameters(seed)
 
-    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+    def loss_and_gradients(
+        self, parameters: base.Parameters, batch: Batch, out: Gradients
+    ) -> float:
         return self.inner.loss_and_gradients(parameters, batch, out)
 
-    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+    def metrics(self, parameters: base.Parameters, batch: Batch) -> dict[str, float]:
         return self.inner.metrics(parameters, batch)
 
 
@@ -192,10 +194,10 @@ class Spoilt:
     def parameters(self, seed: int) -> Any:
         return self._call("parameters", seed)
 
-    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> Any:
+    def loss_and_gradients(self, parameters: base.Parameters, batch: Batch, out: Gradients) -> Any:
         return self._call("loss_and_gradients", parameters, batch, out)
 
-    def metrics(self, parameters: Parameters, batch: Batch) -> Any:
+    def metrics(self, parameters: base.Parameters, batch: Batch) -> Any:
         return self._call("metrics", parameters, batch)
 
     def _call(self, method: str, *arguments: Any) -> Any:

@@ -20,8 +20,8 @@ OPTIONS = """
     job index base_port ps workers chief bind lane segment_dir metrics_host metrics_port threads
     log_level join_timeout_s heartbeat_s lease_s peer_timeout_s grace_s
     policy batch_size steps seed data evaluate_every logdir save_secs keep_checkpoints l2
-    clip_norm moving_average evaluate_average max_nonfinite placement partition_nbytes
-    consistent_reads prefetch device
+    clip_norm moving_average evaluate_average max_nonfinite compression placement
+    partition_nbytes consistent_reads prefetch device
 """.split()
 
 

@@ -22,10 +22,11 @@ from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.integration.conftest import Process, Stage
     from zmqtrain.wire.messages import Status, TaskStatus
 
 STEPS = 20
+LONG = 1000  # steps that take longer than what is done meanwhile, until the gate is open
 CAN_UNSHARE = (
     os.geteuid() == 0
     and shutil.which("unshare") is not None
@@ -37,14 +38,32 @@ def workers(status: Status) -> list[TaskStatus]:
     return [task for task in status.tasks if task.task.startswith("worker")]
 
 
+def steps_of(process: Process, status: Status) -> int:
+    """Return how many steps the life of a worker in this process has done, 0 if it is over."""
+    mine = [w for w in workers(status) if w.process.endswith(f":{process.pid}")]
+    return sum(worker.step for worker in mine if worker.state != "left")
+
+
 def left_in(stage: Stage) -> list[Path]:
     """Return the segments that are left in the stage's directory for them."""
     return sorted(stage.segments.glob("*"))
 
 
-def levels(logdir: Path, step: int) -> set[float]:
-    """Return the values of a level job's parameter in its checkpoint; they should be one."""
-    checkpoint = logdir / f"checkpoints/step-{step:08d}"
+def long_job(stage: Stage) -> str:
+    """Write a hogwild job of which every update adds 1 to every element of its parameters."""
+    return stage.job(
+        "level_job",
+        gated=True,
+        consistent_reads=True,
+        size=50_000,
+        steps=LONG,
+        logdir=str(stage.logdir),
+    )
+
+
+def levels(logdir: Path) -> set[float]:
+    """Return the different values that the parameters of a long job have in its last checkpoint."""
+    checkpoint = logdir / f"checkpoints/step-{LONG:08d}"
     return set(read_parameters(checkpoint, read_manifest(checkpoint))["level"].tolist())
 
 
@@ -139,60 +158,51 @@ def test_segment_of_a_killed_ps_stays_until_it_is_cleaned_away(stage: Stage) -> 
     assert left_in(stage) == []
 
 
-def worker_0(status: Status) -> TaskStatus:
-    return next(task for task in status.tasks if task.task == "worker 0")
-
-
 def test_worker_taken_for_dead_disturbs_nobody_when_it_goes_on(stage: Stage) -> None:
-    job = stage.job("level_job", gated=True, steps=200, logdir=str(stage.logdir))
-    cluster = stage.cluster(job)
+    cluster = stage.cluster(long_job(stage))
     tasks = [cluster.start("ps"), cluster.start("chief")]
     zombie = cluster.start("worker", 0, "--lane", "shm")
-    cluster.until_status(lambda s: worker_0(s).step > 2, "steps of the first life")
+    cluster.until_status(lambda s: steps_of(zombie, s) > 2, "steps of the first")
     zombie.signal(signal.SIGSTOP)
-    cluster.until_status(lambda s: worker_0(s).state == "left", "its lease to expire")
-    tasks.append(cluster.start("worker", 0, "--lane", "shm"))
-    cluster.until_status(lambda s: worker_0(s).step > 2, "steps of its replacement")
+    tasks.append(other := cluster.start("worker", 0, "--lane", "shm"))
+    cluster.until_status(lambda s: steps_of(other, s) > 2, "steps of its replacement")
 
     zombie.signal(signal.SIGCONT)
     assert zombie.exit_code() == ExitCode.REFUSED, str(zombie)
     assert zombie.lines("worker 0 is alive already"), str(zombie)
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-    assert levels(stage.logdir, 200) == {200.0}
+    assert levels(stage.logdir) == {LONG}
 
 
 def test_worker_whose_lease_ran_out_joins_again(stage: Stage) -> None:
-    job = stage.job("level_job", gated=True, steps=200, logdir=str(stage.logdir))
-    cluster = stage.cluster(job)
+    cluster = stage.cluster(long_job(stage))
     tasks = [cluster.start("ps"), cluster.start("chief")]
     tasks.append(worker := cluster.start("worker", 0, "--lane", "shm"))
-    cluster.until_status(lambda s: worker_0(s).step > 2, "the first steps")
+    cluster.until_status(lambda s: steps_of(worker, s) > 2, "the first steps")
     worker.signal(signal.SIGSTOP)
-    cluster.until_status(lambda s: worker_0(s).state == "left", "its lease to expire")
+    cluster.until_status(lambda s: workers(s)[0].state == "left", "its lease to expire")
     worker.signal(signal.SIGCONT)
     worker.until_line("joining again")
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-    assert levels(stage.logdir, 200) == {200.0}
+    assert levels(stage.logdir) == {LONG}
 
 
 def test_killed_workers_leave_their_gradients_to_those_who_follow(stage: Stage) -> None:
-    job = stage.job("level_job", gated=True, steps=200, logdir=str(stage.logdir))
-    cluster = stage.cluster(job, workers=2)
+    cluster = stage.cluster(long_job(stage), workers=2)
     tasks = [cluster.start("ps"), cluster.start("chief"), cluster.start("worker", 1)]
     sizes = []
     for _ in range(3):
         victim = cluster.start("worker", 0)
-        joined = rf"worker 0 joined \({re.escape(os.uname().nodename)}:{victim.pid},"
-        tasks[0].until_line(joined)
-        cluster.until_status(lambda s: worker_0(s).step > 2, "steps of its life")
+        cluster.until_status(lambda s, by=victim: steps_of(by, s) > 2, "steps of its life")
         victim.signal(signal.SIGKILL)
         (segment,) = left_in(stage)
         sizes.append(segment.stat().st_size)
-    tasks.append(cluster.start("worker", 0))
+    tasks.append(last := cluster.start("worker", 0))
+    cluster.until_status(lambda s: steps_of(last, s) > 2, "steps of the last one")
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0] * 4, stage.report
-    assert levels(stage.logdir, 200) == {200.0}
+    assert levels(stage.logdir) == {LONG}
     # One more than workers: the last gradient of a life is kept until the next one has its first.
     assert sizes[1:] == [sizes[1]] * 2

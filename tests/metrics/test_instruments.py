@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from zmqtrain.instruments import Counter, Family, Gauge, Histogram
+from zmqtrain.instruments import Counter, Family, Gauge, Histogram, Info
 from zmqtrain.metrics import DURATION_S, Metrics
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
@@ -102,6 +102,13 @@ def test_gauge_takes_the_present_time() -> None:
     with patch("time.time", lambda: 1234.5):
         gauge.set_to_current_time()
     assert gauge.exposed() == (1234.5,)
+
+
+def test_info_replaces_all_that_was_known() -> None:
+    info = Info()
+    info.info({"policy": "hogwild", "since": "step 0"})
+    info.info({"policy": "sync"})
+    assert info.exposed() == ({"policy": "sync"},)
 
 
 def test_counter_that_would_go_down_stays_and_tells_why() -> None:

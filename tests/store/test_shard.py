@@ -28,7 +28,8 @@ def shards(ps: int) -> list[Shard]:
 
 
 def push(shard: Shard, worker: int) -> None:
-    shard.layout.gather({"w": gradient(worker)}, shard.gradient_slot(worker))
+    shard.layout.gather({"w": gradient(worker)}, shard.segment.gradient(worker))
+    shard.stage(worker, worker)
 
 
 def whole(made: list[Shard]) -> bytes:
@@ -48,7 +49,8 @@ def test_reduce_applies_the_mean_of_all_gradients_in_order(early: int) -> None:
     for worker in range(early):
         shard.accumulate(worker)
     shard.reduce(tuple(range(early, 3)))
-    by_hand.gradient_slot(0)[:] = (gradient(0) + gradient(1) + gradient(2)) * np.float32(1 / 3)
+    by_hand.stage(0, 0)
+    by_hand.segment.gradient(0)[:] = (gradient(0) + gradient(1) + gradient(2)) * np.float32(1 / 3)
     by_hand.apply(0)
     assert whole([shard]) == whole([by_hand])
     assert shard.slots["average"].tobytes() == by_hand.slots["average"].tobytes()
@@ -76,7 +78,7 @@ def test_reduce_leaves_the_gradients_in_their_slots() -> None:
         push(shard, worker)
     shard.reduce((0, 1, 2))
     for worker in range(3):
-        assert (shard.gradient_slot(worker) == gradient(worker)).all()
+        assert (shard.segment.gradient(worker) == gradient(worker)).all()
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 64, 2 * BLOCK_SIZE + 3])

@@ -46,7 +46,10 @@ PUSH_BYTES = (
 
 LARGE = np.arange(1025, dtype="<f4")
 PIECE = Envelope(Piece(5, 2), Sender("worker", 3, 2), 300, 1, (Tensor.of(LARGE),))
-PIECE_BYTES = b"\x97\x02\xa5Piece\xcd\x01,\x93\xa6worker\x03\x02\x01\x92\x05\x02\x91\x93\xa3<f4\x91\xcd\x04\x01\x01"
+PIECE_BYTES = (
+    b"\x97\x02\xa5Piece\xcd\x01,\x93\xa6worker\x03\x02\x01"
+    b"\x92\x05\x02\x91\x93\xa3<f4\x91\xcd\x04\x01\x01"
+)
 
 RELEASE = Envelope(
     Release(5, "applied", 6, (18, 19), held_s=0.5), Sender("ps", 0), 300, 1, (Tensor.of(LARGE),)

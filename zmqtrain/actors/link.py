@@ -100,19 +100,29 @@ class Link:
         message: Message,
         *,
         reason: str,
+        tensors: tuple[Tensor, ...] = (),
         on_piece: OnPiece | None = None,
         timeout_s: float | None = None,
+        sequence: int | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``on_piece`` is given the pieces that come ahead of the reply. Without ``timeout_s`` the
-        request may take as long as the peer shows life.
+        ``sequence`` is that of a push or pull, 0 for a pull. ``on_piece`` is given the pieces that
+        come ahead of the reply. Without ``timeout_s`` the request may take as long as the peer
+        shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
             PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
         """
-        outstanding = self.begin(message, reason=reason, on_piece=on_piece, timeout_s=timeout_s)
+        outstanding = self.begin(
+            message,
+            reason=reason,
+            tensors=tensors,
+            on_piece=on_piece,
+            timeout_s=timeout_s,
+            sequence=sequence,
+        )
         try:
             return await outstanding.future
         finally:

@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 class Gradients:
     """Hands out the gradients of one segment.
 
-    Two processes never get the same one, however their lives overlap: one that was taken for dead
-    may still write to its own. It is given to another only once the kernel says that nobody holds
-    it, and no update needs it.
+    Two lives never get the same one, however they overlap: one that was taken for dead may still
+    write to its own. It is given to another only once the kernel says that nobody holds it, and no
+    update needs it. That goes for two lives of one process, too: it gives up the gradient of the
+    first when it has that of the second.
     """
 
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self._limit = 2 * ps.workers + SPARE
-        self._owners: dict[int, tuple[str, str]] = {}  # number -> (worker, process) it was given to
         ps.handlers[MapSegment] = self._on_map_segment
 
     def assign(self, peer: Peer) -> None:
@@ -42,12 +42,8 @@ class Gradients:
         """
         if peer.gradient >= 0:
             return
-        owner = (str(peer), peer.nonce.partition("/")[0])
-        number = next((n for n, known in self._owners.items() if known == owner), None)
-        if number is None:
-            number = self._free_number()
+        number = self._free_number()
         self._ps.shard.segment.gradient(number)
-        self._owners[number] = owner
         peer.gradient = number
 
     def _free_number(self) -> int:

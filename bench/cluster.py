@@ -1,0 +1,110 @@
+"""A local cluster of processes that is looked at while it trains.
+
+The cluster is what `zmqtrain run` starts: the chief in this process, ps and workers as processes of
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import psutil
+import uvloop
+from threadpoolctl import threadpool_limits
+
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.job import Job
+from zmqtrain.logs import setup_logging
+from zmqtrain.options import flag_of
+from zmqtrain.processes import LocalCluster, run_processes
+from zmqtrain.summary import Summary
+from zmqtrain.wire.messages import Status
+
+Look = Callable[[Status], None]
+"""Called a few times a second while a run goes on, and once when its last step is done: every task
+is still there then, and stays as it is until the call returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run trains and with whom.
+
+    ``reference`` names the job's module for the other processes, which make it from the variables
+    ``settings``; ``make`` makes the same job here. ``overrides`` are fields of the job, ``flags``
+    options of the tasks, such as their lane.
+    """
+
+    reference: str
+    settings: Mapping[str, str]
+    make: Callable[[], Job]
+    cluster: LocalCluster
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+def train(plan: Plan, look: Look) -> Summary:
+    """Run a job to its end.
+
+    Raises:
+        ClickException: it failed or was stopped; the text says how.
+    """
+    setup_logging("C", "warning")
+    threadpool_limits(plan.cluster.threads)
+    arguments = [
+        part
+        for name, value in {**plan.overrides, **plan.flags}.items()
+        for part in (flag_of(name), str(value))
+    ]
+    try:
+        with _variables(plan.settings), _signals_restored():
+            job = plan.make().with_overrides(**plan.overrides)
+            running = run_processes(plan.reference, job, plan.cluster, arguments, look)
+            summary = uvloop.run(running)
+    except ZmqTrainError as error:
+        raise click.ClickException(str(error)) from None
+    if summary.exit_code:
+        raise click.ClickException(f"the run ended early: {summary.ended}")
+    return summary
+
+
+def process_of(status: Status, task: str) -> psutil.Process:
+    """Return the process that a task of a local run, such as "ps 0", is in."""
+    return psutil.Process(pid_of(status, task))
+
+
+def pid_of(status: Status, task: str) -> int:
+    """Return a task's process id, from the ``host:pid`` that it joined with."""
+    (process,) = (one.process for one in status.tasks if one.task == task)
+    return int(process.rpartition(":")[2])
+
+
+@contextmanager
+def _variables(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in the environment, which the processes of a run inherit."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Undo what a run does to signals: the end of one ignores them, and here more may follow."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

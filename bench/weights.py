@@ -1,0 +1,49 @@
+"""A job whose model is one variable of a given size, and holds no memory beside it.
+
+Every task loads the job, so what the model holds would count for the memory of a ps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bench.blob import RULES
+from zmqtrain import Job
+from zmqtrain.data import Arrays
+
+ITEM_NBYTES = 4  # float32
+
+
+class Weights:
+    """One variable; every byte of it, and of its gradient, is written."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"Weights({self.size})"
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"weights": np.full(self.size, 0.5, np.float32)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        out["weights"].fill(1e-3)
+        return 0.0
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+def make_job(megabytes: float, steps: int, rule: str) -> Job:
+    """Return the job with ``megabytes`` of parameters."""
+    examples = np.zeros((64, 1), np.float32)
+    return Job(
+        model=Weights(max(1, int(megabytes * 1e6 / ITEM_NBYTES))),
+        data=Arrays((examples,), (examples,)),
+        optimizer=RULES[rule],
+        batch_size=1,
+        steps=steps,
+        prefetch=0,
+    )

@@ -1,0 +1,330 @@
+"""Large tensors go ahead of their message in pieces, as fast as the peer takes them in."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.actors import link as link_module
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.messages import (
+    Alive,
+    Heartbeat,
+    Message,
+    Parameters,
+    Piece,
+    Pull,
+    Push,
+    Read,
+    Release,
+    Taken,
+)
+
+Worker = Any  # of conftest.py, as FakePs and Within
+FakePs = Any
+Within = Callable[[Any], Any]
+
+PUSH = Push(1, 0, 7, 32, 0.5)
+RELEASE = Release(1, "applied", 1)
+NBYTES = 400  # of a piece
+
+
+def pieces(count: int, sequence: int = 1) -> list[tuple[Piece, tuple[Tensor, ...]]]:
+    """Return pieces of 100 elements, each of which holds its index."""
+    return [
+        (Piece(sequence, index), (Tensor.of(np.full(NBYTES // 4, index, np.float32)),))
+        for index in range(count)
+    ]
+
+
+def indices(envelopes: list[Envelope]) -> list[int]:
+    """Return which pieces came, and -1 for the push; heartbeats are passed over."""
+    return [
+        envelope.message.index if isinstance(envelope.message, Piece) else -1
+        for envelope in envelopes
+        if isinstance(envelope.message, Piece | Push)
+    ]
+
+
+async def settled(ps: FakePs) -> list[int]:
+    """Return what came up to now: all that the link sent, for a heartbeat has come behind it."""
+    await ps.next(Heartbeat, 2)
+    return indices(ps.received)
+
+
+async def test_pieces_stop_at_the_credit_go_on_when_taken_and_the_message_is_last(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    ps.alive = None
+    worker.ps.credit_nbytes = 3 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(7))
+    assert await settled(ps) == [0, 1, 2]
+    first = ps.of(Piece)[0]
+    ps.reply(first, Taken(2 * NBYTES))
+    assert await settled(ps) == [0, 1, 2, 3, 4]
+    ps.reply(first, Taken(NBYTES - 1))  # not enough for one more
+    assert await settled(ps) == [0, 1, 2, 3, 4]
+    ps.reply(first, Taken(NBYTES + 1))
+    assert await settled(ps) == [0, 1, 2, 3, 4, 5, 6, -1]
+    ps.reply(first, Taken(3 * NBYTES))
+    assert await settled(ps) == [0, 1, 2, 3, 4, 5, 6, -1]
+    (push,) = ps.of(Push)
+    assert push.tensors == ()
+    for index, piece in enumerate(ps.of(Piece)):
+        assert (piece.message, piece.request_id) == (Piece(1, index), push.request_id)
+        assert (piece.tensors[0].array() == index).all()
+    ps.reply(push, RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+@pytest.mark.parametrize("taken_at_once", [NBYTES // 4, NBYTES, 5 * NBYTES // 2])
+@pytest.mark.parametrize("credit_nbytes", [0, NBYTES, 5 * NBYTES // 2, 1 << 30])
+async def test_no_more_than_the_credit_is_under_way_and_no_less_than_one_piece(
+    worker: Worker, ps: FakePs, within: Within, credit_nbytes: int, taken_at_once: int
+) -> None:
+    ps.alive = None
+    worker.ps.credit_nbytes = credit_nbytes
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(6))
+    taken = 0
+    while -1 not in (came := await settled(ps)):
+        under_way = NBYTES * len(came) - taken
+        assert under_way <= max(NBYTES, credit_nbytes)
+        assert 0 < under_way and under_way + NBYTES > credit_nbytes  # else there is more to send
+        step = min(under_way, taken_at_once)
+        ps.reply(ps.of(Piece)[0], Taken(step))
+        taken += step
+    assert came == [0, 1, 2, 3, 4, 5, -1]
+    ps.reply(ps.of(Push)[0], RELEASE)
+    await within(asked)
+
+
+@pytest.mark.parametrize("lost", [{0}, {2}, {1, 3}, {0, 1, 2, 3}, {-1}])
+async def test_push_of_which_something_was_lost_begins_again_with_its_first_piece(
+    worker: Worker, ps: FakePs, within: Within, lost: set[int]
+) -> None:
+    to_lose = set(lost)
+
+    def loses(envelope: Envelope) -> bool:
+        """Lose what is to be lost, once; a whole push has been received."""
+        for number in indices([envelope]):
+            if number in to_lose:
+                to_lose.remove(number)
+                return True
+            if number == -1 and indices(ps.received)[-4:] == [0, 1, 2, 3]:
+                ps.alive = Alive(received=1, answered=0)
+        return False
+
+    ps.alive = Alive(received=0, answered=0)
+    ps.ignores = loses
+    worker.ps.credit_nbytes = 4 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(4))
+    sent = [0, 1, 2, 3, -1]
+    while ps.alive.received == 0:
+        await ps.next(Heartbeat)
+    arrived = [number for number in sent if number not in lost]
+    assert await settled(ps) == [*arrived, *sent]
+    ps.reply(ps.of(Push)[-1], RELEASE)
+    assert (await within(asked)).message == RELEASE
+    assert worker.count("rpc_retries") == 1
+
+
+async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_credit(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    ps.alive = None
+    worker.ps.credit_nbytes = 2 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(3))
+    assert await settled(ps) == [0, 1]
+    ps.alive = Alive(received=0, answered=0)
+    await ps.first(Piece, 4)
+    ps.alive = None
+    assert indices(ps.received)[:4] == [0, 1, 0, 1]
+    ps.reply(ps.of(Piece)[0], Taken(2 * NBYTES))
+    (push,) = await ps.first(Push)
+    assert indices(ps.received)[-2:] == [2, -1]
+    ps.reply(push, RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+async def test_answer_to_a_heartbeat_sent_before_the_last_pieces_proves_nothing(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    ps.alive = None
+    worker.ps.credit_nbytes = NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(3))
+    (first,) = await ps.first(Piece)
+    (before,) = await ps.next(Heartbeat)
+    ps.reply(first, Taken(NBYTES))
+    await ps.first(Piece, 2)
+    ps.reply(before, Alive(received=0, answered=0))
+    assert await settled(ps) == [0, 1]
+    ps.reply(first, Taken(NBYTES))
+    assert await settled(ps) == [0, 1, 2, -1]
+    ps.reply(ps.of(Push)[0], RELEASE)
+    assert (await within(asked)).message == RELEASE
+    assert worker.count("rpc_retries") == 0
+
+
+async def test_pieces_that_found_the_queue_full_are_sent_later(
+    worker: Worker, start_ps: Callable[[], FakePs], within: Within
+) -> None:
+    worker.ps.joined = False
+    worker.ps.credit_nbytes = 1 << 30
+    asked = worker.ask(PUSH, sequence=1, ahead=pieces(100))
+    await asyncio.sleep(0)
+    ps = start_ps()
+    ps.alive = Alive(received=0, answered=0)
+    worker.ps.joined = True
+    (push,) = await ps.first(Push)
+    assert indices(ps.received)[-101:] == [*range(100), -1]
+    ps.reply(push, RELEASE)
+    assert (await within(asked)).message == RELEASE
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "reply"),
+    [
+        (PUSH, {"sequence": 1}, RELEASE),
+        (Pull(), {"sequence": 0}, Release(0, "joined", 0)),
+        (Read(), {}, Parameters(1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_pieces_ahead_of_a_reply_are_taken_in_before_it(
+    worker: Worker,
+    ps: FakePs,
+    within: Within,
+    message: Message,
+    options: dict[str, Any],
+    reply: Message,
+) -> None:
+    came: list[tuple[int, list[float]]] = []
+    asked = worker.ask(
+        message,
+        on_piece=lambda index, tensor: came.append((index, tensor.array().tolist())),
+        **options,
+    )
+    (request,) = await ps.first(type(message))
+    for piece, tensors in pieces(3, sequence=0):
+        ps.reply(request, piece, tensors)
+    ps.reply(request, reply)
+    assert (await within(asked)).message == reply
+    assert came == [(index, [float(index)] * (NBYTES // 4)) for index in range(3)]
+
+
+def refuses(index: int, tensor: Tensor) -> None:
+    raise ProtocolError(f"piece {index} of 1")
+
+
+def ignores(index: int, tensor: Tensor) -> None:
+    """Take a piece for nothing."""
+
+
+ONE = (Tensor.of(np.zeros(1, np.float32)),)
+UNASKED = "ps 0 sent a piece that was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("on_piece", "tensors", "text"),
+    [
+        (None, ONE, UNASKED),
+        (ignores, (), UNASKED),
+        (ignores, 2 * ONE, UNASKED),
+        (refuses, ONE, "piece 4 of 1"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("message", "options"), [(PUSH, {"sequence": 1}), (Read(), {})], ids=["push", "read"]
+)
+async def test_piece_that_is_not_wanted_fails_the_request_alone(
+    worker: Worker,
+    ps: FakePs,
+    within: Within,
+    message: Message,
+    options: dict[str, Any],
+    on_piece: Any,
+    tensors: tuple[Tensor, ...],
+    text: str,
+) -> None:
+    asked = worker.ask(message, on_piece=on_piece, **options)
+    other = worker.ask(Pull(), sequence=0)
+    (request,) = await ps.first(type(message))
+    for _ in range(2):
+        ps.reply(request, Piece(0, 4), tensors)
+    ps.reply(request, RELEASE)
+    with pytest.raises(ProtocolError) as caught:
+        await within(asked)
+    assert str(caught.value) == text
+    ps.reply((await ps.first(Pull))[0], RELEASE)
+    assert (await within(other)).message == RELEASE
+
+
+@pytest.mark.parametrize("late", [Piece(0, 0), Taken(NBYTES)], ids=["piece", "taken"])
+async def test_what_comes_behind_a_reply_is_dropped(
+    worker: Worker, ps: FakePs, within: Within, late: Message
+) -> None:
+    came: list[int] = []
+    asked = worker.ask(
+        PUSH, sequence=1, ahead=pieces(2), on_piece=lambda index, tensor: came.append(index)
+    )
+    ps.alive = None
+    (piece,) = await ps.first(Piece)
+    ps.reply(piece, RELEASE)
+    ps.reply(piece, late, ONE)  # before the request has ended
+    assert (await within(asked)).message == RELEASE
+    sent = await settled(ps)
+    ps.reply(piece, late, ONE)  # and after
+    assert await settled(ps) == sent
+    assert came == []
+
+
+class Clock:
+    """A second passes at each heartbeat."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def tick(self) -> None:
+        self.now += 1.0
+
+
+async def test_request_that_is_being_answered_is_not_sent_again(
+    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    worker.on_beat = clock.tick
+    asked = worker.ask(Read(), on_piece=ignores)
+    (request,) = await ps.first(Read)
+    for index in range(3 * int(link_module.RESEND_S)):
+        ps.reply(request, Piece(0, index), ONE)
+        await ps.next(Heartbeat)
+    assert len(ps.of(Read)) == 1
+    (_, again) = await ps.first(Read, 2)
+    ps.reply(again, Parameters(1))
+    assert (await within(asked)).message == Parameters(1)
+
+
+async def test_failure_that_nobody_awaited_ends_with_its_request(worker: Worker) -> None:
+    requests = [
+        worker.ps.begin(PUSH, reason="it has not answered push 1", sequence=1) for _ in range(2)
+    ]
+    assert len(worker.waits.snapshot()) == 2
+    worker.ps.close()
+    for request in requests:
+        worker.ps.end(request)
+    assert worker.waits.snapshot() == ()
+    assert all(request.future.done() for request in requests)
+    del request, requests
+    gc.collect()  # an exception that was never retrieved would be told now
