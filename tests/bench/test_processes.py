@@ -78,9 +78,10 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
     assert has_ended(int(path.read_text()))
 
 
-def test_command_over_its_time_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["", "env -i"], ids=["marked", "without its environment"])
+def test_command_over_its_time_is_ended_with_all_that_it_started(how: str, tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    shell = ["sh", "-c", f"sleep 600 & echo $! > {path}; wait"]
+    shell = ["sh", "-c", f"{how} sleep 600 & echo $! > {path}; wait"]
     with pytest.raises(RunError, match="took over 2 s"):
         json_lines_of(shell, timeout_s=2.0)
     assert has_ended(int(path.read_text()))
