@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zmqtrain.actors.actor import Actor, Request, first_of
@@ -30,6 +31,7 @@ from zmqtrain.wire.messages import (
     Release,
     Shutdown,
 )
+from zmqtrain.wire.pieces import PIECE_SIZE, at, take_in
 
 Clients = Callable[..., Any]  # of conftest.py, as Within
 Within = Callable[[Any], Any]
@@ -329,6 +331,24 @@ async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
     assert waits[0].reason == "it has not answered push 1"
     push.reply(RELEASE)
     assert (await within(asked)).message == RELEASE
+
+
+@pytest.mark.parametrize("size", [0, 5, PIECE_SIZE, PIECE_SIZE + 1, 2 * PIECE_SIZE])
+async def test_reply_brings_an_array_of_any_size(
+    ps: Ps, worker: Worker, within: Within, size: int
+) -> None:
+    flat = np.arange(size, dtype=np.float32)
+    out = np.full(size, -1, np.float32)
+    ps.handlers[GetStatus] = lambda request: request.reply_with(Done("there"), flat)
+    asked = worker.ask(
+        GetStatus(), on_piece=lambda index, tensor: take_in((tensor,), at(out, index))
+    )
+    reply = await within(asked)
+    assert reply.message == Done("there")
+    if reply.tensors:
+        take_in(reply.tensors, out)
+    assert bool(reply.tensors) == (size <= PIECE_SIZE)
+    assert out.tobytes() == flat.tobytes()
 
 
 async def test_message_told_back_to_a_sender_reaches_its_handler(

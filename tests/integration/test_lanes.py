@@ -1,0 +1,208 @@
+"""How tensors travel between processes: on the lane that was agreed, whole, and leaving nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from threadpoolctl import threadpool_limits
+
+import zmqtrain
+from zmqtrain.errors import ExitCode
+from zmqtrain.job import load_job
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process, Stage
+    from zmqtrain.wire.messages import Status, TaskStatus
+
+STEPS = 20
+LONG = 1000  # steps that take longer than what is done meanwhile, until the gate is open
+CAN_UNSHARE = (
+    os.geteuid() == 0
+    and shutil.which("unshare") is not None
+    and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+)
+
+
+def workers(status: Status) -> list[TaskStatus]:
+    return [task for task in status.tasks if task.task.startswith("worker")]
+
+
+def steps_of(process: Process, status: Status) -> int:
+    """Return how many steps the life of a worker in this process has done, 0 if it is over."""
+    mine = [w for w in workers(status) if w.process.endswith(f":{process.pid}")]
+    return sum(worker.step for worker in mine if worker.state != "left")
+
+
+def left_in(stage: Stage) -> list[Path]:
+    """Return the segments that are left in the stage's directory for them."""
+    return sorted(stage.segments.glob("*"))
+
+
+def long_job(stage: Stage) -> str:
+    """Write a hogwild job of which every update adds 1 to every element of its parameters."""
+    return stage.job(
+        "level_job",
+        gated=True,
+        consistent_reads=True,
+        size=50_000,
+        steps=LONG,
+        logdir=str(stage.logdir),
+    )
+
+
+def levels(logdir: Path) -> set[float]:
+    """Return the different values that the parameters of a long job have in its last checkpoint."""
+    checkpoint = logdir / f"checkpoints/step-{LONG:08d}"
+    return set(read_parameters(checkpoint, read_manifest(checkpoint))["level"].tolist())
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_every_lane_gives_the_same_parameters_and_no_read_is_torn(stage: Stage, ps: int) -> None:
+    job = stage.job("level_job", gated=True, policy="sync-replicas", steps=STEPS)
+    digests = set()
+    for flags, lane in ((), "shm"), (("--lane", "tcp"), "tcp"):
+        stage.gate.unlink(missing_ok=True)
+        # Without a directory of its own, so that once it is the one that everybody gets.
+        run = stage.train(job, "--ps", ps, *flags, env={"ZMQTRAIN_SEGMENT_DIR": ""})
+        status = stage.until_status(
+            stage.run_address(),
+            lambda s: sum(w.step > 0 for w in workers(s)) == 2,
+            "the first step",
+        )
+        stage.open_gate()
+        assert {worker.lanes for worker in workers(status)} == {",".join([lane] * ps)}
+        summary = run.summary()
+        assert (summary["global_step"], summary["pushes"]["dropped"]) == (STEPS, 0)
+        digests.add(summary["parameters_sha256"])
+    with threadpool_limits(1):
+        digests.add(zmqtrain.run(load_job(job), workers=2, ps=ps).parameters_sha256)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "lane", "number"),
+    [
+        ("hogwild", "shm", signal.SIGINT),
+        ("bounded-staleness:1", "shm", signal.SIGTERM),
+        ("hogwild", "tcp", None),
+    ],
+)
+def test_consistent_reads_are_of_one_version_and_nothing_is_left_in_the_end(
+    stage: Stage, policy: str, lane: str, number: signal.Signals | None
+) -> None:
+    steps = 100 if number is None else 10**6
+    job = stage.job("level_job", consistent_reads=True, policy=policy, steps=steps)
+    run = stage.train(job, "--workers", 3, "--lane", lane)
+    if number is None:
+        assert run.summary()["global_step"] == steps
+    else:
+        stage.until_status(stage.run_address(), lambda s: s.step > 100, "a hundred steps")
+        assert len(left_in(stage)) == 1
+        run.signal(number)
+        assert run.exit_code() == 128 + number, str(run)
+        assert run.json()["ended"] == "stopped by a signal"
+    assert left_in(stage) == []
+
+
+def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job())
+    ps, worker = (
+        cluster.start("ps", 0, "--lane", "tcp"),
+        cluster.start("worker", 0, "--lane", "shm"),
+    )
+    assert worker.exit_code() == ExitCode.USAGE, str(worker)
+    remedy = "run both on one host .* with the same --lane, or use --lane auto"
+    assert worker.lines(f"ERROR the lane to ps 0 shall be shm, but .*; {remedy}"), str(worker)
+    assert "Traceback" not in worker.log
+    ps.signal(signal.SIGKILL)
+
+
+@pytest.mark.skipif(not CAN_UNSHARE, reason="only root may have a file system of its own")
+def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job("level_job", steps=STEPS))
+    stage.segments.mkdir(mode=0o700)
+    hidden = f"mount -t tmpfs -o mode=700 none {stage.segments}"
+    command = shlex.join(cluster.command("ps"))
+    ps = stage.start("ps", "unshare", "-m", "sh", "-c", f"{hidden} && exec {command}")
+    tasks = [ps, cluster.start("chief"), worker := cluster.start("worker")]
+    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
+    assert ps.lines(f"listening at .* in {re.escape(str(stage.segments))}/ps-0-")
+    assert worker.lines("tensors travel to ps 0 by tcp: .*No such file or directory"), str(worker)
+    assert f"pushes {STEPS} applied" in tasks[1].output
+
+
+def test_segment_of_a_killed_ps_stays_until_it_is_cleaned_away(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job())
+    ps = cluster.start("ps")
+    ps.until_line("listening at ")
+    (segment,) = left_in(stage)
+    clean = (sys.executable, "-m", "zmqtrain", "clean", "--json")
+    first = stage.start("clean", *clean).summary()
+    ps.signal(signal.SIGKILL)
+    ps.exit_code()
+    second = stage.start("clean", *clean).summary()
+    told = [(found["path"], found["ps_alive"]) for found in first["found"] + second["found"]]
+    assert told == [(str(segment), True), (str(segment), False)]
+    assert (first["removed"], second["removed"]) == (0, 1)
+    assert left_in(stage) == []
+
+
+def test_worker_taken_for_dead_disturbs_nobody_when_it_goes_on(stage: Stage) -> None:
+    cluster = stage.cluster(long_job(stage))
+    tasks = [cluster.start("ps"), cluster.start("chief")]
+    zombie = cluster.start("worker", 0, "--lane", "shm")
+    cluster.until_status(lambda s: steps_of(zombie, s) > 2, "steps of the first")
+    zombie.signal(signal.SIGSTOP)
+    tasks.append(other := cluster.start("worker", 0, "--lane", "shm"))
+    cluster.until_status(lambda s: steps_of(other, s) > 2, "steps of its replacement")
+
+    zombie.signal(signal.SIGCONT)
+    assert zombie.exit_code() == ExitCode.REFUSED, str(zombie)
+    assert zombie.lines("worker 0 is alive already"), str(zombie)
+    stage.open_gate()
+    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
+    assert levels(stage.logdir) == {LONG}
+
+
+def test_worker_whose_lease_ran_out_joins_again(stage: Stage) -> None:
+    cluster = stage.cluster(long_job(stage))
+    tasks = [cluster.start("ps"), cluster.start("chief")]
+    tasks.append(worker := cluster.start("worker", 0, "--lane", "shm"))
+    cluster.until_status(lambda s: steps_of(worker, s) > 2, "the first steps")
+    worker.signal(signal.SIGSTOP)
+    cluster.until_status(lambda s: workers(s)[0].state == "left", "its lease to expire")
+    worker.signal(signal.SIGCONT)
+    worker.until_line("joining again")
+    stage.open_gate()
+    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
+    assert levels(stage.logdir) == {LONG}
+
+
+def test_killed_workers_leave_their_gradients_to_those_who_follow(stage: Stage) -> None:
+    cluster = stage.cluster(long_job(stage), workers=2)
+    tasks = [cluster.start("ps"), cluster.start("chief"), cluster.start("worker", 1)]
+    sizes = []
+    for _ in range(3):
+        victim = cluster.start("worker", 0)
+        cluster.until_status(lambda s, by=victim: steps_of(by, s) > 2, "steps of its life")
+        victim.signal(signal.SIGKILL)
+        (segment,) = left_in(stage)
+        sizes.append(segment.stat().st_size)
+    tasks.append(last := cluster.start("worker", 0))
+    cluster.until_status(lambda s: steps_of(last, s) > 2, "steps of the last one")
+    stage.open_gate()
+    assert [task.exit_code() for task in tasks] == [0] * 4, stage.report
+    assert levels(stage.logdir) == {LONG}
+    # One more than workers: the last gradient of a life is kept until the next one has its first.
+    assert sizes[1:] == [sizes[1]] * 2

@@ -1,0 +1,160 @@
+"""Large tensors in pieces: whatever is cut is put together again, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire import pieces
+from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Message, Parameters, Piece, Push
+from zmqtrain.wire.pieces import PIECE_SIZE, Flat, at, count, take_in, travelling
+
+PUSH = Push(3, 0, 7, 32, 0.5)
+
+
+def values(size: int) -> Flat:
+    return np.random.default_rng(size).standard_normal(size, np.float32)
+
+
+def received(message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
+    """Return what a peer gets of a message: no view of ours."""
+    frames = encode(Envelope(message, Sender("worker", 0, 1), 9, 1, tensors))
+    return decode([bytes(frame) for frame in frames])
+
+
+@pytest.fixture
+def small_pieces() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_SIZE", 7)
+        yield
+
+
+@settings(deadline=None, max_examples=200)
+@given(size=st.integers(0, 60), piece_size=st.integers(1, 20), data=st.data())
+def test_flat_of_any_size_arrives_whole_in_whatever_order(
+    size: int, piece_size: int, data: st.DataObject
+) -> None:
+    flat, out = values(size), np.full(size, np.nan, np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_SIZE", piece_size)
+        ahead, tensors = travelling(flat, sequence=3)
+        assert (ahead is None) == bool(tensors) == (size <= piece_size)
+        if ahead is None:
+            take_in(received(PUSH, tensors).tensors, out)
+        else:
+            assert len(ahead) == count(size)
+            arrived = [received(*piece) for piece in ahead]
+            for envelope in data.draw(st.permutations(arrived)):
+                assert isinstance(envelope.message, Piece)
+                assert envelope.message.sequence == 3
+                take_in(envelope.tensors, at(out, envelope.message.index))
+    assert out.tobytes() == flat.tobytes()
+
+
+@settings(deadline=None, max_examples=200)
+@given(size=st.integers(0, 60), piece_size=st.integers(1, 20))
+def test_pieces_are_views_that_follow_one_another_and_only_the_last_is_smaller(
+    size: int, piece_size: int
+) -> None:
+    flat = values(size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_SIZE", piece_size)
+        parts = [at(flat, index) for index in range(count(size))]
+    assert b"".join(part.tobytes() for part in parts) == flat.tobytes()
+    assert {len(part) for part in parts[:-1]} <= {piece_size}
+    assert 0 < len(parts[-1]) <= piece_size or size == 0
+    assert all(np.shares_memory(part, flat) for part in parts if size)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, 1),
+        (1, 1),
+        (PIECE_SIZE, 1),
+        (PIECE_SIZE + 1, 2),
+        (2 * PIECE_SIZE, 2),
+        (2 * PIECE_SIZE + 1, 3),
+    ],
+)
+def test_piece_is_as_large_as_a_frame(size: int, expected: int) -> None:
+    flat = np.zeros(size, np.float32)
+    ahead, tensors = travelling(flat)
+    assert count(size) == expected
+    if expected == 1:
+        assert ahead is None
+        assert [tensor.shape for tensor in tensors] == [(size,)]
+        return
+    assert tensors == ()
+    assert [piece for piece, _ in ahead or ()] == [Piece(0, index) for index in range(expected)]
+    for _, (tensor,) in ahead or ():
+        assert len(tensor.parts) == 1 and tensor.nbytes <= FRAME_NBYTES
+        assert np.shares_memory(np.frombuffer(tensor.parts[0], np.float32), flat)
+
+
+@pytest.mark.parametrize("index", [-1, 3, 1 << 62, -(1 << 62)])
+def test_piece_beyond_the_flat_is_refused(small_pieces: None, index: int) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        at(values(20), index)
+    assert str(caught.value) == f"piece {index} of 3"
+
+
+def test_flat_of_nothing_has_one_piece_of_nothing() -> None:
+    assert at(values(0), 0).shape == (0,)
+    with pytest.raises(ProtocolError, match="piece 1 of 1"):
+        at(values(0), 1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ((), "got 0 tensors, expected one of 4 elements"),
+        (2 * (Tensor.of(values(4)),), "got 2 tensors, expected one of 4 elements"),
+        ((Tensor.of(values(3)),), "got a tensor of <f4 [3], expected <f4 [4]"),
+        ((Tensor.of(values(5)),), "got a tensor of <f4 [5], expected <f4 [4]"),
+        ((Tensor.of(values(4).reshape(2, 2)),), "got a tensor of <f4 [2, 2], expected <f4 [4]"),
+        ((Tensor.of(np.zeros(4, np.int32)),), "got a tensor of <i4 [4], expected <f4 [4]"),
+    ],
+)
+def test_tensors_that_are_no_piece_change_nothing(tensors: tuple[Tensor, ...], text: str) -> None:
+    out = np.zeros(4, np.float32)
+    with pytest.raises(ProtocolError) as caught:
+        take_in(tensors, out)
+    assert str(caught.value).startswith(text)
+    assert not out.any()
+
+
+def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_pieces: None) -> None:
+    """What a compression keeps for the next gradient must not be kept twice."""
+    flat, encoded = values(20), []
+
+    def halved(start: int, piece: Flat) -> tuple[Tensor, ...]:
+        encoded.append((start, len(piece)))
+        return (Tensor.of(piece / 2), Tensor.of(piece[:1]))
+
+    ahead, tensors = travelling(flat, 3, halved)
+    assert (tensors, encoded) == ((), [])
+    assert ahead is not None
+    first = ahead[0]
+    assert encoded == [(0, 7)]
+    assert list(ahead)[0] is first
+    assert list(ahead) == list(ahead)
+    assert encoded == [(0, 7), (7, 7), (14, 6)]
+    assert [tensors[0].array().tolist() for _, tensors in ahead] == [
+        (part / 2).tolist() for part in (flat[:7], flat[7:14], flat[14:])
+    ]
+
+
+def test_what_rides_in_a_message_is_encoded_too() -> None:
+    flat = values(5)
+    ahead, tensors = travelling(flat, 3, lambda start, piece: (Tensor.of(piece + start + 1),))
+    assert ahead is None
+    (there,) = received(Parameters(0), tensors).tensors
+    assert there.array().tolist() == (flat + 1).tolist()
