@@ -144,7 +144,7 @@ def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_pieces: No
     assert ahead is not None
     first = ahead[0]
     assert encoded == [(0, 7)]
-    assert list(ahead)[0] is first
+    assert next(iter(ahead)) is first
     assert list(ahead) == list(ahead)
     assert encoded == [(0, 7), (7, 7), (14, 6)]
     assert [tensors[0].array().tolist() for _, tensors in ahead] == [
