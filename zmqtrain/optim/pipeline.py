@@ -74,9 +74,14 @@ class Update:
     ) -> None:
         self.bind(parameters, slots).apply(gradient, step)
 
-    def bind(self, parameters: Flat, slots: Mapping[str, Flat]) -> BoundUpdate:
-        """Return this update for memory that it will be applied to many times."""
-        return BoundUpdate(self, parameters, slots)
+    def bind(
+        self, parameters: Flat, slots: Mapping[str, Flat], scratch: Flat | None = None
+    ) -> BoundUpdate:
+        """Return this update for memory that it will be applied to many times.
+
+        ``scratch``: shape (2, m), to make means in, m at least the elements or ``RUN_SIZE``.
+        """
+        return BoundUpdate(self, parameters, slots, scratch)
 
     def warm_up(self, parameters: Flat) -> None:
         """Compile, or load, the kernels that updates of such memory need: up to a second each."""
@@ -120,7 +125,13 @@ class BoundUpdate:
     memory is allocated, once.
     """
 
-    def __init__(self, update: Update, parameters: Flat, slots: Mapping[str, Flat]) -> None:
+    def __init__(
+        self,
+        update: Update,
+        parameters: Flat,
+        slots: Mapping[str, Flat],
+        scratch: Flat | None = None,
+    ) -> None:
         self._update = update
         self._parameters = parameters
         self._slots = slots
@@ -130,7 +141,7 @@ class BoundUpdate:
             average = None if update.moving_average is None else slots[AVERAGE]
             self._kernel = kernel.bind(parameters, slots, average, np.float32(update.l2))
         self._runs: list[tuple[slice, BoundUpdate]] = []
-        self._scratch: Flat | None = None
+        self._scratch = scratch
 
     def apply(self, gradient: Flat, step: int) -> None:
         """Apply one gradient of shape (n,), which is only read, as update ``step``."""
@@ -150,24 +161,26 @@ class BoundUpdate:
         if count == len(gradients) == 1:
             self.apply(gradients[0], step)
             return
-        if self._scratch is None:
-            self._scratch = self._cut()
+        scratch = self._cut()
         for run, bound in self._runs:
             mean = kernels.mean(
                 [gradient[run] for gradient in gradients],
                 count,
-                [buffer[: run.stop - run.start] for buffer in self._scratch],
+                [buffer[: run.stop - run.start] for buffer in scratch],
             )
             bound.apply(mean, step)
 
     def _cut(self) -> Flat:
-        """Bind the update to each run of the memory; return two buffers for a run's mean."""
+        """Bind the update to each run of the memory, once; return two buffers for a run's mean."""
         parameters, slots = self._parameters, self._slots
         size, length = len(parameters), block_size(parameters, host=RUN_SIZE)
-        for run in runs(size, length):
-            state = {name: slot[run] for name, slot in slots.items()}
-            self._runs.append((run, BoundUpdate(self._update, parameters[run], state)))
-        return np.empty_like(parameters, shape=(2, min(size, length)))
+        if not self._runs:
+            for run in runs(size, length):
+                state = {name: slot[run] for name, slot in slots.items()}
+                self._runs.append((run, BoundUpdate(self._update, parameters[run], state)))
+        if self._scratch is None:
+            self._scratch = np.empty_like(parameters, shape=(2, min(size, length)))
+        return self._scratch
 
 
 def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch
-from zmqtrain.store.segment import Flat
+from zmqtrain.store.segment_layout import Flat
 
 
 class Device(Protocol):

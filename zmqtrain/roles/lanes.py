@@ -22,7 +22,8 @@ from zmqtrain.errors import (
     SegmentError,
 )
 from zmqtrain.roles.joining import Joined
-from zmqtrain.store.segment import Flat, Reached, copy_consistently, reach
+from zmqtrain.store.segment import Reached, copy_consistently, reach
+from zmqtrain.store.segment_layout import Flat
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import pieces
 from zmqtrain.wire.buffers import Tensor

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
-from zmqtrain.store.segment import Flat
+from zmqtrain.store.segment_layout import Flat
 
 
 class WorkerMemory:

@@ -34,7 +34,7 @@ from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.roles.memory import WorkerMemory
 from zmqtrain.roles.task import JobActor
-from zmqtrain.store.segment import Flat
+from zmqtrain.store.segment_layout import Flat
 from zmqtrain.store.shard import all_finite
 from zmqtrain.transport.base import Transport
 from zmqtrain.user_code import user_code

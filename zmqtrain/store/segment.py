@@ -1,18 +1,11 @@
-"""A shard's memory, which other processes of the host may map: one segment, described here alone.
+"""A shard's memory, which other processes of the host may map: one segment.
 
-A segment is a file (in /dev/shm by default) or, where no other process is to see it, private
-memory. Its regions follow one another, each from a page boundary on, and of a page at least, for
-gradients are locked one by one:
+What lies where in it is said in segment_layout.py.
 
-    header        magic, layout version, nonce; then the words that change: clock, version
-    parameters    float32, shape (size,)
-    slot NAME     the same shape, for each slot of the update rule, in its order
-    sum           the same shape: gradients added up for a step
-    gradient 0    the same shape: where the gradient of one worker lies until it is applied
-    gradient 1    ...
-
-Only the gradients grow in number, at the end of the file, and every one is mapped by itself, so
-nothing that is mapped ever moves. A worker maps the parameters read-only and one gradient.
+A segment is a file (in /dev/shm by default) or, where no other process is to see it and it need not
+outlive its own, private memory. Only the gradients grow in number, at the end of the file, and
+every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
+read-only and one gradient.
 """
 
 from __future__ import annotations
@@ -25,56 +18,32 @@ import stat
 import struct
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
+from zmqtrain.store.segment_layout import (
+    CHANGE_NBYTES,
+    CLOCK,
+    FIXED,
+    JOURNAL_NBYTES,
+    LAYOUT_VERSION,
+    MAGIC,
+    MARK_NBYTES,
+    MAX_WORKERS,
+    WORDS,
+    WORDS_AT,
+    Flat,
+    SegmentLayout,
+)
 
-Flat: TypeAlias = NDArray[np.float32]
-
-LAYOUT_VERSION = 1
-"""Rises with every change to what lies where in a segment."""
-
-MAGIC = b"zmqtrain"
-PAGE = mmap.ALLOCATIONGRANULARITY
-_FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
-_WORDS_AT = 64  # int64 words that change; written by the ps alone
-CLOCK, VERSION = range(2)
-_WORDS = 2
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
 
 _INSIDE = "process:"  # and a token: the name of a private segment
 
 _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
-
-
-class SegmentLayout:
-    """Where the regions of a segment lie, in bytes from its start.
-
-    ``size``: elements of the shard. ``slots``: names of the update rule's slots.
-    """
-
-    def __init__(self, size: int, slots: Sequence[str]) -> None:
-        self.size = size
-        self.slots = tuple(slots)
-        self.stride = max(1, -(-4 * size // PAGE)) * PAGE
-        self.parameters_at = PAGE
-        self.slots_at = {
-            name: PAGE + (1 + place) * self.stride for place, name in enumerate(self.slots)
-        }
-        self.sum_at = PAGE + (1 + len(self.slots)) * self.stride
-        self.gradients_at = self.sum_at + self.stride
-
-    def gradient_at(self, number: int) -> int:
-        return self.gradients_at + number * self.stride
-
-    def nbytes(self, gradients: int) -> int:
-        """Return the size of a segment with so many gradients."""
-        return self.gradient_at(gradients)
 
 
 class Segment:
@@ -85,28 +54,32 @@ class Segment:
     is private.
     """
 
-    def __init__(self, layout: SegmentLayout, path: Path | None, descriptor: int | None) -> None:
-        """Use :meth:`private` or :meth:`create`."""
+    def __init__(
+        self, layout: SegmentLayout, path: Path | None, descriptor: int | None, nonce: str = ""
+    ) -> None:
+        """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``."""
         self.layout = layout
         self.path = path
         self.name = str(path) if path is not None else _INSIDE + secrets.token_hex(8)
-        self.nonce = secrets.token_hex(16)
+        self.nonce = nonce or secrets.token_hex(16)
         self._descriptor = descriptor
         self._gradients: dict[int, Flat] = {}
         memory = _map(descriptor, layout.gradients_at)
-        _FIXED.pack_into(
-            memory,
-            0,
-            MAGIC,
-            LAYOUT_VERSION,
-            len(layout.slots),
-            bytes.fromhex(self.nonce),
-            layout.size,
-        )
+        if not nonce:
+            fixed = (MAGIC, LAYOUT_VERSION, len(layout.slots), bytes.fromhex(self.nonce))
+            FIXED.pack_into(memory, 0, *fixed, layout.size)
+        whole = memoryview(memory)
         self.words = _words(memory)
+        self.change = whole[layout.change_at : layout.change_at + CHANGE_NBYTES].cast("q")
+        self.marks = whole[layout.marks_at : layout.marks_at + MAX_WORKERS * MARK_NBYTES]
+        self.journal = whole[layout.journal_at : layout.journal_at + 2 * JOURNAL_NBYTES]
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
+        self.undo = [
+            _flat(memory, layout.undo_at + 4 * layout.block * place, layout.block)
+            for place in range(1 + len(layout.slots))
+        ]
 
     @classmethod
     def private(cls, layout: SegmentLayout) -> Segment:
@@ -146,6 +119,41 @@ class Segment:
             os.close(descriptor)
             raise
 
+    @classmethod
+    def adopt(cls, layout: SegmentLayout, path: Path) -> Segment | None:
+        """Take over the segment that a dead ps left at ``path``; None if none of this layout is.
+
+        Raises:
+            SegmentError: a live process owns it, or it may not be opened.
+        """
+        path = path.absolute()
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            nonce = _nonce_of(descriptor, layout)
+            if nonce:
+                return cls(layout, path, descriptor, nonce)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise SegmentError(f"{path} belongs to a live ps; expected a path of its own") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def close(self) -> None:
+        """Let go of the segment and leave it where it is, for the next life of this ps."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # mmap keeps duplicates that would hold it
+            os.close(self._descriptor)
+            self._descriptor = None
+
     def gradient(self, number: int) -> Flat:
         """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
 
@@ -173,8 +181,7 @@ class Segment:
         """Take the segment from where others find it. Whoever has it mapped keeps the memory."""
         if self.path is not None and self._descriptor is not None:
             self.path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+            self.close()
 
 
 class Reached(Protocol):
@@ -221,8 +228,8 @@ class _Mapping:
             raise SegmentError(f"{path} cannot be opened: {reason}") from error
         weakref.finalize(self, os.close, self._descriptor)
         is_file = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-        head = os.pread(self._descriptor, _FIXED.size, 0) if is_file else b""
-        magic, version, slots, nonce, size = _FIXED.unpack(head.ljust(_FIXED.size, b"\0"))
+        head = os.pread(self._descriptor, FIXED.size, 0) if is_file else b""
+        magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))
         if magic != MAGIC or version != LAYOUT_VERSION:
             raise SegmentError(f"{path} is no segment of layout version {LAYOUT_VERSION}")
         _check_layout(str(path), layout, size, slots)
@@ -322,7 +329,7 @@ def _read_only(flat: Flat) -> Flat:
 
 
 def _words(memory: mmap.mmap) -> memoryview:
-    return memoryview(memory)[_WORDS_AT : _WORDS_AT + 8 * _WORDS].cast("q")
+    return memoryview(memory)[WORDS_AT : WORDS_AT + 8 * WORDS].cast("q")
 
 
 def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> None:
@@ -331,6 +338,19 @@ def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> No
             f"{name} is of {size} elements with {slots} slots, expected {layout.size} with "
             f"{len(layout.slots)}: it is another shard's"
         )
+
+
+def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
+    """Return the nonce of an open file if it is a whole segment of this layout, else ""."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        return ""
+    head = os.pread(descriptor, FIXED.size, 0).ljust(FIXED.size, b"\0")
+    magic, version, slots, nonce, size = FIXED.unpack(head)
+    expected = (MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size)
+    if (magic, version, slots, size) != expected or found.st_size < layout.gradients_at:
+        return ""
+    return str(nonce.hex())
 
 
 def _lock_of(at: int) -> bytes:

@@ -12,29 +12,43 @@ import numpy as np
 
 from zmqtrain.optim import Update
 from zmqtrain.optim.blocks import block_size, runs
+from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
-from zmqtrain.store.segment import CLOCK, VERSION, Flat, Segment, SegmentLayout
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, VERSION, Flat, SegmentLayout
 
 
 class Shard:
     """One ps's part of the model, in private memory unless a segment is given.
 
     A worker's gradient counts from where it lies: the worker is *staged* at a gradient of the
-    segment, by number, when its push has arrived.
+    segment, by number, when its push has arrived. ``safe``: every change survives a killed process,
+    as far as the segment does. What carries out an order is told its number (0: none).
     """
 
-    def __init__(self, layout: ShardLayout, update: Update, segment: Segment | None = None) -> None:
+    def __init__(
+        self,
+        layout: ShardLayout,
+        update: Update,
+        segment: Segment | None = None,
+        *,
+        safe: bool = False,
+    ) -> None:
         self.layout = layout
         self.rule = update
         self.segment = segment or Segment.private(segment_layout(layout, update))
-        self.accumulated = 0  # gradients in the sum
-        self._update = update.bind(self.parameters, self.slots)
-        self._staged: dict[int, int] = {}  # worker -> number of its gradient
+        self._changes = Changes(self.segment, update, safe=safe)
+        self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
     def version(self) -> int:
         """Updates applied."""
         return self.segment.words[VERSION]
+
+    @property
+    def accumulated(self) -> int:
+        """Gradients in the sum."""
+        return self.segment.words[ACCUMULATED]
 
     @property
     def parameters(self) -> Flat:
@@ -48,56 +62,47 @@ class Shard:
         self, parameters: Flat, slots: Mapping[str, Flat] | None = None, version: int = 0
     ) -> None:
         """Begin with these parameters (float32, shape (layout.size,)), copied."""
-        self.segment.words[CLOCK] += 1
+        words = self.segment.words
+        words[CLOCK] += 1
         np.copyto(self.parameters, parameters)
         for slot in self.rule.slots:
             initial = parameters if slot.initial is None else slot.initial
             np.copyto(self.slots[slot.name], slots[slot.name] if slots is not None else initial)
-        self.segment.words[VERSION] = version
-        self.segment.words[CLOCK] += 1
-        self.accumulated = 0
+        words[VERSION], words[ACCUMULATED] = version, 0
+        words[CLOCK] += 1
+        self._changes.forget()
         self._staged.clear()
 
-    def stage(self, worker: int, number: int) -> None:
+    def repair(self) -> Change | None:
+        """Finish what a killed process left; return the last change of all, if there was one."""
+        return self._changes.repair()
+
+    def stage(self, worker: int, number: int, sequence: int = 0) -> None:
         """Take gradient ``number`` of the segment for the worker's contribution."""
-        self._staged[worker] = number
+        self._staged[worker] = Contribution(number, worker, sequence)
 
     def is_staged(self, number: int) -> bool:
         """Say whether gradient ``number`` may still be needed."""
-        return number in self._staged.values()
+        return any(number == staged.gradient for staged in self._staged.values())
 
-    def apply(self, worker: int) -> None:
+    def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
-        self._apply((self._gradient_of(worker),), count=1)
+        change = Change(UPDATE, (self._staged[worker],), 1, self.version, order=order)
+        self._changes.carry_out(change)
 
-    def accumulate(self, worker: int) -> None:
+    def accumulate(self, worker: int, order: int = 0) -> None:
         """Add the worker's gradient to the step's sum."""
-        if self.accumulated:
-            self.segment.sum += self._gradient_of(worker)
-        else:
-            np.copyto(self.segment.sum, self._gradient_of(worker))
-        self.accumulated += 1
+        before, staged = self.accumulated, (self._staged[worker],)
+        self._changes.carry_out(
+            Change(ACCUMULATE, staged, before + 1, self.version, before > 0, order)
+        )
 
-    def reduce(self, workers: tuple[int, ...]) -> None:
+    def reduce(self, workers: tuple[int, ...], order: int = 0) -> None:
         """Apply the mean of the sum and of these workers' gradients, added in this order."""
-        gradients = tuple(self._gradient_of(worker) for worker in workers)
-        count = self.accumulated + len(gradients)
-        if self.accumulated:
-            gradients = (self.segment.sum, *gradients)
-        self.accumulated = 0
-        self._apply(gradients, count)
-
-    def _gradient_of(self, worker: int) -> Flat:
-        return self.segment.gradient(self._staged[worker])
-
-    def _apply(self, gradients: tuple[Flat, ...], count: int) -> None:
-        words = self.segment.words
-        words[CLOCK] += 1
-        try:
-            self._update.apply_mean(gradients, count, words[VERSION])
-            words[VERSION] += 1
-        finally:
-            words[CLOCK] += 1
+        before, staged = self.accumulated, tuple(self._staged[worker] for worker in workers)
+        self._changes.carry_out(
+            Change(UPDATE, staged, before + len(staged), self.version, before > 0, order)
+        )
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:

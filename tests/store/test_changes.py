@@ -1,0 +1,184 @@
+"""A change of a shard's memory, interrupted anywhere, is finished by the next life bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.optim import SGD, Adam, Flat, Update
+from zmqtrain.store import changes
+from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import CLOCK, MIN_BLOCK, ORDERS
+from zmqtrain.store.shard import Shard, segment_layout
+
+SIZE = 2 * MIN_BLOCK + 77
+"""Elements: two whole blocks and a part of one."""
+
+UPDATE = Update(Adam(0.1), moving_average=0.9)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the process answers to it."""
+
+
+def layout() -> ShardLayout:
+    return place([Variable("w", (SIZE,))], 1, partition_nbytes=4 * SIZE)[0]
+
+
+def begin(path: Path) -> Shard:
+    shard = Shard(
+        layout(), UPDATE, Segment.create(segment_layout(layout(), UPDATE), path), safe=True
+    )
+    shard.initialize(np.ones(SIZE, np.float32))
+    for worker in range(3):
+        shard.segment.gradient(worker)[:] = gradient(worker)
+    stage(shard)
+    return shard
+
+
+def stage(shard: Shard) -> None:
+    for worker in range(3):
+        shard.stage(worker, worker, sequence=worker + 1)
+
+
+def gradient(worker: int) -> Flat:
+    return np.random.default_rng(worker).standard_normal(SIZE, np.float32)
+
+
+def adopt(path: Path) -> Shard:
+    segment = Segment.adopt(segment_layout(layout(), UPDATE), path)
+    assert segment is not None
+    return Shard(layout(), UPDATE, segment, safe=True)
+
+
+def contents(shard: Shard) -> tuple[Any, ...]:
+    arrays = [shard.parameters, *shard.slots.values()]
+    if shard.accumulated:
+        arrays.append(shard.segment.sum)
+    return shard.version, shard.accumulated, *(array.tobytes() for array in arrays)
+
+
+def dying_at(line: int, work: Callable[[], None]) -> bool:
+    """Do ``work`` and be killed before line ``line`` of those it executes; False: it has fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != changes.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise Killed
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except Killed:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@dataclass(frozen=True)
+class OnlyOnce:
+    """A schedule that has a rate for the first update alone."""
+
+    def __call__(self, step: int) -> float:
+        if step > 0:
+            raise ConfigError(f"no rate at step {step}")
+        return 0.1
+
+
+CHANGES: dict[str, Callable[[Shard], None]] = {
+    "apply": lambda shard: shard.apply(0, order=7),
+    "accumulate": lambda shard: shard.accumulate(1, order=7),
+    "reduce": lambda shard: shard.reduce((2, 0, 1), order=7),
+}
+
+
+def deaths(kind: str, path: Path) -> Iterator[tuple[Shard, Shard]]:
+    """Yield (the shard as a killed life's successor finds it, the one before), for every line."""
+    line = 0
+    while True:
+        shard = begin(path)
+        shard.accumulate(2, order=6)  # so that accumulate adds and reduce has a sum
+        if not dying_at(line, lambda shard=shard: CHANGES[kind](shard)):  # type: ignore[misc]
+            shard.segment.remove()
+            return
+        shard.segment.close()
+        yield adopt(path), shard
+        path.unlink()
+        line += 1
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_change_of_a_killed_process_is_finished_or_never_was(kind: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    reference = begin(tmp_path / "reference")
+    reference.accumulate(2, order=6)
+    before = contents(reference)
+    CHANGES[kind](reference)
+    after = contents(reference)
+    found = {True: 0, False: 0}
+    for shard, _ in deaths(kind, tmp_path / "ps"):
+        last = shard.repair()
+        done = shard.segment.words[ORDERS] == 7
+        assert last is None or last.order == 6 + done
+        assert contents(shard) == (after if done else before)
+        assert shard.segment.words[CLOCK] % 2 == 0
+        if not done:  # it goes on as if nothing had happened
+            stage(shard)
+            CHANGES[kind](shard)
+            assert contents(shard) == after
+        found[done] += 1
+        shard.segment.close()
+    assert min(found.values()) > 3
+    reference.segment.remove()
+
+
+def test_repaired_change_tells_whose_pushes_it_holds(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    shard = begin(tmp_path / "ps")
+    shard.reduce((2, 0), order=3)
+    shard.segment.close()
+    adopted = adopt(tmp_path / "ps")
+    last = adopted.repair()
+    assert last is not None
+    assert [(part.worker, part.sequence) for part in last.contributions] == [(2, 3), (0, 1)]
+    adopted.segment.remove()
+
+
+def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(tmp_path: Path) -> None:
+    update = Update(SGD(OnlyOnce()))
+    tmp_path.chmod(0o700)
+    path = tmp_path / "ps"
+    segment = Segment.create(segment_layout(layout(), update), path)
+    shard = Shard(layout(), update, segment, safe=True)
+    shard.initialize(np.ones(SIZE, np.float32))
+    shard.segment.gradient(0)[:] = gradient(0)
+    shard.stage(0, 0)
+    shard.apply(0)
+    before = contents(shard)
+    with pytest.raises(ConfigError, match="no rate at step 1"):
+        shard.apply(0)
+    assert contents(shard) == before
+    segment.close()
+    adopted = Segment.adopt(segment_layout(layout(), update), path)
+    assert adopted is not None
+    again = Shard(layout(), update, adopted, safe=True)
+    assert again.repair() is None
+    assert contents(again) == before
+    adopted.remove()

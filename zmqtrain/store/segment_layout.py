@@ -1,0 +1,101 @@
+"""What lies where in a shard's memory: described here alone.
+
+The regions of a segment follow one another, each from a page boundary on, and of a page at least,
+for gradients are locked one by one:
+
+    header        magic, layout version, nonce; then the words that change, named below
+    change        the update under way: see changes.py
+    marks         what each worker has sent and was told: see marks.py
+    journal       what the lead shard decided: see journal.py
+    undo          a block of the parameters and of every slot, as before the update under way
+    parameters    float32, shape (size,)
+    slot NAME     the same shape, for each slot of the update rule, in its order
+    sum           the same shape: gradients added up for a step
+    gradient 0    the same shape: where the gradient of one worker lies until it is applied
+    gradient 1    ...
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Flat: TypeAlias = NDArray[np.float32]
+
+LAYOUT_VERSION = 2
+"""Rises with every change to what lies where in a segment."""
+
+MAGIC = b"zmqtrain"
+PAGE = mmap.ALLOCATIONGRANULARITY
+FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
+
+WORDS_AT = 64
+"""Where the words begin: int64 each, written by the ps alone, each at one blow."""
+
+(
+    CLOCK,  # odd while an update is under way
+    VERSION,  # updates applied
+    ACCUMULATED,  # gradients in the sum
+    EPOCH,  # timeline of the job; 0: the parameters mean nothing yet
+    JOB,  # digest of what the ps was started for
+    ORDERS,  # orders of this epoch carried out
+    ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
+    BLOCKS_DONE,  # of the change under way
+    BLOCKS_KEPT,  # of it: one more while the old bytes of the next block lie in the undo area
+    JOURNAL,  # which half of the journal is valid
+    JOURNAL_END,  # bytes of entries in it
+) = range(11)
+WORDS = 11
+
+MAX_WORKERS = 1024
+"""Workers whose marks a segment has room for."""
+
+MARK_NBYTES = 1024
+CHANGE_NBYTES = 64 << 10
+JOURNAL_NBYTES = 512 << 10
+"""Of each of its two halves."""
+
+MIN_BLOCK = 65_536
+MAX_BLOCKS = 4096
+
+
+class SegmentLayout:
+    """Where the regions of a segment lie, in bytes from its start.
+
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``block``:
+    elements that are changed at once, 256 KiB unless that made too many blocks.
+    """
+
+    def __init__(self, size: int, slots: Sequence[str]) -> None:
+        self.size = size
+        self.slots = tuple(slots)
+        self.block = min(max(MIN_BLOCK, -(-size // MAX_BLOCKS)), max(size, 1))
+        self.stride = _pages(4 * size)
+        self.change_at = PAGE
+        self.marks_at = self.change_at + _pages(CHANGE_NBYTES)
+        self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
+        self.undo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
+        self.parameters_at = self.undo_at + _pages(4 * self.block * (1 + len(self.slots)))
+        self.slots_at = {
+            name: self.parameters_at + (1 + place) * self.stride
+            for place, name in enumerate(self.slots)
+        }
+        self.sum_at = self.parameters_at + (1 + len(self.slots)) * self.stride
+        self.gradients_at = self.sum_at + self.stride
+
+    def gradient_at(self, number: int) -> int:
+        return self.gradients_at + number * self.stride
+
+    def nbytes(self, gradients: int) -> int:
+        """Return the size of a segment with so many gradients."""
+        return self.gradient_at(gradients)
+
+
+def _pages(nbytes: int) -> int:
+    """Return the bytes of as many pages as hold ``nbytes``, one at least."""
+    return max(1, -(-nbytes // PAGE)) * PAGE
