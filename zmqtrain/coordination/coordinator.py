@@ -23,6 +23,7 @@ class Member:
     arriving: int = -1  # sequence that lies ready on some shards
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
+    examples: int = 0  # in that batch
     finite: bool = True  # false if any of them saw a non-finite gradient
     computing: bool = False  # released, and not arrived since
     starved: bool = False  # may go on, but others compute all that the job still needs
@@ -56,6 +57,8 @@ class Coordinator:
         self.members: dict[int, Member] = {}
         self.next_policy: Policy | None = None
         self.closing = False  # the run ends once no worker computes
+        self.applied = 0  # gradients that counted, accumulated ones included
+        self.dropped = 0
         self.refused = 0  # pushes with non-finite gradients
         policy.start(version, workers)
 
@@ -80,11 +83,17 @@ class Coordinator:
         return [Order("leave", (worker,)), *self._orders(decisions)]
 
     def arrived(
-        self, worker: int, sequence: int, shard: int, *, finite: bool = True, batch: int = -1
+        self,
+        worker: int,
+        sequence: int,
+        shard: int,
+        finite: bool = True,
+        batch: int = -1,
+        examples: int = 0,
     ) -> list[Order]:
         """A worker's push (or its pull, sequence 0) lies ready on ``shard``.
 
-        ``batch`` is the batch of a push, known from its arrival at the lead shard.
+        ``batch`` of so many ``examples`` is known from its arrival at the lead shard.
         """
         member = self.members.get(worker)
         if member is None or sequence <= member.sequence:
@@ -94,7 +103,7 @@ class Coordinator:
         member.shards.add(shard)
         member.finite = member.finite and finite
         if batch >= 0:
-            member.batch = batch
+            member.batch, member.examples = batch, examples
         # A pull needs no agreement, and a shard that answered it by itself, under a policy that was
         # not coordinated, would never report it.
         needed = self.shards if sequence and self.policy.coordinated else 1
@@ -102,7 +111,7 @@ class Coordinator:
             return []
         member.sequence, member.computing = sequence, False
         if sequence and self.ledger.holds(worker, member.batch):
-            self.ledger.arrive(worker, member.batch)
+            self.ledger.arrive(worker, member.batch, member.examples)
         return self._orders(self._decide(worker, member))
 
     def switch(self, policy: Policy) -> None:
@@ -167,15 +176,19 @@ class Coordinator:
             match decision:
                 case Apply(worker):
                     self.version += 1
+                    self.applied += 1
                     self.ledger.count(worker)
                     orders.append(Order("apply", (worker,)))
                 case Reduce(workers):
                     self.version += 1
+                    self.applied += len(workers)
                     self.ledger.count_all()
                     orders.append(Order("reduce", workers))
                 case Accumulate(worker):
+                    self.applied += 1
                     orders.append(Order("accumulate", (worker,)))
                 case Drop(worker, reason):
+                    self.dropped += 1
                     self.ledger.give_back(worker)
                     orders.append(Order("drop", (worker,), reason))
                 case Release(worker):

@@ -27,8 +27,12 @@ class LedgerState(BaseModel):
 class Ledger:
     """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for."""
 
-    def __init__(self, next_batch: int = 0, open_batches: Iterable[int] = ()) -> None:
+    def __init__(
+        self, next_batch: int = 0, open_batches: Iterable[int] = (), examples: int = 0
+    ) -> None:
         """Go on where a checkpoint's ledger was; ``open_batches`` were leased but not counted."""
+        self.examples = examples  # counted
+        self.sizes: dict[int, int] = {}  # pending batch -> its examples
         self.next_batch = next_batch
         self.returned = sorted(open_batches)  # a heap
         self.leases: dict[int, list[int]] = {}  # worker -> batches it holds, in leasing order
@@ -52,26 +56,31 @@ class Ledger:
     def holds(self, worker: int, batch: int) -> bool:
         return batch in self.leases.get(worker, ())
 
-    def arrive(self, worker: int, batch: int) -> None:
-        """The worker's gradient of this leased batch lies ready."""
+    def arrive(self, worker: int, batch: int, examples: int = 0) -> None:
+        """The worker's gradient of this leased batch, of so many examples, lies ready."""
+        self.sizes[batch] = examples
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
         """What the worker has pending was applied."""
-        self.pending.pop(worker, None)
+        for batch in self.pending.pop(worker, ()):
+            self.examples += self.sizes.pop(batch)
 
     def count_all(self) -> None:
         """All that is pending was applied."""
-        self.pending.clear()
+        for worker in tuple(self.pending):
+            self.count(worker)
 
     def give_back(self, worker: int) -> None:
         """The worker's last pending gradient was dropped: its batch goes to someone again."""
-        heapq.heappush(self.returned, self.pending[worker].pop())
+        batch = self.pending[worker].pop()
+        del self.sizes[batch]
+        heapq.heappush(self.returned, batch)
 
     def skip(self, worker: int) -> None:
         """The worker's last pending batch cannot be learned from (a non-finite gradient)."""
-        self.pending[worker].pop()
+        del self.sizes[self.pending[worker].pop()]
 
     def leave(self, worker: int) -> None:
         """Take back what the worker holds; what is pending stays so."""

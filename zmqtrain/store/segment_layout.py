@@ -47,10 +47,11 @@ WORDS_AT = 64
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
     BLOCKS_DONE,  # of the change under way
     BLOCKS_KEPT,  # of it: one more while the old bytes of the next block lie in the undo area
-    JOURNAL,  # which half of the journal is valid
-    JOURNAL_END,  # bytes of entries in it
-) = range(11)
-WORDS = 11
+    JOURNAL,  # which half of the journal is valid, 0 or 1
+    JOURNAL_END,  # where the entries in half 0 end
+    _,  # in half 1
+) = range(12)
+WORDS = 12
 
 MAX_WORKERS = 1024
 """Workers whose marks a segment has room for."""

@@ -1,0 +1,73 @@
+"""A coordinator that was packed and unpacked decides as the one that went on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Order
+
+SPECS = (
+    "hogwild",
+    "bounded-staleness:1",
+    "sync-replicas",
+    "sync-replicas:aggregate=2",
+    "sync-replicas:aggregate=5",
+    "sync-replicas:aggregate=2,tokens=1",
+)
+WORKERS = 4
+
+EVENT = st.tuples(st.sampled_from(["go", "go", "go", "leave", "join"]), st.integers(0, WORKERS - 1))
+
+
+def play(coordinator: Coordinator, events: list[tuple[str, int]]) -> list[Order]:
+    """Play events that can happen; return the orders given."""
+    orders: list[Order] = []
+    for kind, worker in events:
+        member = coordinator.members.get(worker)
+        if kind == "join" and member is None:
+            orders += coordinator.join(worker, worker + 1)
+            orders += coordinator.arrived(worker, 0, 0)
+        elif kind == "leave" and member is not None:
+            orders += coordinator.leave(worker)
+        elif kind == "go" and member is not None and member.computing:
+            batch = coordinator.ledger.leases[worker][0]
+            finite = batch % 7 != 0
+            orders += coordinator.arrived(worker, member.sequence + 1, 0, finite, batch, 10)
+    return orders
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SPECS), st.lists(EVENT, max_size=40), st.lists(EVENT, max_size=40))
+def test_coordinator_from_its_state_gives_the_same_orders(
+    spec: str, before: list[tuple[str, int]], after: list[tuple[str, int]]
+) -> None:
+    coordinator = Coordinator(make_policy(spec), shards=1, workers=2, steps=20)
+    play(coordinator, [("join", 0), ("join", 1), *before])
+    other = coordinator_from(unpack(pack(state_of(coordinator))))
+    assert play(other, after) == play(coordinator, after)
+    assert state_of(other) == state_of(coordinator)
+
+
+@pytest.mark.parametrize("switching", [False, True])
+def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
+    coordinator = Coordinator(make_policy("hogwild"), shards=1, workers=2, steps=20)
+    play(coordinator, [("join", 0), ("join", 1)])
+    if switching:
+        coordinator.switch(make_policy("sync-replicas"))
+    other = coordinator_from(unpack(pack(state_of(coordinator))))
+    events = [("go", 0), ("go", 1), ("go", 0), ("go", 1)]
+    assert play(other, events) == play(coordinator, events)
+    assert other.policy.spec == ("sync-replicas" if switching else "hogwild")
+
+
+@pytest.mark.parametrize("value", [object(), {"a": {1, 2.5, "x"}.__iter__()}, 1j])
+def test_what_is_no_plain_data_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="no plain data"):
+        pack(value)

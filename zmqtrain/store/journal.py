@@ -1,0 +1,65 @@
+"""What the lead shard decided, in its segment: a state, and the entries since.
+
+There are two halves, of which one is valid: a new state goes into the other, then one word says
+that it is the valid one. An entry counts from the moment that the word of the half's end includes
+it. So whenever the process is killed, a whole state and whole entries are found.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import JOURNAL, JOURNAL_END, JOURNAL_NBYTES
+
+_SIZE = struct.Struct("<Q")
+
+
+class Journal:
+    """The journal of one segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._words = segment.words
+        self._memory = segment.journal
+
+    def begin(self, state: bytes) -> bool:
+        """Begin anew with a state, no longer than half of a half; False: it is longer."""
+        if len(state) > JOURNAL_NBYTES // 2:
+            return False
+        half = 1 - self._half
+        self._words[JOURNAL_END + half] = self._write(half, 0, state)
+        self._words[JOURNAL] = half
+        return True
+
+    def append(self, entry: bytes) -> bool:
+        """Add an entry; False: there is no room, so begin anew."""
+        half = self._half
+        end = self._words[JOURNAL_END + half]
+        if end + _SIZE.size + len(entry) > JOURNAL_NBYTES:
+            return False
+        self._words[JOURNAL_END + half] = self._write(half, end, entry)
+        return True
+
+    def read(self) -> list[bytes]:
+        """Return the state and the entries since."""
+        half = self._half
+        at, end = 0, self._words[JOURNAL_END + half]
+        found = []
+        while at < end:
+            (size,) = _SIZE.unpack_from(self._memory, half * JOURNAL_NBYTES + at)
+            at += _SIZE.size
+            found.append(bytes(self._memory[half * JOURNAL_NBYTES + at :][:size]))
+            at += size
+        return found
+
+    @property
+    def _half(self) -> int:
+        return self._words[JOURNAL]
+
+    def _write(self, half: int, at: int, data: bytes) -> int:
+        """Write at a place of a half; return the place behind."""
+        place = half * JOURNAL_NBYTES + at
+        _SIZE.pack_into(self._memory, place, len(data))
+        place += _SIZE.size
+        self._memory[place : place + len(data)] = data
+        return at + _SIZE.size + len(data)
