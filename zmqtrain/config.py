@@ -80,6 +80,11 @@ class TaskConfig(Timing):
         description="directory in which a ps keeps its memory as a file that others may map "
         "(a directory of the user's own in /dev/shm)",
     )
+    crash_safe: bool = Field(
+        True,
+        description="whether a killed ps, when it is started again, goes on exactly where it was; "
+        "costs a copy of what an update rewrites",
+    )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
     )

@@ -1,11 +1,11 @@
-"""A ps that is killed and started again, with nothing of what it held."""
+"""A ps that is killed and started again: with all that it held, or with nothing of it."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 STEPS = 200
 
 
-@pytest.mark.parametrize(("ps", "policy"), [(1, "hogwild")])
-def test_job_goes_back_to_its_last_checkpoint_and_ends(
-    stage: Stage, check_counts: Callable[[Path], list[int]], ps: int, policy: str
-) -> None:
-    job = stage.job(
+def counting_job(stage: Stage, policy: str, **fields: Any) -> str:
+    """Write a job whose parameters count how often each example was learned from."""
+    return stage.job(
         "counting_job",
         gated=True,
         policy=policy,
@@ -29,8 +27,51 @@ def test_job_goes_back_to_its_last_checkpoint_and_ends(
         steps=STEPS,
         partition_nbytes=64,
         logdir=str(stage.logdir),
-        save_secs=0.3,
+        **fields,
     )
+
+
+@pytest.mark.parametrize(
+    ("ps", "policy", "lane"),
+    [
+        (1, "hogwild", "shm"),
+        (1, "bounded-staleness:2", "tcp"),
+        (2, "hogwild", "tcp"),
+        (2, "sync-replicas:aggregate=1", "shm"),
+    ],
+)
+def test_killed_ps_goes_on_where_it_was(
+    stage: Stage, check_counts: Callable[[Path], list[int]], ps: int, policy: str, lane: str
+) -> None:
+    job = counting_job(stage, policy, save_secs=1000)
+    cluster = stage.cluster(job, ps=ps, workers=2)
+    servers = [cluster.start("ps", index, "--lane", lane) for index in range(ps)]
+    chief = cluster.start("chief")
+    workers = [cluster.start("worker", index) for index in range(2)]
+    step = 0
+    for life in range(2 * ps):
+        least = step + 4
+        step = cluster.until_status(lambda status, n=least: status.step >= n, "steps").step
+        index = life % ps
+        servers[index].signal(signal.SIGKILL)
+        servers[index].exit_code()
+        servers[index] = cluster.start("ps", index, "--lane", lane)
+        servers[index].until_line("this ps was killed at version .* of epoch 1")
+    stage.open_gate()
+
+    assert [task.exit_code() for task in [chief, *workers, *servers]] == [0] * (3 + ps), (
+        stage.report
+    )
+    assert f"global step {STEPS}," in chief.output
+    assert [worker.lines("join(ing|ed) again") for worker in workers] == [[], []]
+    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
+
+
+@pytest.mark.parametrize(("ps", "policy"), [(1, "hogwild"), (2, "sync-replicas:aggregate=1")])
+def test_ps_on_an_empty_host_has_the_job_go_back_to_its_last_checkpoint(
+    stage: Stage, check_counts: Callable[[Path], list[int]], ps: int, policy: str
+) -> None:
+    job = counting_job(stage, policy, save_secs=0.3)
     cluster = stage.cluster(job, ps=ps, workers=2)
     servers = [cluster.start("ps", index) for index in range(ps)]
     chief = cluster.start("chief")
@@ -38,6 +79,9 @@ def test_job_goes_back_to_its_last_checkpoint_and_ends(
     chief.until_line("saved .*/step-0")
 
     servers[-1].signal(signal.SIGKILL)
+    servers[-1].exit_code()
+    (left,) = stage.segments.glob(f"ps-{ps - 1}-*")
+    left.unlink()
     servers[-1] = cluster.start("ps", ps - 1)
     servers[-1].until_line("epoch 2 begins at version .*, from .*/step-")
     stage.open_gate()

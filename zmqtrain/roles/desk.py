@@ -19,7 +19,6 @@ from zmqtrain.wire.messages import (
     Close,
     Done,
     GetStatus,
-    Order,
     RequestSave,
     Save,
     Saved,
@@ -145,8 +144,7 @@ class Desk:
             raise RefusedError(str(error)) from None
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._switch_requests.append(request)
-        coordinator.switch(policy)
-        self._lead.advance(coordinator.settle())
+        self._lead.event("switch", policy.spec)
 
     def _on_request_save(self, request: Request) -> None:
         if not self._lead.ps.job.logdir:
@@ -171,9 +169,9 @@ class Desk:
             coordinator.version,
             ledger.next_batch,
             ledger.open_batches(),
-            self._lead.examples,
+            ledger.examples,
         )
-        self._lead.advance([Order("snapshot", text=message.directory)])
+        self._lead.event("snapshot", message.directory)
 
     def _on_save_ended(self, request: Request) -> None:
         message = request.envelope.message
@@ -193,8 +191,7 @@ class Desk:
         if coordinator is None:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
-        coordinator.close()
-        self._lead.advance(coordinator.settle())
+        self._lead.event("close")
 
     def _on_slice_written(self, request: Request) -> None:
         self._lead.ps.peers.member(request)

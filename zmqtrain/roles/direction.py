@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Pending:
     """A push (or pull, sequence 0) that has not been answered."""
 
-    request: Request
+    incarnation: int
+    request: Request | None  # None: it was received by a process that was killed
     sequence: int
     version: int = 0  # that the gradient was computed on
     batch: int = -1
@@ -28,7 +29,8 @@ class Pending:
     finite: bool = True
     result: str = "joined"
     reason: str = ""
-    arrived_at: float = field(default_factory=time.monotonic)
+    # Looked up in the module at each call, as everywhere: a simulated clock may be there.
+    arrived_at: float = field(default_factory=lambda: time.monotonic())
 
 
 class Direction(Protocol):
@@ -38,6 +40,12 @@ class Direction(Protocol):
 
     def initialized(self) -> None:
         """The shard holds parameters; pulls and pushes may be answered."""
+
+    def recovered(self) -> None:
+        """The shard is as a killed process left it; so are the workers and their pushes."""
+
+    def switched(self, spec: str) -> None:
+        """The policy is another from this order on."""
 
     def heard(self, peer: Peer) -> None:
         """A heartbeat came, with a task's waits and facts."""

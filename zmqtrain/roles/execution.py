@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,8 @@ from zmqtrain.cluster import Role
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
-from zmqtrain.store import checkpoint
+from zmqtrain.roles.recovery import packed_release
+from zmqtrain.store import checkpoint, segment_layout
 from zmqtrain.wire.messages import Order, Release, ShardFile
 
 if TYPE_CHECKING:
@@ -53,26 +54,43 @@ class Execution:
     def close(self) -> None:
         self._work.close()
 
-    def carry_out(self, orders: Sequence[Order]) -> None:
-        """Queue the orders; each is done before the next is begun."""
-        for order in orders:
+    def carry_out(self, orders: Iterable[tuple[int, Order]]) -> None:
+        """Queue numbered orders; each is done before the next is begun.
+
+        The segment keeps the number of the last one done. 0: this shard ordered it by itself.
+        """
+        for number, order in orders:
             match order.kind:
                 case "apply" | "reduce":
-                    self._update(order)
+                    self._update(number, order)
                 case "accumulate":
                     worker = order.workers[0]
-                    work = partial(self._ps.shard.accumulate, worker)
+                    work = partial(self._ps.shard.accumulate, worker, number)
                     self._work.add(partial(self._accumulated, worker), work)
                 case "drop":
-                    self._work.add(partial(self._dropped, order))
+                    self._then(number, self._dropped, order)
                 case "release":
-                    self._work.add(partial(self._release, order))
+                    self._then(number, self._release, order)
                 case "snapshot":
                     self._snapshot(order.text)
+                    self._then(number, self._nothing, order)
                 case "switch":
-                    self._work.add(partial(self._switch, order.text))
+                    self._then(number, self._switch, order)
+                case "leave":
+                    self._then(number, self._nothing, order)
 
-    def _update(self, order: Order) -> None:
+    def _then(self, number: int, call: Callable[[Order], None], order: Order) -> None:
+        self._work.add(partial(self._done, number, call, order))
+
+    def _done(self, number: int, call: Callable[[Order], None], order: Order) -> None:
+        call(order)
+        if number:
+            self._ps.shard.segment.words[segment_layout.ORDERS] = number
+
+    def _nothing(self, order: Order) -> None:
+        """It was the coordinator's affair, or is done elsewhere."""
+
+    def _update(self, number: int, order: Order) -> None:
         started = 0.0
         failure: ConfigError | None = None
 
@@ -81,15 +99,16 @@ class Execution:
             started = time.perf_counter()
             try:
                 if order.kind == "apply":
-                    self._ps.shard.apply(order.workers[0])
+                    self._ps.shard.apply(order.workers[0], number)
                 else:
-                    self._ps.shard.reduce(order.workers)
+                    self._ps.shard.reduce(order.workers, number)
             except ConfigError as error:  # a schedule gave no rate; the parameters are untouched
                 failure = error
 
         def then() -> None:
             if failure is not None:
                 self._not_applied(order.workers, failure)
+                self._done(number, self._nothing, order)
                 return
             self._applied(order.workers, time.perf_counter() - started)
 
@@ -102,6 +121,7 @@ class Execution:
             pending = self._ps.pending.get(worker)
             if pending is not None and pending.sequence:
                 pending.result = "applied"
+                self._ps.marks.settle(worker, pending.sequence, "applied")
                 contributions.append(pending)
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self.count)
@@ -128,6 +148,7 @@ class Execution:
             pending = self._ps.pending.get(worker)
             if pending is not None:
                 pending.result, pending.reason = "dropped", str(error)
+                self._ps.marks.settle(worker, pending.sequence, "dropped")
         self._ps.direction.cannot_update(error)
 
     def _accumulated(self, worker: int) -> None:
@@ -135,12 +156,14 @@ class Execution:
         pending = self._ps.pending.get(worker)
         if pending is not None:
             pending.result = "accumulated"
+            self._ps.marks.settle(worker, pending.sequence, "accumulated")
 
     def _dropped(self, order: Order) -> None:
         self._ps.metrics.pushes.dropped.inc()
         pending = self._ps.pending.get(order.workers[0])
         if pending is not None:
             pending.result, pending.reason = "dropped", order.text
+            self._ps.marks.settle(order.workers[0], pending.sequence, "dropped")
 
     def _release(self, order: Order) -> None:
         worker = order.workers[0]
@@ -161,7 +184,9 @@ class Execution:
             time.monotonic() - pending.arrived_at,
         )
         peer.answered, peer.last_release = pending.sequence, release
-        self.send_release(pending.request, peer, release)
+        self._ps.marks.answer(worker, pending.sequence, packed_release(release))
+        if pending.request is not None:  # else the worker will ask again
+            self.send_release(pending.request, peer, release)
 
     def send_release(self, request: Request, peer: Peer, release: Release) -> None:
         """Answer a push; what it says of the parameters is true until the next order."""
@@ -171,9 +196,9 @@ class Execution:
         flat = self._ps.shard.parameters
         request.reply_with(release, flat.copy() if self._ps.job.consistent_reads else flat)
 
-    def _switch(self, spec: str) -> None:
-        self._ps.direction.policy = spec
-        log.info("the policy is %s from version %d on", spec, self._ps.shard.version)
+    def _switch(self, order: Order) -> None:
+        self._ps.direction.switched(order.text)
+        log.info("the policy is %s from version %d on", order.text, self._ps.shard.version)
 
     def _snapshot(self, directory: str) -> None:
         """Copy the shard into a file, before the next order, and make it durable beside them."""

@@ -18,6 +18,8 @@ from zmqtrain.errors import ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.peers import ORDERS, Peer
+from zmqtrain.store import segment_layout
+from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import (
     Arrived,
     Order,
@@ -42,7 +44,8 @@ class Follower:
         self.ps = ps
         self.policy = ps.job.policy
         self._coordinated = make_policy(self.policy).coordinated
-        self._executed = 0  # number of the last order
+        self._taken = 0  # number of the last order that was taken up
+        self._journal = Journal(ps.shard.segment)
         self._stuck = False  # the update rule refused
         # Worker -> (incarnation, sequence) of the last push that the lead has released.
         self._released: dict[int, tuple[int, int]] = {}
@@ -64,7 +67,7 @@ class Follower:
 
     def _report_facts(self) -> dict[str, float]:
         return {
-            ORDERS: float(self._executed),
+            ORDERS: float(self.ps.shard.segment.words[segment_layout.ORDERS]),
             "step": float(self.ps.shard.version),
             "stuck": float(self._stuck),
             "bytes": float(self.ps.shard.layout.nbytes),
@@ -74,8 +77,20 @@ class Follower:
 
     def initialized(self) -> None:
         """Orders are numbered anew in every epoch."""
-        self._executed = 0
+        self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
         self._released.clear()
+        self._journal.begin(self.policy.encode())
+
+    def recovered(self) -> None:
+        self._taken = self.ps.shard.segment.words[segment_layout.ORDERS]
+        self.policy = self._journal.read()[0].decode()
+        self._coordinated = make_policy(self.policy).coordinated
+        if not self._coordinated:
+            self._let_go(tuple(self.ps.pending.items()))
+
+    def switched(self, spec: str) -> None:
+        self.policy = spec
+        self._journal.begin(spec.encode())
 
     def heard(self, peer: Peer) -> None:
         """Nothing follows from it."""
@@ -93,11 +108,10 @@ class Follower:
         """The lead gives the job up, if anyone does."""
 
     def arrived(self, worker: int, pending: Pending) -> None:
-        incarnation = pending.request.sender.incarnation
-        released = self._released.get(worker) == (incarnation, pending.sequence)
+        released = self._released.get(worker) == (pending.incarnation, pending.sequence)
         if not self._coordinated or released:
             # Released before it came: the lead let it pass before the policy was coordinated.
-            self.ps.execution.carry_out(self._at_once(worker, pending))
+            self._carry_out(self._at_once(worker, pending))
         else:
             self._report(worker, pending)
 
@@ -115,15 +129,14 @@ class Follower:
         log.error("this shard's part of the checkpoint was not written: %s", error)
 
     def _at_once(self, worker: int, pending: Pending) -> list[Order]:
-        incarnation = pending.request.sender.incarnation
-        release = Order("release", (worker,), "", incarnation, pending.sequence)
+        release = Order("release", (worker,), "", pending.incarnation, pending.sequence)
         if pending.sequence == 0 or not pending.finite:
             return [release]
         return [Order("apply", (worker,)), release]
 
     def _report(self, worker: int, pending: Pending) -> None:
-        incarnation = pending.request.sender.incarnation
-        self.link.tell(Arrived(worker, incarnation, pending.sequence, pending.finite))
+        arrived = Arrived(worker, pending.incarnation, pending.sequence, pending.finite)
+        self.link.tell(arrived)
 
     def _on_orders(self, request: Request) -> None:
         message = request.envelope.message
@@ -131,27 +144,34 @@ class Follower:
             raise RefusedError(f"{self.ps.task} takes orders over its own link to ps 0 only")
         if not isinstance(message, Orders) or request.envelope.epoch != self.ps.epoch:
             return
-        if message.number > self._executed + 1:
+        if message.number > self._taken + 1:
             return  # orders before these were lost; the lead sends them again
-        orders = message.orders[self._executed + 1 - message.number :]
+        orders = message.orders[self._taken + 1 - message.number :]
         for order in orders:
-            self._executed += 1
-            self._obey(order)
+            self._taken += 1
+            self._obey(self._taken, order)
         if any(order.kind == "switch" for order in orders):
-            self.link.tell(self.ps.heartbeat())  # the lead waits to hear that it is known here
             held = () if self._coordinated else tuple(self.ps.pending.items())
-            self.ps.execution.after_orders(partial(self._let_go, held))
+            self.ps.execution.after_orders(partial(self._after_switch, held))
+
+    def _after_switch(self, held: Sequence[tuple[int, Pending]]) -> None:
+        self.link.tell(self.ps.heartbeat())  # the lead waits to hear that it is known here
+        self._let_go(held)
 
     def _let_go(self, held: Sequence[tuple[int, Pending]]) -> None:
         """Decide here on what is still held: the lead takes it for decided since the switch."""
         for worker, pending in held:
             if self.ps.pending.get(worker) is pending:
                 orders = self._at_once(worker, pending)
-                self.ps.execution.carry_out(orders[-1:] if pending.result else orders)
+                self._carry_out(orders[-1:] if pending.result else orders)
 
-    def _obey(self, order: Order) -> None:
+    def _carry_out(self, orders: Sequence[Order]) -> None:
+        """Carry out what this shard orders itself."""
+        self.ps.execution.carry_out((0, order) for order in orders)
+
+    def _obey(self, number: int, order: Order) -> None:
         if order.kind == "switch":
             self._coordinated = make_policy(order.text).coordinated
         if order.kind == "release":
             self._released[order.workers[0]] = (order.incarnation, order.sequence)
-        self.ps.execution.carry_out([order])
+        self.ps.execution.carry_out([(number, order)])

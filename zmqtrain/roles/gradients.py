@@ -45,6 +45,7 @@ class Gradients:
         number = self._free_number()
         self._ps.shard.segment.gradient(number)
         peer.gradient = number
+        self._ps.marks.seat(peer.name[1], number, peer.lane)
 
     def _free_number(self) -> int:
         shard = self._ps.shard

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 CREDIT_NBYTES = 8 << 20
 """Bytes of pieces that a worker may have under way to a ps, beyond those confirmed."""
 
+LIMIT = 1 << 62
+"""Counts that a segment has room for are less."""
+
 
 class Intake:
     """Pulls and pushes on their way into a ps."""
@@ -36,9 +39,10 @@ class Intake:
         if self._is_repeated(peer, request, 0):
             return
         self._ps.gradients.assign(peer)
+        self._ps.marks.receive(request.sender.index, 0)
         peer.received = 0
         peer.lanes = getattr(request.envelope.message, "lanes", "")
-        self._await_release(request.sender.index, Pending(request, 0))
+        self._await_release(request.sender.index, Pending(request.sender.incarnation, request, 0))
         self._ps.metrics.pulls.inc()
 
     def _on_push(self, request: Request) -> None:
@@ -49,12 +53,15 @@ class Intake:
         worker = request.sender.index
         self._check_push(request, push, peer)
         self._take_in(request, push, peer)
-        self._ps.shard.stage(worker, peer.gradient)
+        self._ps.shard.stage(worker, peer.gradient, push.sequence)
+        known = (push.version, push.batch, push.examples, push.loss, push.finite)
+        self._ps.marks.receive(worker, push.sequence, peer.gradient, known)
         peer.received = push.sequence
         peer.loss = push.loss
         self._await_release(
             worker,
             Pending(
+                request.sender.incarnation,
                 request,
                 push.sequence,
                 push.version,
@@ -124,8 +131,10 @@ class Intake:
         self._check_turn(request, push.sequence, peer)
         if peer.gradient < 0:
             raise ProtocolError(f"push {push.sequence} of {peer} came without a pull before it")
-        if push.examples < 1:
+        if not 1 <= push.examples < LIMIT:
             raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
+        if not 0 <= push.version < LIMIT or not 0 <= push.batch < LIMIT:
+            raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
         self._ps.direction.check(request.sender.index, push)
 
     def _take_in(self, request: Request, push: Push, peer: Peer) -> None:

@@ -6,15 +6,15 @@ people want to know of the job.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger, LedgerState
+from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import (
     CheckpointError,
@@ -26,15 +26,12 @@ from zmqtrain.errors import (
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.desk import Desk
-from zmqtrain.roles.peers import ORDERS, Peer
+from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.relay import Relay
+from zmqtrain.store import segment_layout
+from zmqtrain.store.journal import Journal
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import (
-    Arrived,
-    Order,
-    Orders,
-    Push,
-    ShardFile,
-)
+from zmqtrain.wire.messages import Arrived, Order, Push, ShardFile
 
 if TYPE_CHECKING:
     from zmqtrain.roles.direction import Pending
@@ -53,18 +50,12 @@ class Lead:
         self.coordinator: Coordinator | None = None
         self.staleness = Staleness()
         self.throughput = Throughput()
-        self.examples = 0
         self.loss = float("nan")
-        self.counts = dict.fromkeys(("applied", "dropped", "duplicate", "refused"), 0)
         self.failure = ""
         self.failure_code = ExitCode.OK
         self._peopled_at = time.monotonic()  # when a worker was last live
-        self._coordinated = True  # whether the policy is, by the orders sent so far
-        self._order_number = 0
-        self._switch_number = 0  # of the last switch
-        self._own: deque[Order] = deque()  # this shard's part, until all know of that switch
-        self._unacknowledged: deque[tuple[int, Order]] = deque()
-        self._acknowledged: dict[int, int] = {}
+        self.relay = Relay(ps)
+        self._journal = Journal(ps.shard.segment)
         rate = getattr(ps.job.optimizer, "learning_rate", None)
         self._learning_rate = None if rate is None else as_schedule(rate)
         metrics = ps.metrics
@@ -74,7 +65,7 @@ class Lead:
         self.desk = Desk(self)
         ps.handlers[Arrived] = self._on_arrived
         if ps.ps > 1:
-            ps.spawn(self._keep_followers())
+            ps.spawn(self.relay.keep_others())
 
     @property
     def step(self) -> int:
@@ -82,47 +73,76 @@ class Lead:
 
     # Direction
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Pushes by what became of them."""
+        made = self.coordinator
+        names = ("applied", "dropped", "refused")
+        return {name: getattr(made, name) if made is not None else 0 for name in names}
+
     def initialized(self) -> None:
         ps = self.ps
-        self._order_number = self._switch_number = 0
-        self._own.clear()
-        self._unacknowledged.clear()
-        self._acknowledged.clear()
-        for peer in ps.peers:
-            peer.facts.pop(ORDERS, None)
-        self._coordinated = make_policy(self.policy).coordinated
+        self.relay.begin(self.policy)
         self.desk.forget_saves()
-        ledger, self.examples = self._restored_ledger()
         self.coordinator = Coordinator(
             make_policy(self.policy),
             shards=ps.ps,
             workers=ps.workers,
             steps=ps.job.steps,
             version=ps.shard.version,
-            ledger=ledger,
+            ledger=self._restored_ledger(),
             lookahead=ps.job.prefetch,
         )
         for peer in ps.peers:
             if peer.name[0] == "worker" and not peer.gone:
                 self.coordinator.join(peer.name[1], peer.incarnation)
         if self.policy != ps.job.policy:
-            self._send_followers([Order("switch", text=self.policy)])
-        self.advance([])
+            self.relay.tell_others([Order("switch", text=self.policy)])
+        self._begin_journal()
+
+    def recovered(self) -> None:
+        """Go on where a killed ps 0 was: decide anew what it decided, carry out what it did not."""
+        state, *events = (unpack(entry) for entry in self._journal.read())
+        self.coordinator = coordinator_from(state["coordinator"])
+        self.policy = state["policy"]
+        self.relay.restore(state["relay"])
+        for event in events:
+            orders = self._happen(*event)
+            self._follow_switches(orders)
+            self.relay.give(orders, again=True)
+        self._begin_journal()
+        self.relay.resume()
+        self._reconcile(self.coordinator)
+
+    def _reconcile(self, coordinator: Coordinator) -> None:
+        """Let happen what the segment's marks tell and the journal had not been told."""
+        live = {p.name[1]: p for p in self.ps.peers if p.name[0] == "worker" and not p.gone}
+        for worker in [worker for worker in coordinator.members if worker not in live]:
+            self.event("leave", worker)
+        for worker, peer in live.items():
+            member = coordinator.members.get(worker)
+            if member is None or member.incarnation != peer.incarnation:
+                self.event("join", worker, peer.incarnation)
+        for worker, pending in tuple(self.ps.pending.items()):
+            self.arrived(worker, pending)
+
+    def switched(self, spec: str) -> None:
+        """It was seen when the order was given."""
 
     def heard(self, peer: Peer) -> None:
-        if self._own and peer.name[0] == "ps":
-            self._carry_out_own()
+        if peer.name[0] == "ps":
+            self.relay.carry_out_own()
 
     def joined(self, peer: Peer) -> None:
         if peer.name[0] == "ps":
             self.desk.save_failed(CheckpointError(f"{peer} has a new life"))
-        if peer.name[0] == "worker" and self.coordinator is not None:
-            self.advance(self.coordinator.join(peer.name[1], peer.incarnation))
+        if peer.name[0] == "worker":
+            self.event("join", peer.name[1], peer.incarnation)
 
     def left(self, peer: Peer) -> None:
-        if peer.name[0] == "worker" and self.coordinator is not None:
+        if peer.name[0] == "worker":
             self.ps.metrics.worker_step.forget(peer.name[1])
-            self.advance(self.coordinator.leave(peer.name[1]))
+            self.event("leave", peer.name[1])
 
     def check(self, worker: int, push: Push) -> None:
         if self.coordinator is not None and not self.coordinator.ledger.holds(worker, push.batch):
@@ -131,19 +151,11 @@ class Lead:
             )
 
     def arrived(self, worker: int, pending: Pending) -> None:
-        if self.coordinator is None:
-            return
         if pending.sequence:
             self.loss = pending.loss
             self.ps.metrics.worker_step[worker].set(pending.sequence)
-        refused = not pending.finite and not self.coordinator.finished
-        self.advance(
-            self.coordinator.arrived(
-                worker, pending.sequence, 0, finite=pending.finite, batch=pending.batch
-            )
-        )
-        if refused:
-            self._count_refusal()
+        sequence, batch, examples = pending.sequence, pending.batch, pending.examples
+        self.event("arrived", worker, sequence, 0, pending.finite, batch, examples)
 
     def applied(self, applied: Applied) -> None:
         version = applied.version
@@ -187,108 +199,82 @@ class Lead:
                     f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}",
                 )
 
-    # Orders
+    # Events and orders
 
-    def advance(self, orders: list[Order]) -> None:
-        """Send orders to the other shards, carry out our own part, tell whoever watches."""
+    def event(self, name: str, *arguments: Any) -> None:
+        """Let something happen: note it for the next life, decide, and give the orders."""
         if self.coordinator is None:
             return
-        for order in orders:
-            self._account(order)
-        self._send_followers(orders)
-        self._own += orders
-        self._carry_out_own()
-        if self.coordinator.finished:
-            self.desk.closed()
-        if self.coordinator.finished or self.failure:
-            self.desk.notify()
-        if self.coordinator.next_policy is None:
-            self.desk.policy_settled(self.coordinator.policy)
+        entry = pack((name, *arguments))
+        if not self._journal.append(entry):
+            self._begin_journal()
+            self._journal.append(entry)
+        orders = self._happen(name, *arguments)
+        self._follow_switches(orders)
+        self.relay.give(orders)
+        self._tell_watchers(self.coordinator)
 
-    def _account(self, order: Order) -> None:
-        match order.kind:
-            case "apply" | "accumulate" | "reduce":
-                self.counts["applied"] += len(order.workers)
-                for worker in order.workers:
-                    pending = self.ps.pending.get(worker)
-                    self.examples += pending.examples if pending is not None else 0
-            case "drop":
-                self.counts["dropped"] += 1
+    def _happen(self, name: str, *arguments: Any) -> Sequence[Order]:
+        """Change the coordinator; the same calls after the same state give the same orders."""
+        coordinator = self.coordinator
+        if coordinator is None:
+            return ()
+        match name:
+            case "arrived":
+                return coordinator.arrived(*arguments)
+            case "join":
+                return coordinator.join(*arguments)
+            case "leave":
+                return coordinator.leave(*arguments)
+            case "snapshot":
+                return (Order("snapshot", text=arguments[0]),)
             case "switch":
+                coordinator.switch(make_policy(arguments[0]))
+            case "close":
+                coordinator.close()
+            case "give_up":  # no further gradient is wanted
+                coordinator.steps = coordinator.version
+        return coordinator.settle()
+
+    def _follow_switches(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if order.kind == "switch":
                 self.policy = order.text
                 self.ps.metrics.policy_switches.inc()
                 self._show_policy()
 
-    def _send_followers(self, orders: list[Order]) -> None:
-        """Number the orders that concern the other shards and send them."""
-        if self.ps.ps == 1 or self.coordinator is None:
+    def _tell_watchers(self, coordinator: Coordinator) -> None:
+        if coordinator.finished:
+            self.desk.closed()
+        if coordinator.finished or self.failure:
+            self.desk.notify()
+        if coordinator.next_policy is None:
+            self.desk.policy_settled(coordinator.policy)
+        if coordinator.refused > self.ps.job.max_nonfinite:
+            self._fail(
+                ExitCode.DIVERGED,
+                f"{coordinator.refused} gradients held NaN or infinity, the job allows "
+                f"{self.ps.job.max_nonfinite}: lower the learning rate, set clip_norm, or raise "
+                "max_nonfinite",
+            )
+
+    def _begin_journal(self) -> None:
+        """Write down all that the next life has to know, in place of what was noted so far."""
+        if self.coordinator is None:
             return
-        concern = self._concerning_followers(orders)
-        if not concern:
-            return
-        first = self._order_number + 1
-        for order in concern:
-            self._order_number += 1
-            self._unacknowledged.append((self._order_number, order))
-            if order.kind == "switch":
-                self._switch_number = self._order_number
-        for shard in range(1, self.ps.ps):
-            self._tell_follower(shard, Orders(first, tuple(concern)))
-
-    def _concerning_followers(self, orders: list[Order]) -> list[Order]:
-        """Return the orders that the other shards need: all, while the policy is coordinated.
-
-        Under any other they apply and release by themselves. What was held for a switch is
-        released by orders in any case: under the old policy it may have been reported and held
-        there too.
-        """
-        always = {"switch", "snapshot", "leave"}
-        concern = []
-        for order in orders:
-            if self._coordinated or order.kind in always:
-                concern.append(order)
-            if order.kind == "switch":
-                self._coordinated = make_policy(order.text).coordinated
-                always.add("release")
-        return concern
-
-    def _carry_out_own(self) -> None:
-        """Carry out this shard's part, unless some other shard does not know of a switch yet.
-
-        It would treat the next push of a worker released here by the old policy.
-        """
-        for shard in range(1, self.ps.ps):
-            peer = self.ps.peers.get("ps", shard)
-            known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
-            if known < self._switch_number:
-                return
-        orders = tuple(self._own)
-        self._own.clear()
-        self.ps.execution.carry_out(orders)
-
-    def _tell_follower(self, shard: int, orders: Orders) -> None:
-        peer = self.ps.peers.get("ps", shard)
-        if peer is not None and not peer.gone:
-            peer.contact.tell(orders)
-
-    async def _keep_followers(self) -> None:
-        """Send again what a follower did not get; forget what all of them have."""
-        while True:
-            await asyncio.sleep(self.ps.timing.heartbeat_s)
-            for shard in range(1, self.ps.ps):
-                peer = self.ps.peers.get("ps", shard)
-                if peer is None:
-                    continue
-                got = int(peer.facts.get(ORDERS, 0))
-                stuck = got == self._acknowledged.get(shard, -1)
-                self._acknowledged[shard] = got
-                missing = [order for number, order in self._unacknowledged if number > got]
-                if stuck and missing:
-                    log.info("ps %d: sending orders from %d on again", shard, got + 1)
-                    self._tell_follower(shard, Orders(got + 1, tuple(missing)))
-            everyone = min(self._acknowledged.values(), default=0)
-            while self._unacknowledged and self._unacknowledged[0][0] <= everyone:
-                self._unacknowledged.popleft()
+        state = {
+            "coordinator": state_of(self.coordinator),
+            "policy": self.policy,
+            "relay": self.relay.state(),
+        }
+        try:
+            kept = self._journal.begin(pack(state))
+            reason = "" if kept else "it is too large"
+        except TypeError as error:
+            reason = str(error)
+        if reason:
+            log.warning("a killed ps 0 will go back to the last checkpoint: %s", reason)
+            self.ps.shard.segment.words[segment_layout.EPOCH] = 0
 
     def _on_arrived(self, request: Request) -> None:
         peer = self.ps.peers.member(request)
@@ -300,21 +286,9 @@ class Lead:
         member = self.coordinator.members.get(arrived.worker)
         if member is None or member.incarnation != arrived.incarnation:
             return
-        self.advance(
-            self.coordinator.arrived(
-                arrived.worker, arrived.sequence, peer.name[1], finite=arrived.finite
-            )
-        )
-
-    def _count_refusal(self) -> None:
-        self.counts["refused"] += 1
-        limit = self.ps.job.max_nonfinite
-        if self.counts["refused"] > limit:
-            self._fail(
-                ExitCode.DIVERGED,
-                f"{self.counts['refused']} gradients held NaN or infinity, the job allows {limit}: "
-                "lower the learning rate, set clip_norm, or raise max_nonfinite",
-            )
+        if arrived.sequence > member.sequence:  # else it is reported once more
+            shard = peer.name[1]
+            self.event("arrived", arrived.worker, arrived.sequence, shard, arrived.finite)
 
     def _fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""
@@ -322,23 +296,21 @@ class Lead:
             return
         log.error("%s", text)
         self.failure, self.failure_code = text, code
-        if self.coordinator is not None:
-            self.coordinator.steps = self.coordinator.version  # no further gradient is wanted
-            self.advance(self.coordinator.settle())
+        self.event("give_up")
         self.desk.notify()
 
-    def _restored_ledger(self) -> tuple[Ledger, int]:
+    def _restored_ledger(self) -> Ledger:
         checkpoint = self.ps.restored_from
         if checkpoint is None:
-            return Ledger(), 0
+            return Ledger()
         manifest = read_manifest(checkpoint)
         for option in ("batch_size", "seed"):
             then, now = manifest.fingerprint.get(option), self.ps.fingerprint[option]
             if then != now:
                 log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
-                return Ledger(), 0
+                return Ledger()
         state = LedgerState.model_validate(manifest.ledger)
-        return Ledger(state.next_batch, state.open_batches), state.examples
+        return Ledger(state.next_batch, state.open_batches, state.examples)
 
     def _show_policy(self) -> None:
         policy = make_policy(self.policy)

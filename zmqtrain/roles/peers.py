@@ -32,7 +32,7 @@ class Peer:
     nonce: str
     process: str
     metrics: str
-    contact: Request  # the last request, for messages that are no reply
+    contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
     received: int = -1  # sequence of the last push, 0 for a pull
@@ -71,6 +71,11 @@ class Peers:
 
     def get(self, role: str, index: int) -> Peer | None:
         return self._peers.get((role, index))
+
+    def restore(self, peer: Peer) -> None:
+        """Let in again who had joined the process before this one."""
+        self._peers[peer.name] = peer
+        self._incarnations[peer.name] = peer.incarnation
 
     def member(self, request: Request) -> Peer:
         """Return the sender's entry and renew its lease.

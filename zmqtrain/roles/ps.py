@@ -26,23 +26,22 @@ from zmqtrain.errors import (
     OrphanedError,
     PeerLostError,
     RefusedError,
-    SegmentError,
     ZmqTrainError,
 )
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.logs import StateLogger
-from zmqtrain.optim import Update
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.gradients import Gradients
 from zmqtrain.roles.intake import CREDIT_NBYTES, Intake
 from zmqtrain.roles.peers import ORDERS, Peer, Peers
+from zmqtrain.roles.recovery import packed_peer, recover
+from zmqtrain.roles.shard_memory import note_alive, open_segment, tell_of_memory
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
-from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
+from zmqtrain.store.marks import Marks
+from zmqtrain.store.segment_layout import EPOCH
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import pieces
@@ -69,9 +68,10 @@ class ParameterServer(JobActor):
 
     def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
         super().__init__(config, job, transport)
-        self.shard: Shard  # from the moment it listens
+        self.shard: Shard  # from the moment it listens, as are the marks
+        self.marks: Marks
         self.peers = Peers(config.lease_s, self.ps)
-        self._config = config
+        self.config = config
         self.pending: dict[int, Pending] = {}
         self.restored_from: Path | None = None
         self.shutdown: Shutdown | None = None
@@ -107,55 +107,31 @@ class ParameterServer(JobActor):
         layout, update = self.job.layouts(self.ps)[self.task.index], self.job.update()
         update.warm_up(np.empty(0, np.float32))
         bound = self.listen(
-            self._config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
+            self.config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
         )
-        self.shard = Shard(layout, update, self._make_segment(layout, update, bound.address))
+        segment, is_left = open_segment(self, segment_layout(layout, update), bound.address)
+        safe = self.config.crash_safe and segment.path is not None
+        self.shard = Shard(layout, update, segment, safe=safe)
+        self.marks = Marks(segment)
+        is_over = False
         try:
-            self._tell_of_memory(bound.address)
+            tell_of_memory(self, bound.address)
             self.direction = Follower(self) if self.task.index else Lead(self)
             self.metrics.role_state.set("joining")
+            if is_left:
+                recover(self)
+                self.metrics.role_state.set("training")
             self.spawn(self._watch())
             await self.stopping.wait()
-            return await self._farewell()
+            code = await self._farewell()
+            is_over = True
+            return code
         finally:
             self.execution.close()
-            self.shard.segment.remove()
-
-    def _make_segment(self, layout: ShardLayout, update: Update, address: str) -> Segment:
-        """Make the shard's memory: a file that others may map, unless that is not wanted."""
-        config, needed = self._config, segment_layout(layout, update)
-        if config.lane in ("memory", "tcp"):
-            return Segment.private(needed)
-        try:
-            directory = Path(config.segment_dir) if config.segment_dir else default_directory()
-            if directory is None:
-                raise SegmentError(f"this host has no {SHARED_MEMORY}")
-            return Segment.create(needed, directory / file_name(str(self.task), address))
-        except SegmentError as error:
-            if config.lane == "shm" or config.segment_dir:
-                raise
-            log.warning(
-                "%s; workers of this host will send their tensors by tcp: give --segment-dir, or "
-                "make room (docker: --shm-size)",
-                error,
-            )
-            return Segment.private(needed)
-
-    def _tell_of_memory(self, address: str) -> None:
-        layout, segment = self.shard.layout, self.shard.segment
-        gradients = self.workers
-        log.info(
-            "listening at %s: %d slices, %.1f MB of parameters; with %d workers its memory is at "
-            "most %.1f MB%s and %.1f MB for messages",
-            address,
-            len(layout.slices),
-            layout.nbytes / 1e6,
-            gradients,
-            segment.layout.nbytes(gradients) / 1e6,
-            f" in {segment.path}" if segment.path else "",
-            gradients * CREDIT_NBYTES / 1e6,
-        )
-        self.metrics.parameter_bytes.set(layout.nbytes)
+            if is_over or not safe or not self.initialised:
+                segment.remove()
+            else:
+                segment.close()  # it is for the next life of this ps
 
     async def _farewell(self) -> int:
         """Leave: at the chief's word, or, after SIGTERM, when it does not come in time."""
@@ -172,6 +148,7 @@ class ParameterServer(JobActor):
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval)
+            note_alive(self.shard.segment)
             if time.monotonic() - before > interval + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self.peers.expired():
@@ -230,9 +207,11 @@ class ParameterServer(JobActor):
         if peer is not before:
             if before is not None:
                 self._gone(before)
+            if peer.name[0] == Role.WORKER:
+                self.marks.join(peer.name[1], peer.incarnation, packed_peer(peer))
             self.direction.joined(peer)
         self._count_peers()
-        segment = self.shard.segment.name if self._config.lane != "tcp" else ""
+        segment = self.shard.segment.name if self.config.lane != "tcp" else ""
         request.reply(Welcome(peer.incarnation, self.direction.policy, segment, CREDIT_NBYTES))
 
     def _on_leave(self, request: Request) -> None:
@@ -248,7 +227,8 @@ class ParameterServer(JobActor):
         role, index = peer.name
         if role == Role.WORKER:
             pending = self.pending.pop(index, None)
-            if pending is not None:
+            self.marks.leave(index)
+            if pending is not None and pending.request is not None:
                 pending.request.refuse(
                     FencedError(f"{peer} was silent for too long and is no longer a member")
                 )
@@ -291,6 +271,8 @@ class ParameterServer(JobActor):
     def _initialize(self, request: Request, message: Initialize) -> None:
         """Begin an epoch, once nothing of the one before is under way."""
         self._end_epoch()
+        words = self.shard.segment.words
+        words[EPOCH] = 0  # until all is in place, there is nothing to go on from
         try:
             self._fill_shard(message.checkpoint)
         except ZmqTrainError as error:
@@ -303,6 +285,7 @@ class ParameterServer(JobActor):
         self.metrics.parameter_version.set(self.shard.version)
         self.metrics.role_state.set("training")
         self.direction.initialized()
+        words[EPOCH] = self.epoch if self.shard.segment.path is not None else 0
         for worker, pending in list(self.pending.items()):
             self.direction.arrived(worker, pending)
         request.reply(Parameters(self.shard.version))
@@ -326,8 +309,11 @@ class ParameterServer(JobActor):
         if not self.initialised:
             return
         for worker, pending in self.pending.items():
-            pending.request.refuse(FencedError(f"a new epoch begins: worker {worker} joins again"))
+            if pending.request is not None:
+                text = f"a new epoch begins: worker {worker} joins again"
+                pending.request.refuse(FencedError(text))
         self.pending.clear()
+        self.marks.clear()
         self.peers.forget_workers()
 
     def _on_read(self, request: Request) -> None:
@@ -358,7 +344,7 @@ class ParameterServer(JobActor):
         self.shutdown = message
         self.metrics.role_state.set("finished")
         for peer in self.peers:
-            if peer.name[0] == Role.WORKER and not peer.gone:
+            if peer.name[0] == Role.WORKER and not peer.gone and peer.contact is not None:
                 peer.contact.tell(message)
         request.reply(Done())
         self._shut_down.set()

@@ -33,7 +33,7 @@ def status_of(lead: Lead) -> Status:
         seconds=lead.throughput.seconds,
         steps_per_second=lead.throughput.steps_per_second,
         loss=lead.loss,
-        examples=lead.examples,
+        examples=coordinator.ledger.examples if coordinator is not None else 0,
         pushes=pushes,
         staleness=lead.staleness.summary(),
         tasks=(_own(lead), *(_task(lead, peer) for peer in _in_order(lead))),

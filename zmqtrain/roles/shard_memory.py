@@ -1,0 +1,109 @@
+"""Where a ps keeps its shard: in a segment that outlives its process, if that is wanted and can be.
+
+A segment that a killed ps left is taken over if it is of the same job, holds parameters, and is not
+so old that every other task has given that ps up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from zmqtrain.errors import SegmentError
+from zmqtrain.roles.intake import CREDIT_NBYTES
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
+from zmqtrain.store.segment_layout import ALIVE_AT, EPOCH, JOB, VERSION, SegmentLayout
+
+if TYPE_CHECKING:
+    from zmqtrain.roles.ps import ParameterServer
+
+log = logging.getLogger(__name__)
+
+
+def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tuple[Segment, bool]:
+    """Return a ps's memory, and whether it holds what a killed ps left.
+
+    Raises:
+        SegmentError: it cannot be a file, though that was asked for.
+    """
+    config = ps.config
+    if config.lane == "memory" or (config.lane == "tcp" and not config.crash_safe):
+        return Segment.private(layout), False
+    try:
+        directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+        if directory is None:
+            raise SegmentError(f"this host has no {SHARED_MEMORY}")
+        path = directory / file_name(str(ps.task), address)
+        left = _adopt(ps, layout, path) if config.crash_safe else None
+        segment = left or Segment.create(layout, path)
+    except SegmentError as error:
+        if config.lane == "shm" or config.segment_dir:
+            raise
+        log.warning(
+            "%s; workers of this host will send their tensors by tcp, and a killed ps will go back "
+            "to the last checkpoint: give --segment-dir, or make room (docker: --shm-size)",
+            error,
+        )
+        return Segment.private(layout), False
+    segment.words[JOB] = _digest(ps)
+    note_alive(segment)
+    return segment, left is not None
+
+
+def note_alive(segment: Segment) -> None:
+    """Write down that the ps lives."""
+    segment.words[ALIVE_AT] = _boot_time_ms()
+
+
+def tell_of_memory(ps: ParameterServer, address: str) -> None:
+    """Print what the shard will need at most."""
+    layout, segment = ps.shard.layout, ps.shard.segment
+    log.info(
+        "listening at %s: %d slices, %.1f MB of parameters; with %d workers its memory is at "
+        "most %.1f MB%s and %.1f MB for messages",
+        address,
+        len(layout.slices),
+        layout.nbytes / 1e6,
+        ps.workers,
+        segment.layout.nbytes(ps.workers) / 1e6,
+        f" in {segment.path}" if segment.path else "",
+        ps.workers * CREDIT_NBYTES / 1e6,
+    )
+    ps.metrics.parameter_bytes.set(layout.nbytes)
+
+
+def _adopt(ps: ParameterServer, layout: SegmentLayout, path: Path) -> Segment | None:
+    """Return the segment of a killed life of this ps; one that nobody needs any more is removed."""
+    segment = Segment.adopt(layout, path)
+    if segment is None:
+        return None
+    age_s = (_boot_time_ms() - segment.words[ALIVE_AT]) / 1000
+    limit_s = ps.timing.peer_timeout_s
+    if segment.words[JOB] != _digest(ps):
+        reason = "it is of another job"
+    elif not segment.words[EPOCH]:
+        reason = "it holds no parameters"
+    elif not 0 <= age_s < limit_s:
+        reason = f"its ps died {age_s:.0f} s ago, and after {limit_s:g} s nobody waits for it"
+    else:
+        return segment
+    log.info("leaving version %d in %s: %s", segment.words[VERSION], path, reason)
+    segment.remove()
+    return None
+
+
+def _digest(ps: ParameterServer) -> int:
+    """Return a number of the job and of how it is cut, the same for every life of this ps."""
+    known = msgpack.packb((sorted(ps.fingerprint.items()), ps.ps, ps.task.index))
+    return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
+
+
+def _boot_time_ms() -> int:
+    """Return milliseconds since the host was started, which every process of it sees alike."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
