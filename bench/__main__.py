@@ -5,9 +5,12 @@ from __future__ import annotations
 import click
 
 from bench import kernels as kernel_bench
+from bench.compression import compression_command
+from bench.memory import memory_command
 from bench.options import json_option, megabytes_type, steps_for
 from bench.output import report
 from bench.peers.command import peers_command
+from bench.profile import profile_command
 from bench.push_pull import LANES, measure
 from bench.train import train_command
 
@@ -59,6 +62,9 @@ COMMANDS: tuple[click.Command, ...] = (
     push_pull_command,
     kernels_command,
     train_command,
+    memory_command,
+    profile_command,
+    compression_command,
     peers_command,
 )
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from zmqtrain import Job
 from zmqtrain.data import Arrays
-from zmqtrain.optim import SGD, Adam
+from zmqtrain.optim import SGD, Adam, Rule
 
-RULES = {"sgd": SGD(learning_rate=1e-6), "adam": Adam(learning_rate=1e-6)}
+RULES: dict[str, Rule] = {"sgd": SGD(learning_rate=1e-6), "adam": Adam(learning_rate=1e-6)}
 
 
 class Blob:

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import click
 
+from zmqtrain.errors import ConfigError
+
 STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps
 STEPS_BEYOND = 20
 
@@ -22,6 +24,20 @@ def list_of(item: Callable[[str], Item], name: str) -> Callable[[str], tuple[Ite
         return tuple(item(part.strip()) for part in text.split(","))
 
     convert.__name__ = f"{name},..."  # as the help shows it
+    return convert
+
+
+def spec_for(make: Callable[[str], object]) -> Callable[[str], str]:
+    """Return an option's type: a text from which ``make`` can make what it describes."""
+
+    def convert(text: str) -> str:
+        try:
+            make(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from None
+        return text
+
+    convert.__name__ = "spec"
     return convert
 
 

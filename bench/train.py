@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from bench.classifier import DATA, RULES
 from bench.options import json_option
 from bench.output import report
 from bench.processes import RunError, json_lines_of
+from bench.training import training_options
 
 COLUMNS = (
     *("policy", "ps", "workers", "global_step", "seconds", "steps_per_second"),
@@ -47,23 +47,8 @@ def measure(
 
 
 @click.command("train")
-@click.option("--job", type=click.Choice(list(DATA)), default="mnist", show_default=True)
-@click.option(
-    "--hidden",
-    type=click.IntRange(0),
-    default=100,
-    show_default=True,
-    help="units of the hidden layer; 0: a linear softmax model",
-)
-@click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--ps", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--workers", type=click.IntRange(1, 256), default=2, show_default=True)
+@training_options(job="mnist", steps=3000)
 @click.option("--policy", default="hogwild", show_default=True)
-@click.option("--rule", type=click.Choice(list(RULES)), default="adam", show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=3000, show_default=True)
-@click.option(
-    "--data", type=click.Path(file_okay=False, path_type=Path), help="directory with MNIST's files"
-)
 @click.option(
     "--runs",
     type=click.IntRange(1),

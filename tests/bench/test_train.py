@@ -108,5 +108,5 @@ def test_network_has_the_layers_asked_for(
 
 def test_help_names_every_benchmark() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
-    for name in ("push-pull", "kernels", "train", "peers"):
+    for name in ("push-pull", "kernels", "train", "peers", "memory", "profile", "compression"):
         assert f"  {name} " in text
