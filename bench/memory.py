@@ -18,7 +18,7 @@ from bench.options import json_option, list_of, steps_for
 from bench.output import report
 from bench.weights import ITEM_NBYTES, make_job
 from zmqtrain.processes import LocalCluster
-from zmqtrain.roles.intake import CREDIT_NBYTES
+from zmqtrain.roles.intake import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire.messages import Status
 
@@ -69,7 +69,7 @@ class Shard:
         job = make_job(self.megabytes, 1, self.rule)
         (layout,) = job.layouts(1)
         segment = segment_layout(layout, job.update())
-        return segment.nbytes(self.workers) + self.workers * CREDIT_NBYTES
+        return segment.nbytes(self.workers) + self.workers * MESSAGES_NBYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 CREDIT_NBYTES = 8 << 20
 """Bytes of pieces that a worker may have under way to a ps, beyond those confirmed."""
 
+MESSAGES_NBYTES = 2 * CREDIT_NBYTES
+"""Memory that they may take at a ps: the allocator keeps as much again as was freed of late."""
+
 LIMIT = 1 << 62
 """Counts that a segment has room for are less."""
 

@@ -104,18 +104,18 @@ def run_process(config: TaskConfig, job: Job) -> int:
 
 async def _serve(config: TaskConfig, job: Job) -> int:
     """Run the task's actor, and the chief's beside it where worker 0 hosts the chief."""
-    transport = ZmqTransport()
     actors: list[JobActor] = []
     if config.hosts_chief:
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
-        actors.append(Chief(as_chief, job, transport, ProgressLog()))
+        # A transport for each actor: each has a key of its own.
+        actors.append(Chief(as_chief, job, ZmqTransport(as_chief.security), ProgressLog()))
     if config.role is Role.PS:
-        actors.append(ParameterServer(config, job, transport))
+        actors.append(ParameterServer(config, job, ZmqTransport(config.security)))
     elif config.role is Role.WORKER:
-        actors.append(Worker(config, job, transport))
+        actors.append(Worker(config, job, ZmqTransport(config.security)))
     with contextlib.ExitStack() as stack:
-        stack.callback(transport.close)
         for actor in actors:
+            stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
         stop_on_signals(actors[0])
         if isinstance(actors[0], Chief):

@@ -54,6 +54,18 @@ class Peer:
     def silent_s(self) -> float:
         return time.monotonic() - self.heard_at
 
+    @property
+    def is_revoked(self) -> bool:
+        """Whether its key was revoked since it was last heard of."""
+        return self.contact is not None and self.contact.is_revoked
+
+    @property
+    def absence(self) -> str:
+        """Why it is taken for gone."""
+        if self.is_revoked:
+            return "has lost its key"
+        return f"has been silent for {self.silent_s:.1f} s"
+
 
 class Peers:
     """Admits tasks, fences their earlier lives, and says who is who."""
@@ -117,9 +129,16 @@ class Peers:
         return not same_process and not peer.gone and peer.silent_s < self._lease_s
 
     def expired(self) -> list[Peer]:
-        """Mark and return the workers whose lease ran out since the last call."""
-        late = [p for p in self if p.name[0] == "worker" and not p.gone]
-        late = [p for p in late if p.silent_s > self._lease_s]
+        """Mark and return the workers whose lease ran out since the last call.
+
+        So does that of any task whose key was revoked.
+        """
+        here = [peer for peer in self if not peer.gone]
+        late = [
+            peer
+            for peer in here
+            if peer.is_revoked or (peer.name[0] == "worker" and peer.silent_s > self._lease_s)
+        ]
         for peer in late:
             peer.gone = True
         return late

@@ -152,7 +152,7 @@ class ParameterServer(JobActor):
             if time.monotonic() - before > interval + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             for peer in self.peers.expired():
-                log.warning("%s has been silent for %.1f s: it has left", peer, peer.silent_s)
+                log.warning("%s %s: it has left", peer, peer.absence)
                 self.metrics.lease_expirations[peer.name[0]].inc()
                 self._gone(peer)
             for request in self.peers.settle_contests():

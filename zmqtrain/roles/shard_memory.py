@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from zmqtrain.errors import SegmentError
-from zmqtrain.roles.intake import CREDIT_NBYTES
+from zmqtrain.roles.intake import MESSAGES_NBYTES
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, EPOCH, JOB, VERSION, SegmentLayout
@@ -73,7 +73,7 @@ def tell_of_memory(ps: ParameterServer, address: str) -> None:
         ps.workers,
         segment.layout.nbytes(ps.workers) / 1e6,
         f" in {segment.path}" if segment.path else "",
-        ps.workers * CREDIT_NBYTES / 1e6,
+        ps.workers * MESSAGES_NBYTES / 1e6,
     )
     ps.metrics.parameter_bytes.set(layout.nbytes)
 

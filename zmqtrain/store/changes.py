@@ -14,7 +14,6 @@ is noted, the kind of a change that is done, and its negative while it is under 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +62,8 @@ class Change:
 class _Block(NamedTuple):
     run: slice
     update: BoundUpdate
-    arrays: list[Flat]  # this run of the parameters and of every slot
+    kept: list[tuple[Flat, Flat]]  # this run of the parameters and of every slot; its undo area
+    kept_sum: list[tuple[Flat, Flat]]  # the same of the sum
 
 
 class Changes:
@@ -82,9 +82,12 @@ class Changes:
             self._blocks.append(self._whole)
 
     def _block(self, update: Update, run: slice, scratch: Flat | None = None) -> _Block:
-        parameters = self._segment.parameters[run]
-        slots = {name: slot[run] for name, slot in self._segment.slots.items()}
-        return _Block(run, update.bind(parameters, slots, scratch), [parameters, *slots.values()])
+        segment, undo = self._segment, [area[: run.stop - run.start] for area in self._segment.undo]
+        parameters = segment.parameters[run]
+        slots = {name: slot[run] for name, slot in segment.slots.items()}
+        kept = list(zip([parameters, *slots.values()], undo, strict=True))
+        bound = update.bind(parameters, slots, scratch)
+        return _Block(run, bound, kept, [(segment.sum[run], undo[0])])
 
     def carry_out(self, change: Change) -> None:
         """Make one change.
@@ -189,16 +192,9 @@ class Changes:
         return [segment.sum, *own] if change.with_sum else own
 
     def _keep(self, change: Change, block: _Block) -> None:
-        for old, place in self._undo(change, block):
-            np.copyto(place, old)
+        for array, old in block.kept if change.kind == UPDATE else block.kept_sum:
+            np.copyto(old, array)
 
     def _put_back(self, change: Change, block: _Block) -> None:
-        for old, place in self._undo(change, block):
-            np.copyto(old, place)
-
-    def _undo(self, change: Change, block: _Block) -> Iterator[tuple[Flat, Flat]]:
-        """Yield what the change rewrites of a block, and where its old bytes are kept."""
-        length = block.run.stop - block.run.start
-        changed = block.arrays if change.kind == UPDATE else [self._segment.sum[block.run]]
-        for array, place in zip(changed, self._segment.undo, strict=False):
-            yield array, place[:length]
+        for array, old in block.kept if change.kind == UPDATE else block.kept_sum:
+            np.copyto(array, old)
