@@ -110,8 +110,8 @@ class Lead:
             orders = self._happen(*event)
             self._follow_switches(orders)
             self.relay.give(orders, again=True)
-        self._begin_journal()
         self.relay.resume()
+        self._begin_journal()
         self._reconcile(self.coordinator)
 
     def _reconcile(self, coordinator: Coordinator) -> None:

@@ -45,7 +45,8 @@ class Relay:
         for queue in (self._own, self._under_way, self._unacknowledged):
             queue.clear()
         self._acknowledged.clear()
-        self._ps.shard.segment.words[segment_layout.ORDERS] = 0
+        words = self._ps.shard.segment.words
+        words[segment_layout.ORDERS] = words[segment_layout.ACKNOWLEDGED] = 0
         for peer in self._ps.peers:
             peer.facts.pop(ORDERS, None)
 
@@ -89,9 +90,10 @@ class Relay:
             await asyncio.sleep(self._ps.timing.heartbeat_s)
             for shard in range(1, self._ps.ps):
                 self._keep(shard)
-            everyone = min(self._acknowledged.values(), default=0)
-            while self._unacknowledged and self._unacknowledged[0][0] <= everyone:
-                self._unacknowledged.popleft()
+            everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.ps))
+            words = self._ps.shard.segment.words
+            words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
+            self._forget_acknowledged()
 
     def state(self) -> dict[str, Any]:
         """Return what :meth:`restore` needs, as plain data and orders."""
@@ -115,9 +117,15 @@ class Relay:
 
     def resume(self) -> None:
         """Carry out what the life before did not."""
+        self._forget_acknowledged()
         done = self._ps.shard.segment.words[segment_layout.ORDERS]
         self._own = deque((number, order) for number, order in self._own if number > done)
         self.carry_out_own()
+
+    def _forget_acknowledged(self) -> None:
+        known = self._ps.shard.segment.words[segment_layout.ACKNOWLEDGED]
+        while self._unacknowledged and self._unacknowledged[0][0] <= known:
+            self._unacknowledged.popleft()
 
     def _number(self, orders: Iterable[Order]) -> list[tuple[int, Order]]:
         numbered = []

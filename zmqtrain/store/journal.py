@@ -23,8 +23,8 @@ class Journal:
         self._memory = segment.journal
 
     def begin(self, state: bytes) -> bool:
-        """Begin anew with a state, no longer than half of a half; False: it is longer."""
-        if len(state) > JOURNAL_NBYTES // 2:
+        """Begin anew with a state; False: it would leave little room in a half."""
+        if len(state) > 3 * JOURNAL_NBYTES // 4:
             return False
         half = 1 - self._half
         self._words[JOURNAL_END + half] = self._write(half, 0, state)

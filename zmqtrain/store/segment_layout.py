@@ -44,22 +44,23 @@ WORDS_AT = 64
     EPOCH,  # timeline of the job; 0: the parameters mean nothing yet
     JOB,  # digest of what the ps was started for
     ORDERS,  # orders of this epoch carried out
+    ACKNOWLEDGED,  # orders that all other shards have carried out, as the lead shard knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
     BLOCKS_DONE,  # of the change under way
     BLOCKS_KEPT,  # of it: one more while the old bytes of the next block lie in the undo area
     JOURNAL,  # which half of the journal is valid, 0 or 1
     JOURNAL_END,  # where the entries in half 0 end
     _,  # in half 1
-) = range(12)
-WORDS = 12
+) = range(13)
+WORDS = 13
 
 MAX_WORKERS = 1024
 """Workers whose marks a segment has room for."""
 
 MARK_NBYTES = 1024
 CHANGE_NBYTES = 64 << 10
-JOURNAL_NBYTES = 512 << 10
-"""Of each of its two halves."""
+JOURNAL_NBYTES = 256 << 10
+"""Of each of its two halves: some 8,000 events, decided anew in a fraction of a second."""
 
 MIN_BLOCK = 65_536
 MAX_BLOCKS = 4096

@@ -1,0 +1,94 @@
+"""What the lead shard's relay knows after a restart: what is to be done and sent, and no more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.roles.peers import ORDERS
+from zmqtrain.roles.relay import Relay
+from zmqtrain.store import segment_layout
+from zmqtrain.wire.messages import Order, Orders
+
+APPLY = Order("apply", (0,))
+
+
+class LeadShard:
+    """As much of ps 0 of two as a relay sees: orders carried out, and what ps 1 is told."""
+
+    def __init__(self) -> None:
+        self.ps = 2
+        self.words = [0] * segment_layout.WORDS
+        self.shard = SimpleNamespace(segment=SimpleNamespace(words=self.words))
+        self.execution = SimpleNamespace(carry_out=self._carry_out)
+        self.told: list[Orders] = []
+        contact = SimpleNamespace(tell=self.told.append)
+        self.follower = SimpleNamespace(facts={ORDERS: 0.0}, gone=False, contact=contact)
+        self.peers = self
+        self.carried_out: list[tuple[int, Order]] = []
+        self.carries_out = True
+
+    def __iter__(self) -> Any:
+        return iter([self.follower])
+
+    def get(self, role: str, index: int) -> Any:
+        return self.follower
+
+    def _carry_out(self, orders: Any) -> None:
+        if self.carries_out:
+            self.carried_out += orders
+            self.words[segment_layout.ORDERS] = self.carried_out[-1][0]
+
+
+def relay_of(lead: LeadShard) -> Relay:
+    return Relay(lead)  # type: ignore[arg-type]
+
+
+def restarted(lead: LeadShard, state: bytes, since: list[Order]) -> Relay:
+    """Return the relay of the next life: restored from a state, and told what came after it."""
+    relay = relay_of(lead)
+    relay.restore(unpack(state))
+    relay.give(since, again=True)
+    lead.carries_out = True
+    relay.resume()
+    return relay
+
+
+def test_restarted_relay_carries_out_what_was_not() -> None:
+    lead = LeadShard()
+    relay = relay_of(lead)
+    relay.begin("sync-replicas")
+    relay.give([APPLY] * 3)
+    state = pack(relay.state())
+    lead.carries_out = False  # it is killed before it comes to these
+    relay.give([APPLY] * 2)
+    restarted(lead, state, [APPLY] * 2)
+    assert [number for number, _ in lead.carried_out] == [1, 2, 3, 4, 5]
+
+
+def test_restarted_relay_keeps_for_others_only_what_they_have_not_acknowledged() -> None:
+    lead = LeadShard()
+    relay = relay_of(lead)
+    relay.begin("sync-replicas")
+    state = pack(relay.state())
+    for _ in range(5000):
+        relay.give([APPLY])
+    lead.words[segment_layout.ACKNOWLEDGED] = 4998
+    after = restarted(lead, state, [APPLY] * 5000)
+    assert [number for number, _ in after.state()["unacknowledged"]] == [4999, 5000]
+    assert len(pack(after.state())) < 1000
+
+
+def test_orders_wait_until_the_others_know_of_a_switch() -> None:
+    lead = LeadShard()
+    relay = relay_of(lead)
+    relay.begin("sync-replicas")
+    relay.give([APPLY, Order("switch", text="hogwild"), Order("release", (0,))])
+    assert lead.carried_out == []
+    assert [orders.number for orders in lead.told] == [1]
+    lead.follower.facts[ORDERS] = 2.0
+    relay.carry_out_own()
+    assert [number for number, _ in lead.carried_out] == [1, 2, 3]
+    relay.give([APPLY])  # by the policy now, every shard decides by itself
+    assert len(lead.told) == 1

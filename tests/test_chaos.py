@@ -1,0 +1,167 @@
+"""A schedule of deaths and pauses, and what is told of a job that goes through it."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain import chaos
+from zmqtrain.chaos import Act, Chaos, figures, schedule
+from zmqtrain.cli.chaos import chaos_json, chaos_view
+from zmqtrain.cli.main import cli
+from zmqtrain.cli.output import text_of
+from zmqtrain.errors import PeerLostError
+from zmqtrain.wire.messages import Status, TaskStatus
+
+TASKS = {"ps": 2, "worker": 4, "chief": 1}
+INTERVALS = st.dictionaries(st.sampled_from(sorted(TASKS)), st.floats(1, 50))
+
+
+@given(st.integers(), st.floats(1, 500), INTERVALS, INTERVALS)
+def test_schedule_is_repeated_by_its_seed_and_keeps_its_bounds(
+    seed: int, seconds: float, kill: dict[str, float], pause: dict[str, float]
+) -> None:
+    acts = schedule(seed, seconds, TASKS, kill, pause, 2.0)
+    assert acts == schedule(seed, seconds, TASKS, kill, pause, 2.0)
+    assert acts == sorted(acts, key=lambda act: act.at_s)
+    for act in acts:
+        assert 0 < act.at_s < seconds
+        assert 0 <= act.index < TASKS[act.role]
+        assert act.role in (kill if act.kind == "kill" else pause)
+    for role, every_s in kill.items():
+        times = [act.at_s for act in acts if act.kind == "kill" and act.role == role]
+        for before, after in itertools.pairwise(times):
+            assert 0.79 * every_s < after - before < 1.21 * every_s
+
+
+def test_what_one_role_suffers_does_not_depend_on_the_others() -> None:
+    def of_workers(acts: Sequence[Act]) -> list[Act]:
+        return [act for act in acts if act.role == "worker"]
+
+    alone = schedule(3, 100, TASKS, {"worker": 7}, {}, 2)
+    together = schedule(3, 100, TASKS, {"ps": 10, "worker": 7}, {"worker": 20}, 2)
+    assert [act for act in of_workers(together) if act.kind == "kill"] == of_workers(alone)
+
+
+def task(name: str, process: str, state: str = "alive") -> TaskStatus:
+    return TaskStatus(name, state, 1, 0, 0.0, (), 0.0, process, "", "", {})
+
+
+class Job:
+    """A job of one worker, a real process that is started again when it is killed."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.step = 0
+        self.stop = ""
+        self.process = self._start()
+        self.signals: list[int] = []
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+
+    def status(self) -> Status:
+        self.step += 5
+        if self.process.poll() is not None:
+            self.signals.append(-self.process.returncode)
+            self.process = self._start()
+        tasks = (
+            task("ps 0", f"{self.host}:1"),
+            task("worker 0", f"{self.host}:{self.process.pid}"),
+        )
+        return Status(
+            *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False),
+            *(1.0, 1.0, 0.0, 0, {}, {}, tasks, ()),
+        )
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    job = Job(socket.gethostname())
+    yield job
+    job.process.kill()
+    job.process.wait()
+
+
+KILL = Act(0.0, "kill", "worker", 0)
+
+
+def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> None:
+    told: list[str] = []
+    first = job.process
+    report = Chaos(job, told.append).run(7, [KILL, replace(KILL, at_s=0.2)], 0.1)
+    assert first.wait() == -signal.SIGKILL
+    assert job.signals == [signal.SIGKILL] * 2
+    assert [line.split("  ")[-1].split(" (")[0] for line in told] == ["kill worker 0"] * 2
+    ((role, acts, back, median, worst),) = figures(report)
+    assert (role, acts, back) == ("worker", 2, 2)
+    assert median is not None and worst is not None and 0 < median <= worst
+    assert report.lost() == []
+    assert report.steps > 0
+    assert chaos_json(report)["seed"] == 7
+    assert "worker  " in text_of(chaos_view(report))
+
+
+def test_paused_task_goes_on_after_its_pause(job: Job) -> None:
+    report = Chaos(job, lambda line: None).run(1, [Act(0.0, "pause", "worker", 0, 0.2)], 0.1)
+    assert [done.back_s is not None for done in report.done] == [True]
+    assert job.process.poll() is None
+    job.process.terminate()  # a stopped process would not notice
+    assert job.process.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("act", "host", "reason"),
+    [
+        (replace(KILL, index=3), None, "kill worker 3 at 0.0 s: it was not there"),
+        (KILL, "elsewhere", "kill worker 0: it runs on elsewhere"),
+    ],
+)
+def test_task_that_cannot_be_reached_is_left_out(
+    job: Job, act: Act, host: str | None, reason: str
+) -> None:
+    job.host = host or job.host
+    report = Chaos(job, lambda line: None).run(1, [act], 0.1)
+    assert report.skipped == [reason]
+    assert report.done == []
+    assert reason in text_of(chaos_view(report))
+
+
+def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:
+    job.stop = "step 9999 of 9999 is done"
+    report = Chaos(job, lambda line: None).run(1, [KILL], 60)
+    assert report.ended == job.stop
+    assert report.done == [] and report.lost() == []
+
+
+def test_job_that_answers_no_more_is_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def status() -> Any:
+        raise PeerLostError("no answer")
+
+    monkeypatch.setattr(chaos, "BACK_S", 0.0)
+    monkeypatch.setattr(job, "status", status)
+    with pytest.raises(PeerLostError, match="the job has not answered for 0 s: no answer"):
+        Chaos(job, lambda line: None).run(1, [], 1)
+
+
+@pytest.mark.parametrize("text", ["worker", "worker=", "worker=-1", "cook=3", "worker=nan"])
+def test_intervals_that_are_none_are_refused(text: str) -> None:
+    result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1", "--kill", text])
+    assert result.exit_code != 0
+    assert f"--kill has {text!r}; expected a role" in str(result.exception)
+
+
+def test_chaos_without_anything_to_do_says_what_to_give() -> None:
+    result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1"])
+    assert "expected --kill or --pause" in str(result.exception)

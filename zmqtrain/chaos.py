@@ -1,0 +1,228 @@
+"""Deaths and pauses of a running job's tasks, by a schedule that a seed repeats.
+
+The schedule is pure; :class:`Chaos` carries it out on tasks of this host, found by the job's own
+status, and notes when each of them is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from zmqtrain.errors import PeerLostError, ZmqTrainError
+from zmqtrain.wire.messages import Status, TaskStatus
+
+POLL_S = 0.1
+BACK_S = 60.0
+"""How long a task may take to be back, and the job to answer."""
+
+JITTER = 0.2  # of an interval, either way
+_ABSENT = ("silent", "left")
+
+Kind = Literal["kill", "pause"]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that is done to one task."""
+
+    at_s: float  # from the beginning
+    kind: Kind
+    role: str
+    index: int
+    lasts_s: float = 0.0  # of a pause
+
+    @property
+    def task(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+def schedule(
+    seed: int,
+    seconds: float,
+    tasks: Mapping[str, int],
+    kill: Mapping[str, float],
+    pause: Mapping[str, float],
+    pause_s: float,
+) -> list[Act]:
+    """Return what is done within ``seconds``, in order of time.
+
+    ``tasks``: how many there are of each role. ``kill``, ``pause``: for a role, the seconds between
+    two such acts on one of its tasks, give or take a fifth.
+    """
+    acts = []
+    plans: list[tuple[Kind, Mapping[str, float]]] = [("kill", kill), ("pause", pause)]
+    for kind, intervals in plans:
+        for role, every_s in sorted(intervals.items()):
+            chance = random.Random(f"{seed} {kind} {role}")
+            at_s = every_s
+            while at_s < seconds and tasks.get(role, 0):
+                index = chance.randrange(tasks[role])
+                lasts_s = pause_s if kind == "pause" else 0.0
+                acts.append(Act(at_s, kind, role, index, lasts_s))
+                at_s += every_s * (1 + chance.uniform(-JITTER, JITTER))
+    return sorted(acts, key=lambda act: act.at_s)
+
+
+class Asked(Protocol):
+    """A running job that can be asked for its status."""
+
+    def status(self) -> Status:
+        """Return it.
+
+        Raises:
+            ZmqTrainError: nobody answers.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Done:
+    """An act that was carried out."""
+
+    act: Act
+    process: str  # host:pid it was done to
+    at: float  # of the monotonic clock
+    back_s: float | None = None  # how long it took until the task was there again
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    seed: int
+    done: list[Done] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # why an act could not be carried out
+    steps: int = 0  # that the job made meanwhile
+    longest_silence_s: float = 0.0  # of the job, when it was asked
+    ended: str = ""  # why the job ended meanwhile, "" if it goes on
+
+    def recoveries_s(self, role: str) -> list[float]:
+        """Return how long its tasks took to be back, in order."""
+        return sorted(
+            done.back_s
+            for done in self.done
+            if done.act.role == role and done.act.kind == "kill" and done.back_s is not None
+        )
+
+    def lost(self) -> list[Done]:
+        """Return the acts whose tasks never came back."""
+        return [] if self.ended else [done for done in self.done if done.back_s is None]
+
+
+class Chaos:
+    """Carries out a schedule on one job."""
+
+    def __init__(self, job: Asked, tell: Callable[[str], None]) -> None:
+        """``tell`` is given a line for each act."""
+        self._job = job
+        self._tell = tell
+        self._paused: list[tuple[float, int]] = []  # until when, process
+
+    def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
+        """Do all of it, then wait until everyone is back.
+
+        Raises:
+            PeerLostError: the job does not answer for too long.
+        """
+        report = Report(seed)
+        first = self._status(report)
+        began, pending = time.monotonic(), list(acts)
+        try:
+            while not report.ended:
+                now = time.monotonic()
+                self._go_on(now)
+                status = self._status(report)
+                self._note_returns(report, status)
+                report.steps = status.step - first.step
+                report.ended = status.stop or status.failure
+                while pending and now - began >= pending[0].at_s and not report.ended:
+                    self._do(pending.pop(0), status, report)
+                if now - began >= seconds and not pending and self._is_settled(report, now):
+                    break
+                time.sleep(POLL_S)
+        finally:
+            self._go_on(float("inf"))
+        return report
+
+    def _is_settled(self, report: Report, now: float) -> bool:
+        waiting = [done for done in report.done if done.back_s is None and now - done.at < BACK_S]
+        return not waiting and not self._paused
+
+    def _status(self, report: Report) -> Status:
+        began = time.monotonic()
+        while True:
+            try:
+                status = self._job.status()
+            except ZmqTrainError as error:
+                self._go_on(time.monotonic())
+                silent_s = time.monotonic() - began
+                if silent_s > BACK_S:
+                    text = f"the job has not answered for {silent_s:.0f} s: {error}"
+                    raise PeerLostError(text) from error
+            else:
+                silence_s = time.monotonic() - began
+                report.longest_silence_s = max(report.longest_silence_s, silence_s)
+                return status
+
+    def _do(self, act: Act, status: Status, report: Report) -> None:
+        task = next((task for task in status.tasks if task.task == act.task), None)
+        if task is None or task.state in _ABSENT:
+            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: it was not there")
+            return
+        host, _, number = task.process.rpartition(":")
+        if host != socket.gethostname():
+            report.skipped.append(f"{act.kind} {act.task}: it runs on {host}")
+            return
+        pid = int(number)
+        try:
+            os.kill(pid, signal.SIGKILL if act.kind == "kill" else signal.SIGSTOP)
+        except (ProcessLookupError, PermissionError) as error:
+            report.skipped.append(f"{act.kind} {act.task}: {error.strerror}")
+            return
+        now = time.monotonic()
+        if act.kind == "pause":
+            self._paused.append((now + act.lasts_s, pid))
+        report.done.append(Done(act, task.process, now))
+        self._tell(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
+
+    def _go_on(self, now: float) -> None:
+        """Let those go on whose pause is over."""
+        for paused in [paused for paused in self._paused if paused[0] <= now]:
+            self._paused.remove(paused)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(paused[1], signal.SIGCONT)
+
+    def _note_returns(self, report: Report, status: Status) -> None:
+        tasks = {task.task: task for task in status.tasks}
+        for done in report.done:
+            task = tasks.get(done.act.task)
+            if done.back_s is None and task is not None and _is_back(done, task):
+                done.back_s = time.monotonic() - done.at
+
+
+def _is_back(done: Done, task: TaskStatus) -> bool:
+    if task.state in _ABSENT:
+        return False
+    if done.act.kind == "kill":
+        return task.process != done.process
+    return time.monotonic() - done.at > done.act.lasts_s and task.silent_s < done.act.lasts_s
+
+
+def figures(report: Report) -> Iterator[tuple[str, int, int, float | None, float | None]]:
+    """Yield for each role: acts, those whose task is back, median and worst seconds of a kill."""
+    for role in ("ps", "worker", "chief"):
+        own = [done for done in report.done if done.act.role == role]
+        if own:
+            times = report.recoveries_s(role)
+            back = sum(done.back_s is not None for done in own)
+            median = statistics.median(times) if times else None
+            yield role, len(own), back, median, times[-1] if times else None
