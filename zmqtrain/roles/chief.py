@@ -140,6 +140,8 @@ class Chief(JobActor):
             log.info("taking over in epoch %d", self.epoch)
             return
         path, epoch = await self._saver.newest()
+        if again and path is not None:
+            log.warning("a ps has lost its parameters: the job goes back to %s", path)
         if again and path is None:
             raise CheckpointError(
                 "a ps was restarted without its parameters, and there is no checkpoint to go back "
@@ -160,7 +162,7 @@ class Chief(JobActor):
                     await self._begin(again=True)
                 return await self._watch_epoch()
             except FencedError as error:
-                log.warning("%s; the job goes back to its last checkpoint", error)
+                log.warning("%s; joining again", error)
                 again = True
 
     async def _watch_epoch(self) -> Status:

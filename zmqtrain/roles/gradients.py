@@ -47,6 +47,14 @@ class Gradients:
         peer.gradient = number
         self._ps.marks.seat(peer.name[1], number, peer.lane)
 
+    def has_died(self, peer: Peer) -> bool:
+        """Say whether a worker's process has ended, as the kernel knows by the lock it held.
+
+        Who has pulled on lane shm holds the lock of its gradient for as long as it lives.
+        """
+        has_lock = peer.lane == "shm" and peer.gradient >= 0 and peer.received >= 0
+        return has_lock and not self._ps.shard.segment.is_held(peer.gradient)
+
     def _free_number(self) -> int:
         shard = self._ps.shard
         live = {peer.gradient for peer in self._ps.peers if not peer.gone}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
@@ -35,6 +35,7 @@ class Peer:
     contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
+    died: bool = False  # its process has ended without a word
     received: int = -1  # sequence of the last push, 0 for a pull
     answered: int = -1
     last_release: Release | None = None
@@ -64,13 +65,17 @@ class Peer:
         """Why it is taken for gone."""
         if self.is_revoked:
             return "has lost its key"
+        if self.died:
+            return "has died"
         return f"has been silent for {self.silent_s:.1f} s"
 
 
 class Peers:
     """Admits tasks, fences their earlier lives, and says who is who."""
 
-    def __init__(self, lease_s: float, ps: int) -> None:
+    def __init__(self, lease_s: float, ps: int, has_died: Callable[[Peer], bool]) -> None:
+        """``has_died`` may know for certain that a peer's process has ended."""
+        self._has_died = has_died
         # How many tasks of a role there can be; workers may be more than were expected.
         self._limits: dict[str, int] = {Role.PS: ps, Role.CHIEF: 1, Role.WORKER: sys.maxsize}
         self._lease_s = lease_s
@@ -126,7 +131,7 @@ class Peers:
     def _is_held(self, peer: Peer, message: Join) -> bool:
         """Say whether another process lives under this index. One may begin a new life."""
         same_process = peer.nonce.partition("/")[0] == message.nonce.partition("/")[0]
-        return not same_process and not peer.gone and peer.silent_s < self._lease_s
+        return not same_process and not peer.gone and not self._is_lost(peer)
 
     def expired(self) -> list[Peer]:
         """Mark and return the workers whose lease ran out since the last call.
@@ -137,18 +142,22 @@ class Peers:
         late = [
             peer
             for peer in here
-            if peer.is_revoked or (peer.name[0] == "worker" and peer.silent_s > self._lease_s)
+            if peer.is_revoked or (peer.name[0] == "worker" and self._is_lost(peer))
         ]
         for peer in late:
             peer.gone = True
         return late
+
+    def _is_lost(self, peer: Peer) -> bool:
+        peer.died = peer.died or self._has_died(peer)
+        return peer.died or peer.silent_s >= self._lease_s
 
     def settle_contests(self) -> list[Request]:
         """Return joins whose index became free; refuse those whose holder is alive for good."""
         free = []
         for name, (request, since) in list(self._contested.items()):
             peer = self._peers[name]
-            if peer.gone or peer.silent_s >= self._lease_s:
+            if peer.gone or self._is_lost(peer):
                 del self._contested[name]
                 free.append(request)
             elif time.monotonic() - since > 2 * self._lease_s:

@@ -70,7 +70,6 @@ class ParameterServer(JobActor):
         super().__init__(config, job, transport)
         self.shard: Shard  # from the moment it listens, as are the marks
         self.marks: Marks
-        self.peers = Peers(config.lease_s, self.ps)
         self.config = config
         self.pending: dict[int, Pending] = {}
         self.restored_from: Path | None = None
@@ -89,6 +88,7 @@ class ParameterServer(JobActor):
             Shutdown: self._on_shutdown,
         }
         self.gradients = Gradients(self)
+        self.peers = Peers(config.lease_s, self.ps, self.gradients.has_died)
         self.intake = Intake(self)
         self._states = StateLogger(log)
 
