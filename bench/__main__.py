@@ -21,9 +21,16 @@ from bench.train import train_command
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--ps", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--rule", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
+@click.option("--crash-safe/--no-crash-safe", default=True, show_default=True)
 @json_option
 def push_pull_command(
-    lane: str, megabytes: tuple[float, ...], workers: int, ps: int, rule: str, as_json: bool
+    lane: str,
+    megabytes: tuple[float, ...],
+    workers: int,
+    ps: int,
+    rule: str,
+    crash_safe: bool,
+    as_json: bool,
 ) -> None:
     """Time one push+pull by size, with every byte touched and in place.
 
@@ -31,9 +38,19 @@ def push_pull_command(
     Examples:
       python -m bench push-pull
       python -m bench push-pull --lane tcp --megabytes 0.0003,13 --workers 2 --rule adam
+      python -m bench push-pull --lane shm --no-crash-safe
     """
     rows = (
-        measure(lane, size, workers=workers, ps=ps, rule=rule, mode=mode, steps=steps_for(size))
+        measure(
+            lane,
+            size,
+            workers=workers,
+            ps=ps,
+            rule=rule,
+            mode=mode,
+            steps=steps_for(size),
+            crash_safe=crash_safe,
+        )
         for size in megabytes
         for mode in ("touched", "in_place")
     )

@@ -1,4 +1,8 @@
-"""How fast an update passes over memory: our kernels, the NumPy rules, and torch's optimizers."""
+"""How fast an update passes over memory: our kernels, the NumPy rules, and torch's optimizers.
+
+Backend "crash-safe" is a ps's whole update by the same kernel, with all that lets the next process
+finish it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ from zmqtrain.optim import (
     Update,
     new_slots,
 )
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.shard import Shard
 
 RULES: dict[str, Rule] = {
     "sgd": SGD(1e-6),
@@ -72,6 +79,7 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
 def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
     steps: dict[str, Callable[[], object]] = {
         "numba": _our_step(Update(RULES[rule]), size),
+        "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
         "numpy": _our_step(Update(RULES[rule], fused=False), size),
     }
     with contextlib.suppress(ImportError):
@@ -84,6 +92,16 @@ def _our_step(update: Update, size: int) -> Callable[[], None]:
     parameters, gradient = _arrays(size)
     slots = new_slots(update, parameters)
     return lambda: update.update(parameters, gradient, slots, step=10)
+
+
+def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
+    (layout,) = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)
+    shard = Shard(layout, update, safe=True)
+    parameters, gradient = _arrays(size)
+    shard.initialize(parameters)
+    shard.segment.gradient(0)[:] = gradient
+    shard.stage(0, 0)
+    return lambda: shard.apply(0)
 
 
 def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:

@@ -31,7 +31,15 @@ WARM_UP = 3  # steps not counted
 
 
 def measure(
-    lane: str, megabytes: float, *, workers: int, ps: int, rule: str, mode: str, steps: int
+    lane: str,
+    megabytes: float,
+    *,
+    workers: int,
+    ps: int,
+    rule: str,
+    mode: str,
+    steps: int,
+    crash_safe: bool = True,
 ) -> dict[str, Any]:
     """Return one row of results. Worker 0 and the chief run in this process."""
     settings = {
@@ -41,7 +49,7 @@ def measure(
         "BENCH_MODE": mode,
     }
     job = make_job(megabytes, steps * workers, rule, mode)
-    uvloop.run(_run(lane, job, workers, ps, settings))
+    uvloop.run(_run(lane, job, workers, ps, settings, crash_safe=crash_safe))
     model = job.model
     assert isinstance(model, Blob)
     times = [b - a for a, b in zip(model.began_at, model.began_at[1:], strict=False)][WARM_UP:]
@@ -53,13 +61,16 @@ def measure(
         "workers": workers,
         "ps": ps,
         "rule": rule,
+        "crash_safe": crash_safe and lane != "memory",
         "median_ms": 1e3 * statistics.median(times),
         "min_ms": 1e3 * min(times),
         "per_second": 1 / statistics.median(times),
     }
 
 
-async def _run(lane: str, job: Job, workers: int, ps: int, settings: dict[str, str]) -> None:
+async def _run(
+    lane: str, job: Job, workers: int, ps: int, settings: dict[str, str], *, crash_safe: bool
+) -> None:
     with _addresses(lane, ps) as addresses:
         transport: Transport = MemoryTransport() if lane == "memory" else ZmqTransport()
 
@@ -71,6 +82,7 @@ async def _run(lane: str, job: Job, workers: int, ps: int, settings: dict[str, s
                 ps=addresses,
                 workers=workers,
                 lane=lane,
+                crash_safe=crash_safe,
             )
 
         actors: list[Any] = [
@@ -98,7 +110,7 @@ async def _start(config: TaskConfig, settings: dict[str, str]) -> asyncio.subpro
         *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", "--job", config.job),
         *("--index", str(config.index), "--ps", ",".join(config.ps), "--metrics-port", "0"),
         *("--workers", str(config.workers), "--threads", "1", "--log-level", "warning"),
-        *("--lane", config.lane),
+        *("--lane", config.lane, "--crash-safe" if config.crash_safe else "--no-crash-safe"),
     ]
     return await asyncio.create_subprocess_exec(*command, env={**os.environ, **settings})
 
