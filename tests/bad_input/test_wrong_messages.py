@@ -31,6 +31,7 @@ from zmqtrain.wire.messages import (
     Shutdown,
     Status,
     SwitchPolicy,
+    Wait,
 )
 
 MakeJob = Callable[..., Job]
@@ -258,3 +259,19 @@ async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job
         assert (await worker.ask(Leave("enough"))).message == Done()
         error, text = await worker.refused(PUSH, t.zeros)
         assert (error, text.endswith("has not joined")) == ("FencedError", True)
+
+
+async def test_waits_and_facts_without_end_are_cut_and_the_status_stays_readable(
+    table: Table, make_job: MakeJob
+) -> None:
+    async with table(make_job()) as t:
+        await t.begin()
+        worker, batches = await t.worker()
+        waits = tuple(Wait("worker 0", "ps 0", f"reason {number}", 1.0) for number in range(4000))
+        facts = {f"fact {number}": 1.0 for number in range(1000)}
+        await worker.ask(Heartbeat(waits=waits, facts=facts))
+        status = (await t.someone("client").ask(GetStatus())).message
+        assert isinstance(status, Status)
+        assert len(status.waits) < 40
+        assert all(len(task.facts) < 40 for task in status.tasks)
+        await t.check(worker, batches)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 PROCFILE = Path(__file__).parents[2] / "Procfile"
 
 
-def start_honcho(stage: Stage, job: str, *arguments: str, **variables: str) -> Process:
+def start_honcho(stage: Stage, port: int, job: str, *arguments: str, **variables: str) -> Process:
+    """Start the project's Procfile, ps 0 of which is to listen at ``port``."""
     (stage.directory / "Procfile").write_text(PROCFILE.read_text())
-    ports = stage.free_ports(2)
-    variables |= {"ZMQTRAIN_BASE_PORT": str(ports[0]), "ZMQTRAIN_METRICS_PORT": "0"}
+    variables |= {"ZMQTRAIN_BASE_PORT": str(port), "ZMQTRAIN_METRICS_PORT": "0"}
     env = {"ZMQTRAIN_JOB": job, **variables}
     return stage.start("honcho", "honcho", "start", *arguments, env=env)
 
@@ -36,7 +36,14 @@ def exit_codes(output: str) -> dict[str, int]:
 
 
 def test_procfile_trains_with_as_many_ps_and_workers_as_honcho_is_told(stage: Stage) -> None:
-    honcho = start_honcho(stage, stage.job(steps=100), "-c", "ps=2,worker=4")
+    port, _ = stage.free_ports(2)
+    honcho = start_honcho(stage, port, stage.job(gated=True, steps=100), "-c", "ps=2,worker=4")
+    stage.until_status(
+        f"127.0.0.1:{port}",
+        lambda s: sum(task.task.startswith("worker") and task.step > 0 for task in s.tasks) == 4,
+        "steps of every worker",  # one that comes after the end is stopped by honcho
+    )
+    stage.open_gate()
     assert honcho.exit_code() == 0, str(honcho)
     summary = lines_of("chief.1", honcho.output)[-6:]
     assert summary[1] == "policy hogwild, 2 ps, 4 workers"
@@ -50,7 +57,8 @@ def test_procfile_trains_with_as_many_ps_and_workers_as_honcho_is_told(stage: St
 def test_sigterm_of_honcho_leaves_a_checkpoint_and_needs_no_sigkill(stage: Stage) -> None:
     logdir = {"ZMQTRAIN_LOGDIR": str(stage.logdir)}
     job = stage.job(gated=True, steps=10**6)
-    honcho = start_honcho(stage, job, "-c", "worker=2", **logdir)
+    (port,) = stage.free_ports(1)
+    honcho = start_honcho(stage, port, job, "-c", "worker=2", **logdir)
     stage.until(lambda: re.search(r"step [1-9]\d*/", honcho.output), "the first steps")
     honcho.signal(signal.SIGTERM)
     assert honcho.exit_code() == 143, str(honcho)

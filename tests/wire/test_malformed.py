@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+import typing
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from zmqtrain.wire.codec import (
     decode,
     request_id_of,
 )
-from zmqtrain.wire.messages import PROTOCOL_VERSION
+from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
 MIB = 1 << 20
 LIMITS = "the header is not msgpack within limits: "
@@ -283,12 +284,34 @@ def test_claimed_length_costs_nothing(hostile: bytes) -> None:
     assert cost_of(hostile) < MIB
 
 
+@pytest.mark.parametrize("hostile", [ARRAYS, b"\x97" + ARRAYS, b"\x97\x02\xa0" + ARRAYS])
+def test_request_id_of_a_hostile_header_costs_next_to_nothing(hostile: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert request_id_of([hostile]) == 0
+        assert tracemalloc.get_traced_memory()[1] < MIB / 16
+    finally:
+        tracemalloc.stop()
+
+
+def test_first_bytes_of_every_message_hold_its_request_id() -> None:
+    for kind in typing.get_args(Message):
+        parts = [2**64 - 1, kind.__name__, 2**64 - 1, ["worker", 0, 0], 0, [], []]
+        assert request_id_of([msgpack.packb(parts)]) == 2**64 - 1
+
+
 @pytest.mark.parametrize(
     ("frames", "request_id"),
     [
         ([header(body=None)], 7),
         ([header(version=99)], 7),
         ([b"\x93\x01\x02\x09"], 9),
+        ([b"\x93\x01\x90\x09"], 9),
+        ([header(request_id=2**64 - 1)], 2**64 - 1),
+        ([header(request_id=300)[:-3]], 300),
+        ([header(body=DEEP)], 7),
+        ([header(kind="K" * 70)], 0),
+        ([header(request_id=DEEP)], 0),
         ([header(request_id=-1)], 0),
         ([header(request_id=True)], 0),
         ([header(request_id="7")], 0),

@@ -6,7 +6,7 @@ from zmqtrain import errors
 from zmqtrain.errors import ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Refusal
-from zmqtrain.wire.refusals import error_of, refusal_of
+from zmqtrain.wire.refusals import MAX_TEXT, error_of, refusal_of
 
 ERRORS = [
     kind
@@ -26,6 +26,22 @@ def test_error_is_raised_with_its_type_at_the_peer(kind: type[ZmqTrainError]) ->
     error = error_of(received, "ps 0")
     assert type(error) is kind
     assert str(error) == "ps 0: lr is -1, expected more"
+
+
+@pytest.mark.parametrize(
+    ("text", "arrives"),
+    [
+        ("x" * MAX_TEXT, "x" * MAX_TEXT),
+        ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 3) + "..."),
+        ("\U0001f600" * 100_000, "\U0001f600" * (MAX_TEXT - 3) + "..."),  # 4 bytes each
+        ("no file a\udcff", "no file a\\udcff"),
+        ("\udcff" * 20_000, ("\\udcff" * MAX_TEXT)[: MAX_TEXT - 3] + "..."),
+    ],
+    ids=["as long as allowed", "longer", "of many bytes", "no UTF-8", "longer and no UTF-8"],
+)
+def test_text_arrives_whatever_a_peer_or_a_path_put_into_it(text: str, arrives: str) -> None:
+    sent = Envelope(refusal_of(RefusedError(text)), Sender("ps", 0), 3)
+    assert decode(encode(sent)).message == Refusal("RefusedError", arrives)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ from zmqtrain.wire.messages import (
 )
 
 FAREWELL_S = 2.0  # how long workers may take to say goodbye
+MAX_WAITS, MAX_FACTS = 16, 32  # of one task, that are told of in the status
 
 log = logging.getLogger(__name__)
 
@@ -249,8 +250,9 @@ class ParameterServer(JobActor):
         beat = request.envelope.message
         peer = self.peers.member(request)
         if isinstance(beat, Heartbeat):
-            peer.waits = beat.waits
-            peer.facts = {name: fact for name, fact in beat.facts.items() if isfinite(fact)}
+            peer.waits = beat.waits[:MAX_WAITS]
+            facts = list(beat.facts.items())[:MAX_FACTS]
+            peer.facts = {name: fact for name, fact in facts if isfinite(fact)}
             if request.envelope.epoch != self.epoch:
                 peer.facts.pop(ORDERS, None)  # it counts those of another epoch
             self.direction.heard(peer)

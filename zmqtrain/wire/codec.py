@@ -23,6 +23,7 @@ from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 INLINE_NBYTES = 4096  # tensors up to here ride in the header
 MAX_HEADER_NBYTES = 1 << 20
 MAX_TENSORS = 64
+_ID_NBYTES = 64  # in which version, kind and request id have room
 
 # msgpack reserves room for an array's claimed length at every nesting level, so these caps bound
 # what a hostile header can cost: some 120 MiB for as long as it is decoded, as a test measures.
@@ -235,10 +236,18 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
 
 
 def request_id_of(frames: Sequence[Buffer]) -> int:
-    """Return the request id in frames that did not decode, 0 if even that cannot be read."""
+    """Return the request id in frames that did not decode, 0 if even that cannot be read.
+
+    It is looked for in the first bytes alone: what costs most to decode must not cost it twice.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=_ID_NBYTES)
     try:
-        request_id = _unpack(frames[0])[2]
-    except (ProtocolError, LookupError, TypeError):
+        unpacker.feed(frames[0][:_ID_NBYTES])
+        unpacker.read_array_header()
+        unpacker.skip()
+        unpacker.skip()
+        request_id = unpacker.unpack()
+    except (LookupError, ValueError, RecursionError, msgpack.UnpackException):
         return 0
     return request_id if type(request_id) is int and request_id >= 0 else 0
 

@@ -6,6 +6,10 @@ from zmqtrain import errors
 from zmqtrain.errors import RefusedError, ZmqTrainError
 from zmqtrain.wire.messages import Refusal
 
+MAX_TEXT = 8192
+"""Characters of a refusal's text. What a peer said may come back in it, and a text beyond the
+decoder's limits would leave that peer without any."""
+
 _ERRORS: dict[str, type[ZmqTrainError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -14,8 +18,11 @@ _ERRORS: dict[str, type[ZmqTrainError]] = {
 
 
 def refusal_of(error: ZmqTrainError) -> Refusal:
-    """Return the message that tells a peer of this error."""
-    return Refusal(type(error).__name__, str(error))
+    """Return the message that tells a peer of this error; of a long text, its beginning."""
+    text = str(error).encode(errors="backslashreplace").decode()  # a path may be no UTF-8
+    if len(text) > MAX_TEXT:
+        text = f"{text[: MAX_TEXT - 3]}..."
+    return Refusal(type(error).__name__, text)
 
 
 def error_of(refusal: Refusal, peer: str) -> ZmqTrainError:

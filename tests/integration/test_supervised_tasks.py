@@ -1,0 +1,121 @@
+"""Processes that are started again when they crash, as `zmqtrain supervise` and honcho do it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process, Stage
+    from zmqtrain.wire.messages import Status
+
+PROCFILE = Path(__file__).parents[2] / "Procfile"
+STEPS = 2000  # more than are done before the gate is opened
+DEADLINE_S = 40.0  # reached only when something is broken
+
+CRASHES_TWICE = "echo >> lives; test $(wc -l < lives) -gt 2 || kill -9 $$"
+MINDS_SIGTERM = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+open("pid.new", "w").write(str(os.getpid()))
+os.rename("pid.new", "pid")
+while True:
+    signal.pause()
+"""
+
+
+def supervise(stage: Stage, *arguments: str) -> Process:
+    return stage.start("supervise", sys.executable, "-m", "zmqtrain", "supervise", *arguments)
+
+
+def until_pid(stage: Stage) -> int:
+    path = stage.directory / "pid"
+    stage.until(path.exists, "the process's pid")
+    return int(path.read_text())
+
+
+def test_crashed_process_is_started_again_until_it_is_done(stage: Stage) -> None:
+    supervised = supervise(stage, "--", "sh", "-c", CRASHES_TWICE)
+    assert supervised.exit_code() == 0, str(supervised)
+    assert (stage.directory / "lives").read_text() == "\n" * 3
+    told = supervised.lines(r" WARNING sh -c .* was killed by signal 9 \(SIGKILL\) after .* s: it ")
+    left = [line.rpartition("; ")[2] for line in told]
+    assert left == [f"{n} of 10 restarts within 600 s are left" for n in (9, 8)], str(supervised)
+    assert supervised.log.count("\n") == 2
+
+
+def test_budget_that_is_used_up_ends_with_the_code_of_the_crash(stage: Stage) -> None:
+    supervised = supervise(stage, "--max-restarts", "1", "sh", "-c", "kill -9 $$")
+    assert supervised.exit_code() == 137, str(supervised)
+    assert supervised.lines(" ERROR .*: 1 restarts within 600 s are used up$"), str(supervised)
+
+
+def test_sigterm_is_passed_on_and_the_process_is_not_started_again(stage: Stage) -> None:
+    supervised = supervise(stage, "--", sys.executable, "-c", MINDS_SIGTERM)
+    until_pid(stage)
+    supervised.signal(signal.SIGTERM)
+    assert supervised.exit_code() == 7, str(supervised)
+    assert supervised.log == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent death signal")
+def test_process_dies_with_its_supervisor(stage: Stage) -> None:
+    supervised = supervise(stage, "--", sys.executable, "-c", MINDS_SIGTERM)
+    end = os.pidfd_open(until_pid(stage))
+    supervised.signal(signal.SIGKILL)
+    assert select.select([end], [], [], DEADLINE_S)[0], "it lives on"
+    os.close(end)
+
+
+def pid_of(status: Status, task: str) -> int:
+    (process,) = (each.process for each in status.tasks if each.task == task)
+    return int(process.rpartition(":")[2])
+
+
+def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
+    stage: Stage, check_counts: Callable[[Path], list[int]]
+) -> None:
+    job = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir), save_secs=1)
+    (stage.directory / "Procfile").write_text(PROCFILE.read_text())
+    (port,) = stage.free_ports(1)
+    env = {
+        "ZMQTRAIN_JOB": job,
+        "ZMQTRAIN_BASE_PORT": str(port),
+        "ZMQTRAIN_METRICS_PORT": "0",
+        "ZMQTRAIN_HEARTBEAT_S": "0.2",
+        "ZMQTRAIN_LEASE_S": "1",
+    }
+    honcho = stage.start("honcho", "honcho", "start", "-c", "worker=2", env=env)
+    lead = f"127.0.0.1:{port}"
+
+    def until(condition: Callable[[Status], object], what: str) -> Status:
+        return stage.until_status(lead, condition, what)
+
+    stage.until(lambda: list(stage.logdir.glob("checkpoints/step-*/manifest.json")), "a checkpoint")
+    killed: dict[str, int] = {}
+    for task in ("worker 1", "chief 0", "ps 0"):
+        status = until(lambda s: len(s.tasks) == 4, "everyone")
+        killed[task] = pid_of(status, task)
+        os.kill(killed[task], signal.SIGKILL)
+        status = until(
+            lambda s, task=task: len(s.tasks) == 4 and pid_of(s, task) != killed[task],
+            f"the next life of {task}",
+        )
+        until(lambda s, step=status.step: s.step > step, f"steps after the death of {task}")
+    stage.open_gate()
+
+    assert honcho.exit_code() == 0, str(honcho)
+    assert f"global step {STEPS}," in honcho.output
+    assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
+    assert "9 of 10 restarts within 600 s are left" in honcho.output
+    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
+    (run_file,) = stage.run_files()  # its owner had no time to remove it
+    assert run_file.stem == str(killed["chief 0"])
+    run_file.unlink()

@@ -1,0 +1,86 @@
+"""Supervision inside this process: signals at the moments that no other process can hit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from zmqtrain import supervisor
+from zmqtrain.errors import ConfigError
+from zmqtrain.restarts import Limits, Restart
+from zmqtrain.supervisor import SIGNALS, supervise
+
+FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
+KILLED = ["sh", "-c", "kill -9 $$"]
+LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The signals mean after the test what they meant before."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run(command: Sequence[str]) -> int:
+    async def limited() -> int:
+        async with asyncio.timeout(LIMIT_S):
+            return await supervise(command, Limits(10, 600))
+
+    return asyncio.run(limited())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_between_two_lives_ends_the_supervision_at_once(
+    monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    def decide(*_: Any) -> Restart:
+        os.kill(os.getpid(), number)
+        return Restart(3600.0, 1)
+
+    monkeypatch.setattr(supervisor, "decide", decide)
+    assert run(KILLED) == code
+
+
+def test_signal_before_the_process_is_there_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = supervisor._start
+
+    async def start_late(command: Sequence[str]) -> asyncio.subprocess.Process:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)  # for the loop to hear of it
+        await asyncio.sleep(0)
+        return await start(command)
+
+    monkeypatch.setattr(supervisor, "_start", start_late)
+    assert run(FOREVER) == 143
+
+
+@pytest.mark.parametrize("command", [["true"], KILLED])
+def test_signals_disturb_nothing_once_the_supervision_is_over(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "decide", lambda endings, *_: supervisor.End(5))
+    assert run(command) == 5
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("no-such-program", "cannot start 'no-such-program': No such file or directory"),
+        ("/", "cannot start '/': Permission denied"),
+    ],
+)
+def test_command_that_cannot_be_started_is_told(command: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run([command])
+    assert str(caught.value) == f"{text}; expected a program on PATH, or the path of one"

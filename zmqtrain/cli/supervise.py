@@ -1,0 +1,61 @@
+"""`zmqtrain supervise`: a task that is started again when it crashes.
+
+A supervisor starts before each task and lives beside it, so it imports little: `python -m
+zmqtrain.cli.supervise` is the same command without what the others need, and click looks up its
+variables, because `zmqtrain.config` brings all that a job is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from zmqtrain.invoke import invoke
+from zmqtrain.logs import setup_logging
+from zmqtrain.restarts import Limits
+from zmqtrain.supervisor import supervise
+
+
+@click.command(
+    "supervise", context_settings={"max_content_width": 100, "allow_interspersed_args": False}
+)
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    envvar="ZMQTRAIN_MAX_RESTARTS",
+    show_envvar=True,
+    help="how many restarts there may be within --within-s seconds",
+)
+@click.option(
+    "--within-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    envvar="ZMQTRAIN_WITHIN_S",
+    show_envvar=True,
+    help="seconds after which a restart does not count any more",
+)
+def supervise_command(command: tuple[str, ...], max_restarts: int, within_s: float) -> int:
+    """Run COMMAND, and run it again when it crashes.
+
+    A restart follows if a signal killed it, if it lost a peer, or if it ended with a code that
+    zmqtrain does not know; first after 0.2 s, then after twice as long each time, up to 30 s. Any
+    other code ends the supervision too, and it is its exit code. SIGTERM and Ctrl-C are passed on,
+    and there is no restart after them. COMMAND dies with its supervisor.
+
+    \b
+    Examples:
+      zmqtrain supervise -- python -m zmqtrain.roles.worker --job job.py --ps a:2222 --index 0
+      zmqtrain supervise --max-restarts 3 --within-s 60 -- python -m zmqtrain.roles.ps --job job.py
+    """
+    setup_logging("supervise", "info")
+    return asyncio.run(supervise(command, Limits(max_restarts, within_s)))
+
+
+if __name__ == "__main__":
+    sys.exit(invoke(supervise_command, "zmqtrain supervise"))
