@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test lint format fuzz clean
+.PHONY: help setup train test lint format fuzz headline clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,13 @@ SECONDS ?= 60
 fuzz: $(VENV)/.fuzz  ## feed the decoder with hostile bytes for SECONDS=60 (Linux)
 	$(BIN)/python tests/fuzz/fuzz_codec.py -max_total_time=$(SECONDS) -max_len=8192 -verbosity=0 \
 	  -print_final_stats=1 -artifact_prefix=$(VENV)/fuzz/ $(VENV)/fuzz tests/fuzz/corpus
+
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	@touch $@
+
+headline: $(VENV)/.bench  ## kill everything for two minutes while it trains; check every promise
+	$(BIN)/python -m bench headline --plot headline.png
 
 clean:  ## remove what the commands above made
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

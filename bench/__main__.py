@@ -6,6 +6,7 @@ import click
 
 from bench import kernels as kernel_bench
 from bench.compression import compression_command
+from bench.headline import headline_command
 from bench.memory import memory_command
 from bench.options import json_option, megabytes_type, steps_for
 from bench.output import report
@@ -22,6 +23,7 @@ from bench.train import train_command
 @click.option("--ps", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--rule", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True)
 @click.option("--crash-safe/--no-crash-safe", default=True, show_default=True)
+@click.option("--keys", is_flag=True, help="encrypt what travels on lane tcp")
 @json_option
 def push_pull_command(
     lane: str,
@@ -30,6 +32,7 @@ def push_pull_command(
     ps: int,
     rule: str,
     crash_safe: bool,
+    keys: bool,
     as_json: bool,
 ) -> None:
     """Time one push+pull by size, with every byte touched and in place.
@@ -39,7 +42,10 @@ def push_pull_command(
       python -m bench push-pull
       python -m bench push-pull --lane tcp --megabytes 0.0003,13 --workers 2 --rule adam
       python -m bench push-pull --lane shm --no-crash-safe
+      python -m bench push-pull --lane tcp --keys
     """
+    if keys and lane != "tcp":
+        raise click.UsageError(f"--keys is for lane tcp; tensors do not travel on lane {lane}")
     rows = (
         measure(
             lane,
@@ -50,6 +56,7 @@ def push_pull_command(
             mode=mode,
             steps=steps_for(size),
             crash_safe=crash_safe,
+            encrypted=keys,
         )
         for size in megabytes
         for mode in ("touched", "in_place")
@@ -81,6 +88,7 @@ COMMANDS: tuple[click.Command, ...] = (
     train_command,
     memory_command,
     profile_command,
+    headline_command,
     compression_command,
     peers_command,
 )

@@ -10,22 +10,28 @@ from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import connect_endpoint
 from zmqtrain.metrics import Metrics
 from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Heartbeat, Message
 
 
-def ask(address: str, message: Message, *, timeout_s: float) -> Message:
+def ask(
+    address: str, message: Message, *, timeout_s: float, security: Security | None = None
+) -> Message:
     """Send one request to the ps at ``address`` (host:port or ipc://path); return its reply.
 
     Raises:
         PeerLostError: no answer within ``timeout_s``.
+        ConfigError: the address is beyond this host, and ``security`` has no keys for it.
         RefusedError, ConfigError, ...: the ps refused, with its reason.
     """
-    return asyncio.run(_ask(connect_endpoint(address), message, timeout_s))
+    return asyncio.run(_ask(connect_endpoint(address), message, timeout_s, security))
 
 
-async def _ask(endpoint: str, message: Message, timeout_s: float) -> Message:
-    transport = ZmqTransport(linger_ms=0)  # what was not answered needs not be sent
+async def _ask(
+    endpoint: str, message: Message, timeout_s: float, security: Security | None
+) -> Message:
+    transport = ZmqTransport(security, linger_ms=0)  # what was not answered needs not be sent
     link = Link(
         "ps 0",
         transport.connect(endpoint),

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from zmqtrain.cluster import MAX_PORT, Cluster, Role, Task, bind_endpoint, canonical_address
+from zmqtrain.cluster import (
+    MAX_PORT,
+    Cluster,
+    Role,
+    Task,
+    bind_endpoint,
+    canonical_address,
+    connect_endpoint,
+)
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import JobOverrides
 from zmqtrain.options import given, load, names_of
 from zmqtrain.procfile import PROCESS_NAME, Process, process_of, running_counts
 from zmqtrain.tf_config import parse_tf_config
 from zmqtrain.timing import Timing
+from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.security import Security
 
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process, as they are when they are looked up."""
@@ -69,6 +80,16 @@ class TaskConfig(Timing):
         description="IP address or interface on which a ps listens (loopback if its own address "
         "is a loopback one, else all)",
     )
+    keys: str | None = Field(
+        None,
+        min_length=1,
+        description="directory of keys (zmqtrain keys new makes one); with it every tcp connection "
+        "is encrypted and both ends prove who they are",
+    )
+    insecure: bool = Field(
+        False,
+        description="whether to listen and connect beyond this host without keys",
+    )
     lane: Literal["auto", "memory", "shm", "tcp"] = Field(
         "auto",
         description="how tensors travel: memory (one process), shm (one host), tcp; auto takes the "
@@ -94,6 +115,15 @@ class TaskConfig(Timing):
         le=MAX_PORT,
         description="port of metrics and health, 0 for any free one (chief 9400, ps i 9410+i, "
         "worker i 9450+i)",
+    )
+    metrics_cert: str | None = Field(
+        None,
+        min_length=1,
+        description="file with the TLS certificate (PEM, with its chain) with which metrics and "
+        "health are served over https",
+    )
+    metrics_key: str | None = Field(
+        None, min_length=1, description="file with the private key of that certificate (PEM)"
     )
     threads: int | None = Field(
         None,
@@ -144,6 +174,16 @@ class TaskConfig(Timing):
             )
         return self
 
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> TaskConfig:
+        if (self.metrics_cert is None) != (self.metrics_key is None):
+            given, missing = ("metrics_cert", "metrics_key")[:: 1 if self.metrics_cert else -1]
+            raise ValueError(
+                f"{names_of(given)} is given, but not {names_of(missing)}; expected both or none; "
+                "give the other one, too"
+            )
+        return self
+
     @property
     def task(self) -> Task:
         return Task(self.role, self.index)
@@ -163,6 +203,23 @@ class TaskConfig(Timing):
         if self.role is not Role.PS:
             raise ConfigError(f"{self.task} binds no socket; only ps tasks do")
         return bind_endpoint(self.ps[self.index], self.bind)
+
+    @property
+    def security(self) -> Security:
+        """What this task trusts, and whose keys it expects where."""
+        return Security(
+            Owner(self.role.value, self.index),
+            None if self.keys is None else Path(self.keys),
+            self.insecure,
+            {connect_endpoint(address): Owner("ps", i) for i, address in enumerate(self.ps)},
+        )
+
+    @property
+    def metrics_tls(self) -> tuple[str, str] | None:
+        """Files of the certificate and the key with which metrics are served; None without TLS."""
+        if self.metrics_cert is None or self.metrics_key is None:
+            return None
+        return self.metrics_cert, self.metrics_key
 
     @property
     def metrics_address(self) -> tuple[str, int]:

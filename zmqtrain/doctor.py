@@ -111,7 +111,8 @@ def diagnose(
         except ConfigError as error:
             findings += map(_error, str(error).splitlines())
         else:
-            findings += [*_of_config(config, environ, reading), *_of_machine(config, probes)]
+            findings += [*_of_config(config, environ, reading), *_of_security(config)]
+            findings += _of_machine(config, probes)
             findings += _of_peers(config, probes) if reach else []
             if not any(finding.severity is Severity.ERROR for finding in findings):
                 findings.append(_ok(_summary(config)))
@@ -280,6 +281,21 @@ def _of_config(
             f"{names_of('ps')} mixes the loopback address {near[0]} with those of other hosts; "
             "expected names that every host can reach; replace it"
         )
+
+
+def _of_security(config: TaskConfig) -> Iterator[Finding]:
+    """Connections that nothing protects, and keys that are not to be had."""
+    security = config.security
+    try:
+        if config.role is Role.PS:
+            security.check(config.bind_endpoint, listening=True)
+        for endpoint in security.servers:
+            security.check(endpoint, listening=False)
+            if security.is_keyed(endpoint):
+                security.server_key(endpoint)
+                security.secret()
+    except ConfigError as error:
+        yield _error(str(error))
 
 
 def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:

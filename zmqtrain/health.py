@@ -7,8 +7,10 @@ answer matters most.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -77,7 +79,9 @@ class _HttpServer(ThreadingMixIn, TCPServer):
         registry: CollectorRegistry,
         is_ready: Callable[[], tuple[bool, str]],
         stalled_s: Callable[[], float],
+        tls: ssl.SSLContext | None,
     ) -> None:
+        self._tls = tls
         self.registry = registry
         self.is_ready = is_ready
         self.stalled_s = stalled_s
@@ -87,8 +91,24 @@ class _HttpServer(ThreadingMixIn, TCPServer):
         self.address_family, _, _, _, (address, _, *scope) = lookup[0]
         super().__init__((address, port, *scope), _Handler)  # type: ignore[arg-type]
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        if self._tls is not None:
+            # The handshake comes with the first read: a slow client keeps but its own thread.
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        if isinstance(request, ssl.SSLSocket):
+            # Without a goodbye the client has to take the answer for cut short.
+            with contextlib.suppress(OSError, ValueError):
+                request.unwrap()
+        super().shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+        if isinstance(sys.exception(), (ConnectionError, TimeoutError, ssl.SSLError)):
             log.debug("%s went away before it had its answer", client_address)
         else:
             log.exception("the metrics server could not answer %s", client_address)
@@ -154,18 +174,19 @@ def serve(
     port: int,
     is_ready: Callable[[], tuple[bool, str]],
     loop_lag: Callable[[], float],
+    tls: ssl.SSLContext | None = None,
 ) -> Server:
     """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
 
     ``is_ready`` says whether the task can do its work, and why (not); ``loop_lag`` gives the
     seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both are called from the
-    server's threads.
+    server's threads. With ``tls`` all is served over https, and over https alone.
 
     Raises:
         ConfigError: nothing can listen on that address, for instance because the port is taken.
     """
     try:
-        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag))
+        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
@@ -173,3 +194,21 @@ def serve(
             "of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
             "where 0 takes any free port"
         ) from error
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return what serves with the certificate and the key in these files.
+
+    Raises:
+        ConfigError: they cannot be read, or do not go together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics cannot be served with the certificate {certificate} and the key {key}: "
+            f"{error.strerror or error}; expected PEM files that go together; correct "
+            "--metrics-cert and --metrics-key (ZMQTRAIN_METRICS_CERT, ZMQTRAIN_METRICS_KEY)"
+        ) from None
+    return context

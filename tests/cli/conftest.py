@@ -13,6 +13,7 @@ from zmqtrain.cli import remote
 from zmqtrain.config import ENVIRON
 from zmqtrain.errors import PeerLostError, ZmqTrainError
 from zmqtrain.run_file import RunningJob
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import Message, Status, TaskStatus, Wait
 
 JOINED = 1_763_690_400_000  # Friday, 21 November 2025, 02:00 UTC, in milliseconds
@@ -50,8 +51,17 @@ class FakePs:
     replies: dict[type, list[Any]] = field(default_factory=dict)
     asked: list[tuple[str, Message, float]] = field(default_factory=list)
     on_error: Callable[[], None] = lambda: None  # called before one is raised
+    security: Security | None = None  # of the last question
 
-    def ask(self, address: str, message: Message, *, timeout_s: float) -> Message:
+    def ask(
+        self,
+        address: str,
+        message: Message,
+        *,
+        timeout_s: float,
+        security: Security | None = None,
+    ) -> Message:
+        self.security = security
         self.asked.append((address, message, timeout_s))
         silence = PeerLostError(f"ps 0 at {address} did not answer within {timeout_s:g} s")
         replies = self.replies.get(type(message), [silence])

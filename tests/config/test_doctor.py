@@ -22,8 +22,10 @@ from zmqtrain.doctor import (
     report,
 )
 from zmqtrain.errors import ExitCode
+from zmqtrain.transport.keys import Owner, Pair, add_keys
 
 CLUSTER = {"ps": ["p:1", "q:1"], "worker": ["w:1", "v:1"], "chief": ["c:1"]}
+TRUSTED = {"ZMQTRAIN_INSECURE": "1"}  # as keys are a matter of other tests
 
 
 def fine(host: str, port: int) -> None:
@@ -55,7 +57,8 @@ def seen(
     reach: bool = False,
 ) -> list[str]:
     """Return the report's lines."""
-    return report(diagnose(role, flags or {}, environ or {}, probes, reach=reach)).splitlines()
+    environ = TRUSTED | dict(environ or {})
+    return report(diagnose(role, flags or {}, environ, probes, reach=reach)).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -293,6 +296,28 @@ def test_trap_is_a_warning(flags: dict[str, Any], environ: dict[str, str], sente
     assert summary.startswith("ok: this is worker ")
 
 
+@pytest.mark.parametrize("role", [Role.PS, Role.WORKER])
+def test_address_beyond_this_host_needs_keys_or_trust(role: Role) -> None:
+    text = report(diagnose(role, {"ps": "h:1"}, {}, HEALTHY))
+    where = "listening at tcp://0.0.0.0:1" if role is Role.PS else "connecting to tcp://h:1"
+    assert text.startswith(f"error: {where}, ")
+    assert "make keys (zmqtrain keys new --keys DIR)" in text
+    assert "--insecure (or ZMQTRAIN_INSECURE=1)" in text
+
+
+def test_keys_that_are_not_there_are_an_error(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    flags = {"ps": "127.0.0.1:1", "keys": str(keys)}
+    assert f"error: {keys / 'registry'} cannot be read: " in report(
+        diagnose(Role.WORKER, flags, {}, HEALTHY)
+    )
+    add_keys(keys, {Owner("ps"): Pair("a" * 64, None)})
+    assert f"error: {keys / 'worker-0.secret'}, the secret key of worker 0, cannot be read" in (
+        report(diagnose(Role.WORKER, flags, {}, HEALTHY))
+    )
+    assert exit_code(diagnose(Role.WORKER, flags | {"ps": "ipc:///p"}, {}, HEALTHY)) == ExitCode.OK
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -320,7 +345,7 @@ def test_unresolvable_host_is_an_error() -> None:
 
 def test_ip_address_is_not_resolved() -> None:
     probes = Probes(refusing("no", ("10.0.0.1", 1), ("::1", 1)), fine, fine)
-    assert exit_code(diagnose(None, {"ps": "10.0.0.1:1"}, {}, probes)) is ExitCode.OK
+    assert exit_code(diagnose(None, {"ps": "10.0.0.1:1"}, TRUSTED, probes)) is ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -353,7 +378,7 @@ def test_port_of_another_task_is_not_tried() -> None:
 def test_peers_are_connected_to_only_on_request() -> None:
     probes = Probes(fine, fine, refusing("Connection refused", ("b", 2)))
     flags = {"ps": "a:1,b:2"}
-    assert exit_code(diagnose(Role.WORKER, flags, {}, probes)) is ExitCode.OK
+    assert exit_code(diagnose(Role.WORKER, flags, TRUSTED, probes)) is ExitCode.OK
     assert seen(Role.WORKER, flags, probes=probes, reach=True) == [
         (
             "error: ps 1 at b:2 cannot be reached (Connection refused); expected it to accept "

@@ -15,6 +15,7 @@ from zmqtrain.cluster import Cluster, Role, Task
 from zmqtrain.config import TaskConfig, load_overrides, load_task
 from zmqtrain.errors import ConfigError
 from zmqtrain.timing import Timing
+from zmqtrain.transport.keys import Owner
 
 JOB = {"job": "job.py"}
 TF = json.dumps(
@@ -170,6 +171,32 @@ def test_each_task_of_a_host_has_its_own_metrics_port(
     role: Role, flags: dict[str, Any], address: tuple[str, int]
 ) -> None:
     assert load(role, flags).metrics_address == address
+
+
+def test_task_trusts_its_host_unless_it_is_told_otherwise() -> None:
+    local = load(Role.WORKER, {"ps": "2", "workers": "4", "index": "3"}).security
+    assert (local.owner, local.directory, local.insecure) == (Owner("worker", 3), None, False)
+    assert local.servers == {
+        "tcp://127.0.0.1:2222": Owner("ps", 0),
+        "tcp://127.0.0.1:2223": Owner("ps", 1),
+    }
+    keyed = load(Role.CHIEF, {"keys": "k"}, {"ZMQTRAIN_KEYS": "l", "ZMQTRAIN_INSECURE": "1"})
+    assert (keyed.security.owner, keyed.security.directory) == (Owner("chief"), Path("k"))
+    assert keyed.security.insecure
+
+
+def test_certificate_comes_with_its_key() -> None:
+    config = load(Role.PS, {"metrics_cert": "c.pem"}, {"ZMQTRAIN_METRICS_KEY": "k.pem"})
+    assert config.metrics_tls == ("c.pem", "k.pem")
+    assert load(Role.PS).metrics_tls is None
+    for given, missing in (("cert", "key"), ("key", "cert")):
+        with pytest.raises(ConfigError) as caught:
+            load(Role.PS, {f"metrics_{given}": "x.pem"})
+        assert str(caught.value) == (
+            f"--metrics-{given} (or ZMQTRAIN_METRICS_{given.upper()}) is given, but not "
+            f"--metrics-{missing} (or ZMQTRAIN_METRICS_{missing.upper()}); expected both or none; "
+            "give the other one, too"
+        )
 
 
 def test_ps_binds_its_own_address() -> None:

@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,8 +25,11 @@ from zmqtrain.transport.base import (
     Transport,
     UnreachableError,
 )
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import Owner, Pair, add_keys, read_registry
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.buffers import Buffer
 
 LIMIT_S = 10
@@ -123,6 +127,72 @@ class Lane:
                     await asyncio.sleep(0.001)
 
 
+class Troubles:
+    """What an endpoint tells of, and whether it said that it was final."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, bool]] = []
+        self._came = asyncio.Event()
+
+    def __call__(self, text: str, is_final: bool) -> None:
+        self.told.append((text, is_final))
+        self._came.set()
+
+    async def first(self) -> tuple[str, bool]:
+        async with asyncio.timeout(LIMIT_S):
+            await self._came.wait()
+        return self.told[0]
+
+
+class Keyed:
+    """A job with keys, whose ps 0 listens on loopback."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._transports: list[ZmqTransport] = []
+        self.add(Owner("ps"), Owner("worker", 0), Owner("worker", 1))
+        self.servers: dict[str, Owner] = {}
+
+    def add(self, *owners: Owner) -> None:
+        add_keys(self.directory, {owner: make_pair() for owner in owners})
+
+    def transport(self, security: Security) -> ZmqTransport:
+        transport = ZmqTransport(security, linger_ms=0)
+        self._transports.append(transport)
+        return transport
+
+    def listen(self, *, keyed: bool = True) -> tuple[Endpoint, Inbox, Troubles]:
+        directory = self.directory if keyed else None
+        transport = self.transport(Security(Owner("ps"), directory))
+        endpoint, inbox, troubles = transport.bind("tcp://127.0.0.1:0"), Inbox(), Troubles()
+        self.servers[endpoint.address] = Owner("ps")
+        endpoint.start(inbox)
+        endpoint.tell(troubles)
+        return endpoint, inbox, troubles
+
+    def peer(
+        self, address: str, owner: Owner, directory: Path | None = None, *, keyed: bool = True
+    ) -> tuple[Endpoint, Inbox, Troubles]:
+        """Connect with the secret that a directory, by default the job's, has for a task."""
+        known = (directory or self.directory) if keyed else None
+        transport = self.transport(Security(owner, known, servers=self.servers))
+        endpoint, inbox, troubles = transport.connect(address), Inbox(), Troubles()
+        endpoint.start(inbox)
+        endpoint.tell(troubles)
+        return endpoint, inbox, troubles
+
+    def other_directory(self, name: str, owner: Owner) -> Path:
+        """Make a directory in which a task has another key, but with the job's key of the ps."""
+        other = self.directory.with_name(name)
+        (ps,) = (e for e in read_registry(self.directory) if e.owner == Owner("ps"))
+        add_keys(other, {Owner("ps"): Pair(ps.public, None), owner: make_pair()})
+        return other
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+
+
 def unused_ports() -> Iterator[str]:
     while True:
         with socket.socket() as probe:
@@ -163,6 +233,23 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
     if made:
         gc.collect()
     assert not made, f"still referenced: {list(made)}"
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[Keyed]:
+    stray: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    process = psutil.Process()
+    fds, threads = process.num_fds(), process.num_threads()
+    job = Keyed(tmp_path / "keys")
+    yield job
+    job.close()
+    async with asyncio.timeout(LIMIT_S):  # the loop ends connections of its own a little later
+        while True:
+            if process.num_fds() <= fds and process.num_threads() <= threads:
+                break
+            await asyncio.sleep(0.001)
+    assert stray == []
 
 
 @pytest.fixture(params=["memory", "tcp", "ipc"])

@@ -16,6 +16,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.router_dealer import MAX_FRAME_NBYTES, ZmqTransport
+from zmqtrain.transport.security import Security
 
 Lane = Any  # of conftest.py
 Deaf: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -169,10 +170,12 @@ async def test_messages_that_nobody_takes_do_not_keep_the_process(tcp: Lane) -> 
     ],
 )
 async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
-    tcp: Lane, address: str, reason: str
+    address: str, reason: str
 ) -> None:
+    transport = ZmqTransport(Security(insecure=True))
     with pytest.raises(ConfigError) as caught:
-        tcp.bind(address)
+        transport.bind(address)
+    transport.close()
     assert str(caught.value) == (
         f"cannot listen at {address}: {reason}. Another ps may be running there; end it, or "
         "choose another address (--ps, --base-port)"

@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from zmqtrain.actors.authority import overreach
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import Task
-from zmqtrain.errors import ProtocolError, ZmqTrainError
+from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     Endpoint,
     Peer,
+    Selective,
     Transport,
     UnreachableError,
 )
+from zmqtrain.transport.gate import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Refusal
 from zmqtrain.wire.pieces import Flat, travelling
 from zmqtrain.wire.refusals import refusal_of
+
+TOLD = 256  # reasons to turn someone away that are remembered as told
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +59,11 @@ class Request:
     def over_link(self) -> bool:
         """Whether it came over a link that we made, and not from someone who connected to us."""
         return not self._peer
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the sender's key has been revoked since."""
+        return isinstance(self._peer, KnownPeer) and not self._peer.key.allowed
 
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Answer; a sender that is gone or full will ask again."""
@@ -100,6 +111,7 @@ class Actor:
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._companions: list[Coroutine[Any, Any, None]] = []
+        self._told: deque[str] = deque(maxlen=TOLD)
 
     async def main(self) -> int:
         """The role's own life; its return value is the exit code."""
@@ -156,6 +168,8 @@ class Actor:
         endpoint = self.transport.bind(address, high_water_mark)
         self._listeners.append(endpoint)
         endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
+        if isinstance(endpoint, Selective):
+            endpoint.tell(lambda text, _: self._turned_away(text))
         return endpoint
 
     def link(self, peer: Task, address: str) -> Link:
@@ -220,7 +234,19 @@ class Actor:
             refusal = refusal_of(error)
             self.send(endpoint, refusal, request_id_of(frames), (), peer)
             return
-        self._dispatch(Request(self, endpoint, peer, envelope))
+        request = Request(self, endpoint, peer, envelope)
+        if type(peer) is KnownPeer and (wrong := overreach(peer.key.owner, envelope)):
+            self._turned_away(wrong)
+            request.refuse(RefusedError(wrong))
+            return
+        self._dispatch(request)
+
+    def _turned_away(self, reason: str) -> None:
+        """Count that someone was turned away; tell of each reason once, for who it was tries on."""
+        self.metrics.auth_failures.inc()
+        log.log(logging.DEBUG if reason in self._told else logging.WARNING, "refused: %s", reason)
+        if reason not in self._told:
+            self._told.append(reason)
 
     def _dispatch(self, request: Request) -> None:
         """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqtrain.actors.waits import Waits
-from zmqtrain.errors import PeerLostError, ProtocolError, ZmqTrainError
+from zmqtrain.errors import PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
-from zmqtrain.transport.base import Endpoint, Peer, UnreachableError
+from zmqtrain.transport.base import Endpoint, Peer, Selective, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Alive, Heartbeat, Message, Piece, Refusal, Taken
@@ -78,7 +78,8 @@ class Link:
         self.endpoint = endpoint
         self.joined = False  # heartbeats begin once the peer has welcomed us
         self.fenced = False  # the peer has refused one: it does not know this incarnation
-        self.lost: PeerLostError | None = None
+        self.lost: ZmqTrainError | None = None
+        self._trouble = ""  # why no connection comes about, as far as it is known
         self.credit_nbytes = 0  # pieces that may be under way, unconfirmed
         self._gone = asyncio.Event()
         self._waits = waits
@@ -94,6 +95,8 @@ class Link:
         self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
         self.heard_at: float | None = None
         endpoint.start(self._receive)
+        if isinstance(endpoint, Selective):
+            endpoint.tell(self._on_trouble)
 
     async def request(
         self,
@@ -185,6 +188,7 @@ class Link:
 
         Raises:
             PeerLostError: always, in the end.
+            RefusedError: or this, if the peer does not let us in.
         """
         await self._gone.wait()
         raise self.lost or PeerLostError(f"{self.peer} is gone")
@@ -205,7 +209,8 @@ class Link:
                 self._review(outstanding, now)
             # A peer never heard of is given up by the deadline of the join that waits for it.
             if self.heard_at is not None and now - self.heard_at > self._peer_timeout_s:
-                self._lose(f"{self.peer} has been silent for {now - self.heard_at:.1f} s")
+                silent_s = now - self.heard_at
+                self._lose(PeerLostError(f"{self.peer} has been silent for {silent_s:.1f} s"))
 
     @property
     def is_alive(self) -> bool:
@@ -215,7 +220,7 @@ class Link:
         return time.monotonic() - self.heard_at < 3 * self._heartbeat_s
 
     def close(self) -> None:
-        self._lose(f"the link to {self.peer} was closed")
+        self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         self.endpoint.close()
 
     def _pulse(self) -> None:
@@ -345,13 +350,22 @@ class Link:
             outstanding.future.set_exception(
                 PeerLostError(
                     f"{self.peer} at {self.endpoint.address} did not answer within "
-                    f"{timeout_s:g} s ({outstanding.reason}): is it running, and is this its "
-                    "address?"
+                    f"{timeout_s:g} s ({outstanding.reason}): "
+                    f"{self._trouble or 'is it running, and is this its address?'}"
                 )
             )
 
-    def _lose(self, text: str) -> None:
+    def _on_trouble(self, text: str, is_final: bool) -> None:
+        """The connection does not come about; if that is final, so is the link's end."""
+        where = f"{self.peer} at {self.endpoint.address}"
+        if is_final:
+            self._lose(RefusedError(f"{where}: {text}"))
+        elif text != self._trouble:
+            log.warning("%s: %s", where, text)
+        self._trouble = text
+
+    def _lose(self, error: ZmqTrainError) -> None:
         if self.lost is None:
-            self.lost = PeerLostError(text)
+            self.lost = error
             self._gone.set()
         self.abandon(self.lost)

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import click
 
 from zmqtrain import __version__
+from zmqtrain.cli.chaos import chaos_command
 from zmqtrain.cli.check import check_command
 from zmqtrain.cli.clean import clean_command
 from zmqtrain.cli.control import policy_command, save_command
+from zmqtrain.cli.keys import keys_command
 from zmqtrain.cli.placement import placement_command
 from zmqtrain.cli.run import run_command
 from zmqtrain.cli.status import status_command
+from zmqtrain.cli.supervise import supervise_command
 from zmqtrain.cli.why import why_command
 from zmqtrain.invoke import invoke
 
@@ -26,6 +29,9 @@ COMMANDS: tuple[click.Command, ...] = (
     placement_command,
     check_command,
     clean_command,
+    keys_command,
+    supervise_command,
+    chaos_command,
 )
 """In the order in which the help lists them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import click
@@ -17,9 +17,12 @@ from zmqtrain.errors import ConfigError, ProtocolError
 from zmqtrain.options import given, load, names_of
 from zmqtrain.run_file import RunningJob, running_jobs
 from zmqtrain.tf_config import parse_tf_config
+from zmqtrain.transport.keys import Owner, secrets_in
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
 
 TIMEOUT_S = 5.0
+CLIENT = Owner("client")
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -34,6 +37,7 @@ class RemoteJob:
     address: str
     name: str
     timeout_s: float = TIMEOUT_S
+    security: Security = field(default_factory=Security)
 
     def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status after ``wait_s``, or as soon as its event is past ``seen``.
@@ -53,7 +57,7 @@ class RemoteJob:
             RefusedError, CheckpointError, ...: ps 0 refused, with its reason.
         """
         try:
-            reply = ask(self.address, message, timeout_s=timeout_s)
+            reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except ProtocolError as error:
             raise ProtocolError(
                 f"what answers at {self.address} is no ps 0 of this version ({error}); expected "
@@ -69,7 +73,11 @@ class RemoteJob:
 
 
 def find_job(
-    ps: str | None, timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] = ENVIRON
+    ps: str | None,
+    timeout_s: float = TIMEOUT_S,
+    environ: Mapping[str, str] = ENVIRON,
+    keys: str | None = None,
+    insecure: bool | None = None,
 ) -> RemoteJob:
     """Return the job meant by ``--ps``, ZMQTRAIN_PS or TF_CONFIG, else the one of this host.
 
@@ -78,19 +86,25 @@ def find_job(
     """
     address = _address_given(ps, environ)
     if address is not None:
-        return RemoteJob(address, _named(address), timeout_s)
-    jobs = running_jobs()
-    if len(jobs) != 1:
-        raise ConfigError(_which(jobs))
-    return RemoteJob(jobs[0].ps[0], jobs[0].job, timeout_s)
+        name = _named(address)
+    else:
+        jobs = running_jobs()
+        if len(jobs) != 1:
+            raise ConfigError(_which(jobs))
+        address, name = jobs[0].ps[0], jobs[0].job
+    flags = {"keys": keys, "insecure": insecure}
+    return RemoteJob(address, name, timeout_s, _security(address, flags, environ))
 
 
 def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of a command: it gets a :class:`RemoteJob` as its first argument."""
 
     @functools.wraps(command)
-    def run(*, ps: str | None, timeout_s: float, **options: Any) -> Any:
-        return command(find_job(ps, timeout_s), **options)
+    def run(
+        *, ps: str | None, timeout_s: float, keys: str | None, insecure: bool | None, **options: Any
+    ) -> Any:
+        job = find_job(ps, timeout_s, keys=keys, insecure=insecure)
+        return command(job, **options)
 
     run = click.option(
         "--timeout-s",
@@ -99,6 +113,17 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NUMBER",
         show_default=True,
         help="seconds to wait for an answer of ps 0",
+    )(run)
+    run = click.option(
+        "--insecure",
+        is_flag=True,
+        default=None,
+        help="connect beyond this host without keys (or ZMQTRAIN_INSECURE)",
+    )(run)
+    run = click.option(
+        "--keys",
+        metavar="DIR",
+        help="directory with the key of a client and the job's registry (or ZMQTRAIN_KEYS)",
     )(run)
     return click.option(
         "--ps",
@@ -116,6 +141,17 @@ def _address_given(ps: str | None, environ: Mapping[str, str]) -> str | None:
         return load(TaskConfig, values).ps[0]
     cluster, _ = parse_tf_config(environ.get(TF_CONFIG, ""))
     return cluster.ps[0] or None if cluster is not None and cluster.ps else None
+
+
+def _security(address: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Security:
+    """Return how ps 0 is talked to: with the first key of a client that is at hand."""
+    said = given(TaskConfig, flags, environ)
+    values: dict[str, Any] = {"role": Role.WORKER, "job": "of no matter", "ps": address}
+    values |= {name: said[name] for name in flags if name in said}
+    security = load(TaskConfig, values).security
+    held = [] if security.directory is None else secrets_in(security.directory)
+    clients = [owner for owner in held if owner.role == CLIENT.role]
+    return replace(security, owner=min(clients, default=CLIENT))
 
 
 def _named(address: str) -> str:

@@ -42,14 +42,17 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     if actor.task.role is not config.role and port:
         port = METRICS_PORTS[actor.task.role]
     monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
+    files = config.metrics_tls
+    tls = None if files is None else health.tls_context(*files)
     try:
-        server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s)
+        server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s, tls)
     except ConfigError as error:
         raise ConfigError(f"{error}; or does {actor.task} run on this host already?") from error
     stack.callback(server.close)
     actor.metrics_address = f"{server.address}:{server.port}"
     actor.accompany(monitor.run())
-    log.info("metrics at http://%s/metrics", actor.metrics_address)
+    scheme = "http" if tls is None else "https"
+    log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)
 
 
 def ignore_signals() -> None:

@@ -8,7 +8,7 @@ never waits: what cannot be taken now is an error, and the request table above r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from zmqtrain.wire.buffers import Buffer
 
@@ -16,9 +16,17 @@ HIGH_WATER_MARK = 64
 """Messages on their way to or from a peer; back-pressure is by bytes, above: this is the fuse."""
 
 Peer: TypeAlias = bytes
-"""Where a listening endpoint's message came from, and where the reply goes; b"" when connected."""
+"""Where a listening endpoint's message came from, and where the reply goes; b"" when connected.
+With keys it is a :class:`zmqtrain.transport.gate.KnownPeer`."""
 
 OnMessage: TypeAlias = Callable[[Peer, list[Buffer]], None]
+
+OnTrouble: TypeAlias = Callable[[str, bool], None]
+"""Told why another end does not get in here, or this one there, and whether it never will."""
+
+
+def ignore_trouble(text: str, is_final: bool) -> None:
+    """An :data:`OnTrouble` for those who do not mind."""
 
 
 COPIED_NBYTES = 1 << 16
@@ -61,6 +69,15 @@ class Endpoint(Protocol):
         ...
 
 
+@runtime_checkable
+class Selective(Protocol):
+    """An endpoint that may turn others away, or be turned away."""
+
+    def tell(self, on_trouble: OnTrouble) -> None:
+        """Call ``on_trouble``, which must not raise, whenever that happens from now on."""
+        ...
+
+
 class Transport(Protocol):
     """Makes endpoints. Addresses are ``tcp://host:port``; port 0 binds any free one."""
 
@@ -68,12 +85,17 @@ class Transport(Protocol):
         """Listen at ``address``, with up to so many messages on their way to each peer.
 
         Raises:
-            ConfigError: the address is taken or not one of this host.
+            ConfigError: the address is taken or not one of this host, or is beyond loopback and
+                there are no keys.
         """
         ...
 
     def connect(self, address: str) -> Endpoint:
-        """Connect to ``address``, whether or not anyone listens there yet."""
+        """Connect to ``address``, whether or not anyone listens there yet.
+
+        Raises:
+            ConfigError: the address is wrong, or is beyond loopback and there are no keys.
+        """
         ...
 
     def close(self) -> None:

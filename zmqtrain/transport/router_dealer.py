@@ -1,4 +1,4 @@
-"""The ZeroMQ transport: ROUTER listens, DEALER connects. The only module that imports zmq.
+"""The ZeroMQ transport: ROUTER listens, DEALER connects.
 
 Sockets are read from the event loop's file-descriptor callback rather than through zmq.asyncio: a
 message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and tells only that
@@ -9,6 +9,7 @@ after every send, and a watchdog looks once a second in case an edge was missed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from errno import EADDRINUSE, ECONNREFUSED, ENOENT
 from pathlib import Path
@@ -22,9 +23,17 @@ from zmqtrain.transport.base import (
     COPIED_NBYTES,
     HIGH_WATER_MARK,
     OnMessage,
+    OnTrouble,
     Peer,
     UnreachableError,
 )
+from zmqtrain.transport.curve import secure_listener, secure_peer
+from zmqtrain.transport.gate import Gate, KnownPeer
+from zmqtrain.transport.guard import Guard
+from zmqtrain.transport.handshake import CURVE, NULL, ListenerWatch, PeerWatch, watch
+from zmqtrain.transport.security import Security
+from zmqtrain.transport.zap import ADDRESS as ZAP_ADDRESS
+from zmqtrain.transport.zap import Doorkeeper
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
@@ -36,6 +45,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
+HANDSHAKE_MS = 10_000
 
 
 class ZmqEndpoint:
@@ -47,13 +57,16 @@ class ZmqEndpoint:
         address: str,
         *,
         listening: bool,
-        forget: Callable[[ZmqEndpoint], None],
+        forget: Callable[[ZmqEndpoint], None] | None = None,
+        attendant: Guard | PeerWatch | None = None,
     ) -> None:
-        """``forget`` is called when the endpoint is closed."""
+        """``forget`` is called when the endpoint is closed, which closes its attendant, too."""
         self._socket = socket
         self._address = address
         self._listening = listening
         self._forget = forget
+        self._guard = attendant if isinstance(attendant, Guard) else None
+        self._attendant = attendant
         self._on_message: OnMessage | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -64,16 +77,28 @@ class ZmqEndpoint:
     def address(self) -> str:
         return self._address
 
+    @property
+    def closed(self) -> bool:
+        return bool(self._socket.closed)
+
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._drain)
         self._watch()
+        if self._attendant is not None:
+            self._attendant.start()
+
+    def tell(self, on_trouble: OnTrouble) -> None:
+        if self._attendant is not None:
+            self._attendant.tell(on_trouble)
 
     def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
         socket = self._socket
         try:
             if self._listening:
+                if type(peer) is KnownPeer and not peer.key.allowed:
+                    raise UnreachableError(f"the key of {peer.key.owner} is allowed no more")
                 socket.send(peer, _MORE)
             for frame in frames[:-1]:
                 socket.send(frame, _MORE, copy=len(frame) <= COPIED_NBYTES)
@@ -95,8 +120,12 @@ class ZmqEndpoint:
         for handle in (self._watchdog, self._drain_soon):
             if handle is not None:
                 handle.cancel()
+        if self._attendant is not None:
+            self._socket.disable_monitor()  # first: it would wait for who reads its events
+            self._attendant.close()
         self._socket.close()
-        self._forget(self)
+        if self._forget is not None:
+            self._forget(self)
 
     def _watch(self) -> None:
         if self._loop is not None:
@@ -116,7 +145,9 @@ class ZmqEndpoint:
             for _ in range(BURST):
                 if self._on_message is None:
                     return
-                self._on_message(*self._receive())
+                message = self._receive()
+                if message is not None:
+                    self._on_message(*message)
                 if self._socket.closed or not self._is_readable():
                     return
         except zmq.Again:
@@ -128,63 +159,125 @@ class ZmqEndpoint:
     def _is_readable(self) -> bool:
         return bool(int(self._socket.get(_EVENTS)) & _READABLE)
 
-    def _receive(self) -> tuple[Peer, list[Buffer]]:
-        """Receive one message, copying the header and leaving tensor frames where zmq put them."""
+    def _receive(self) -> tuple[Peer, list[Buffer]] | None:
+        """Receive one message, copying the header and leaving tensor frames where zmq put them.
+
+        Returns None for one that is not taken.
+        """
         socket = self._socket
         peer = socket.recv(_NOW) if self._listening else b""
-        frame = socket.recv(_NOW, copy=False)
+        first = frame = socket.recv(_NOW, copy=False)
         received: list[Buffer] = [frame.bytes]
         while frame.more:
             frame = socket.recv(_NOW, copy=False)
             received.append(frame.buffer)
-        return peer, received
+        if self._guard is None:
+            return peer, received
+        known = self._guard.identify(peer, first)
+        return None if known is None else (known, received)
 
 
 class ZmqTransport:
-    """Makes sockets in one ZeroMQ context of its own."""
+    """Makes sockets in one ZeroMQ context of its own; with keys, one of them may listen."""
 
-    def __init__(self, linger_ms: int = LINGER_MS) -> None:
+    def __init__(self, security: Security | None = None, linger_ms: int = LINGER_MS) -> None:
+        """Without ``security`` addresses have to be of this host, and are used without keys."""
+        self._security = security or Security()
         self._linger_ms = linger_ms
         self._context = zmq.Context()
         self._endpoints: set[ZmqEndpoint] = set()
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
-        socket = self._socket(zmq.ROUTER, address)
-        socket.set(zmq.SNDHWM, high_water_mark)
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        try:
-            if _is_served(address):
-                raise zmq.ZMQError(EADDRINUSE)
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            reason = zmq.strerror(error.errno or 0)
-            raise ConfigError(
-                f"cannot listen at {address}: {reason}. Another ps may be running there; "
-                "end it, or choose another address (--ps, --base-port)"
-            ) from None
+        self._security.check(address, listening=True)
+        with contextlib.ExitStack() as undo:
+            socket = self._socket(zmq.ROUTER, address)
+            undo.callback(socket.close, linger=0)
+            socket.set(zmq.SNDHWM, high_water_mark)
+            socket.set(zmq.ROUTER_MANDATORY, 1)
+            guard = self._guard(socket) if self._security.is_keyed(address) else None
+            if guard is not None:
+                undo.callback(guard.close)
+            try:
+                if _is_served(address):
+                    raise zmq.ZMQError(EADDRINUSE)
+                socket.bind(address)
+            except zmq.ZMQError as error:
+                reason = zmq.strerror(error.errno or 0)
+                raise ConfigError(
+                    f"cannot listen at {address}: {reason}. Another ps may be running there; "
+                    "end it, or choose another address (--ps, --base-port)"
+                ) from None
+            undo.pop_all()
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        return self._endpoint(socket, bound, listening=True)
+        return self._endpoint(socket, bound, listening=True, attendant=guard)
 
     def connect(self, address: str) -> ZmqEndpoint:
-        socket = self._socket(zmq.DEALER, address)
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            socket.close(linger=0)
-            raise ConfigError(
-                f"cannot connect to {address}: {zmq.strerror(error.errno or 0)}; expected "
-                "host:port, or ipc://path with a short path"
-            ) from None
-        return self._endpoint(socket, address, listening=False)
+        security = self._security
+        security.check(address, listening=False)
+        with contextlib.ExitStack() as undo:
+            socket = self._socket(zmq.DEALER, address)
+            undo.callback(socket.close, linger=0)
+            if security.is_keyed(address):
+                secure_peer(socket, security.secret(), security.server_key(address))
+            attendant = self._watch(socket, address) if address.startswith("tcp://") else None
+            if attendant is not None:
+                undo.callback(attendant.close)
+            try:
+                socket.connect(address)
+            except zmq.ZMQError as error:
+                raise ConfigError(
+                    f"cannot connect to {address}: {zmq.strerror(error.errno or 0)}; expected "
+                    "host:port, or ipc://path with a short path"
+                ) from None
+            undo.pop_all()
+        return self._endpoint(socket, address, listening=False, attendant=attendant)
 
     def close(self) -> None:
         for endpoint in tuple(self._endpoints):
             endpoint.close()
         self._context.term()
 
-    def _endpoint(self, socket: zmq.Socket[bytes], address: str, *, listening: bool) -> ZmqEndpoint:
-        endpoint = ZmqEndpoint(socket, address, listening=listening, forget=self._endpoints.discard)
+    def _guard(self, socket: zmq.Socket[bytes]) -> Guard:
+        """Have a socket let in holders of keys only.
+
+        Raises:
+            ConfigError: the registry or the secret key cannot be read.
+        """
+        gate = Gate(self._security.keys())
+        secure_listener(socket, self._security.secret())
+        watching = ListenerWatch(ZmqEndpoint(watch(socket, self._context), "", listening=False))
+        return Guard(gate, Doorkeeper(gate, self._zap_endpoint), watching)
+
+    def _watch(self, socket: zmq.Socket[bytes], address: str) -> PeerWatch:
+        keyed, owner = self._security.is_keyed(address), self._security.owner
+        return PeerWatch(
+            ZmqEndpoint(watch(socket, self._context), "", listening=False),
+            address,
+            CURVE if keyed else NULL,
+            f"the key of {owner}",
+        )
+
+    def _zap_endpoint(self) -> ZmqEndpoint:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set(zmq.LINGER, 0)
+        socket.bind(ZAP_ADDRESS)
+        return ZmqEndpoint(socket, ZAP_ADDRESS, listening=True)
+
+    def _endpoint(
+        self,
+        socket: zmq.Socket[bytes],
+        address: str,
+        *,
+        listening: bool,
+        attendant: Guard | PeerWatch | None = None,
+    ) -> ZmqEndpoint:
+        endpoint = ZmqEndpoint(
+            socket,
+            address,
+            listening=listening,
+            forget=self._endpoints.discard,
+            attendant=attendant,
+        )
         self._endpoints.add(endpoint)
         return endpoint
 
@@ -199,7 +292,7 @@ class ZmqTransport:
         socket.set(zmq.RECONNECT_IVL, 100)
         socket.set(zmq.RECONNECT_IVL_MAX, 500)
         socket.set(zmq.CONNECT_TIMEOUT, 5000)
-        socket.set(zmq.HANDSHAKE_IVL, 10000)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
         return socket

@@ -1,0 +1,315 @@
+"""The whole of it at once: kills, switches of policy, mixed lanes, keys; then all checked.
+
+Two ps and four workers, each under `zmqtrain supervise`, train while `zmqtrain chaos` kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+
+from bench.headline_job import BATCH_SIZE, job
+from bench.output import ROOT, headline, report
+from bench.plot import check_installed
+from bench.processes import json_lines_of
+from zmqtrain.chaos import Chaos, Report, figures, schedule
+from zmqtrain.cli.remote import RemoteJob, find_job
+from zmqtrain.coordination.ledger import LedgerState
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.store.checkpoint import read_parameters
+from zmqtrain.store.manifest import read_manifest
+from zmqtrain.wire.messages import Done, Status, SwitchPolicy
+
+PS, WORKERS = 2, 4
+TASKS = {"ps": PS, "worker": WORKERS, "chief": 1}
+POLICIES = ("hogwild", "bounded-staleness:4", "sync-replicas:aggregate=1")
+POLL_S = 0.2
+FAREWELL_S = 60.0  # that tasks may take to end once the job is done
+MAY_DIFFER = 0.03  # accuracy, from a run that nobody disturbs
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the job said at one moment."""
+
+    at_s: float
+    step: int
+    loss: float
+    staleness: float
+    policy: str
+
+
+@dataclass(slots=True)
+class Watched:
+    """The job as the chaos asks it; notes what it says, and has it change its policy on the way."""
+
+    job: RemoteJob
+    steps: int
+    began: float = field(default_factory=time.monotonic)
+    samples: list[Sample] = field(default_factory=list)
+    switched: int = 0
+
+    def status(self) -> Status:
+        status = self.job.status()
+        at_s = time.monotonic() - self.began
+        mean = status.staleness.get("mean", 0.0)
+        self.samples.append(Sample(at_s, status.step, status.loss, mean, status.policy))
+        due = min(len(POLICIES) * status.step // self.steps, len(POLICIES) - 1)
+        if due > self.switched and status.policy == POLICIES[self.switched]:
+            self.job.ask(SwitchPolicy(POLICIES[due]), Done, 30.0)
+            self.switched = due
+        return status
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise, and whether it was kept."""
+
+    promise: str
+    kept: bool
+    seen: str
+
+
+class Stage:
+    """The processes of one run, and where they keep their things."""
+
+    def __init__(self, directory: Path, steps: int) -> None:
+        self.directory, self.logdir = directory, directory / "logdir"
+        self.segments, self.keys = directory / "segments", str(directory / "keys")
+        first = _free_ports(PS)
+        self.addresses = [f"127.0.0.1:{first + index}" for index in range(PS)]
+        self._environment = {
+            **os.environ,
+            "HEADLINE_STEPS": str(steps),
+            "ZMQTRAIN_SEGMENT_DIR": str(self.segments),
+            "ZMQTRAIN_MAX_RESTARTS": "100",
+        }
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Start every task, with a key of its own; workers 2 and 3 send their tensors by tcp."""
+        sizes = ("--ps", str(PS), "--workers", str(WORKERS))
+        command = [sys.executable, "-m", "zmqtrain", "keys", "new", "--keys", self.keys, *sizes]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        for role, count in TASKS.items():
+            for index in range(count):
+                lane = "tcp" if role == "worker" and index >= WORKERS // 2 else "auto"
+                self._start(role, index, lane)
+
+    def _start(self, role: str, index: int, lane: str) -> None:
+        number = () if role == "chief" else ("--index", str(index))
+        command = [
+            *(sys.executable, "-m", "zmqtrain.cli.supervise", "--"),
+            *(sys.executable, "-m", f"zmqtrain.roles.{role}", "--job", "bench.headline_job"),
+            *("--ps", ",".join(self.addresses), "--workers", str(WORKERS), *number),
+            *("--lane", lane, "--logdir", str(self.logdir), "--save-secs", "20"),
+            *("--metrics-port", "0", "--threads", "1", "--keys", self.keys),
+        ]
+        with (self.directory / f"{role}-{index}.log").open("wb") as log:
+            self.processes[f"{role} {index}"] = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
+            )
+
+    def job(self) -> RemoteJob:
+        """Return the job as people see it, who have a key of their own."""
+        return find_job(",".join(self.addresses), keys=self.keys)
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Wait for the end; None: it did not end."""
+        deadline = time.monotonic() + FAREWELL_S
+        codes: dict[str, int | None] = {}
+        for name, process in self.processes.items():
+            try:
+                codes[name] = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                codes[name] = None
+        return codes
+
+    def log(self, task: str) -> str:
+        return (self.directory / f"{task.replace(' ', '-')}.log").read_text(errors="replace")
+
+    def end(self) -> list[str]:
+        """End what still runs; return what was left behind."""
+        left = []
+        for process in psutil.process_iter():
+            try:
+                own = process.environ().get("ZMQTRAIN_SEGMENT_DIR") == str(self.segments)
+                if own and process.pid != os.getpid():
+                    left.append(f"process {process.pid}")
+                    process.kill()
+            except psutil.Error:
+                continue
+        return left + [str(path) for path in self.segments.glob("*")]
+
+
+@click.command("headline")
+@click.option("--seconds", type=click.FloatRange(1), default=120.0, show_default=True)
+@click.option("--steps", type=click.IntRange(100), default=15_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="of the schedule of kills")
+@click.option(
+    "--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="draw the run there"
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def headline_command(
+    seconds: float, steps: int, seed: int, plot: Path | None, as_json: bool
+) -> None:
+    """Kill everything again and again while it trains, then check every promise.
+
+    A ps is killed every 10 s, a worker every 7 s, the chief once; the policy
+    changes twice. Exits with 1 if some promise was not kept.
+
+    \b
+    Examples:
+      python -m bench headline
+      python -m bench headline --seconds 30 --steps 3000 --seed 7
+    """
+    if plot is not None:
+        check_installed()
+    kills = {"ps": 10.0, "worker": 7.0, "chief": 0.6 * seconds}
+    acts = schedule(seed, seconds, TASKS, kills, {}, 0.0)
+    with tempfile.TemporaryDirectory(prefix="zmqtrain-headline-") as name:
+        stage = Stage(Path(name), steps)
+        try:
+            stage.start()
+            _until_training(stage)
+            watched = Watched(stage.job(), steps)
+            told: Callable[[str], None] = (lambda line: None) if as_json else click.echo
+            chaos = Chaos(watched, told).run(seed, acts, seconds)
+            _watch_to_the_end(stage, watched)
+            codes = stage.exit_codes()
+        finally:
+            left = stage.end()
+        checks = _checks(stage, steps, chaos, codes, left)
+    rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in checks]
+    rows += [_recovery(seed, row) for row in figures(chaos)]
+    report(iter(rows), as_json=as_json)
+    if plot is not None:
+        from bench.headline_plot import draw
+
+        draw(plot, watched.samples, chaos, watched.began, headline())
+    if not all(check.kept for check in checks):
+        raise SystemExit(1)
+
+
+def _until_training(stage: Stage) -> None:
+    asked, deadline = stage.job(), time.monotonic() + FAREWELL_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ZmqTrainError):
+            if asked.status().step > 0:
+                return
+        time.sleep(POLL_S)
+    raise click.ClickException(f"it does not train:\n{stage.log('ps 0')}")
+
+
+def _watch_to_the_end(stage: Stage, watched: Watched) -> None:
+    """Let the policies change that are still to come, until the chief has ended."""
+    while stage.processes["chief 0"].poll() is None:
+        with contextlib.suppress(ZmqTrainError):
+            if watched.status().stop:
+                return
+        time.sleep(POLL_S)
+
+
+def _checks(
+    stage: Stage,
+    steps: int,
+    chaos: Report,
+    codes: dict[str, int | None],
+    left: Sequence[str],
+) -> list[Check]:
+    output = stage.log("chief 0")
+    ended = {name: code for name, code in codes.items() if code != 0}
+    checks = [
+        Check("every task ends in order", not ended, str(ended or "exit code 0 from all")),
+        Check("everyone killed is back", not chaos.lost(), f"{len(chaos.done)} kills"),
+        Check("nothing is left behind", not left, ", ".join(left) or "no process, no segment"),
+    ]
+    policies = POLICIES[-1] in output
+    checks.append(Check("the policy changed twice", policies, " -> ".join(POLICIES)))
+    found = re.search(r"pushes (\d+) applied, (\d+) dropped", output)
+    applied = int(found[1]) if found else -1
+    checks.append(Check("every step is one push", applied == steps, f"{applied} applied"))
+    checkpoint = stage.logdir / f"checkpoints/step-{steps:08d}"
+    if checkpoint.exists():
+        checks += _counted(checkpoint, steps)
+    else:
+        checks.append(Check("the last checkpoint is there", False, str(checkpoint)))
+    accuracy = re.search(r"test accuracy ([\d.]+)", output)
+    reached = float(accuracy[1]) if accuracy else 0.0
+    undisturbed = _undisturbed(steps)
+    near = reached > undisturbed - MAY_DIFFER
+    seen = f"{reached:.3f}, undisturbed {undisturbed:.3f}"
+    return [*checks, Check("it learns as if undisturbed", near, seen)]
+
+
+def _counted(checkpoint: Path, steps: int) -> list[Check]:
+    """Compare the counts on both shards with the ledger, example by example."""
+    manifest = read_manifest(checkpoint)
+    ledger = LedgerState.model_validate(manifest.ledger)
+    counted = sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+    counts = read_parameters(checkpoint, manifest)["counts"][:, 0]
+    plan = BatchPlan(len(counts), BATCH_SIZE, job.seed)
+    numbers = np.concatenate([plan.indices(batch) for batch in counted])
+    expected = np.bincount(numbers, minlength=len(counts))
+    exact = bool(np.array_equal(counts, expected))
+    total = f"{counts.sum():,.0f} of {BATCH_SIZE * steps:,} examples"
+    finished = BATCH_SIZE * (min(ledger.open_batches, default=ledger.next_batch)) // len(counts)
+    return [
+        Check("parameters hold what was acknowledged", counts.sum() == BATCH_SIZE * steps, total),
+        Check("every example counted exactly once a pass", exact, f"{finished} whole passes"),
+    ]
+
+
+def _undisturbed(steps: int) -> float:
+    command = [
+        *(sys.executable, "-m", "zmqtrain", "run", "bench.headline_job", "--ps", str(PS)),
+        *("--workers", str(WORKERS), "--policy", POLICIES[1], "--json"),
+    ]
+    settings = {"HEADLINE_STEPS": str(steps)}
+    (summary,) = json_lines_of(command, timeout_s=600, settings=settings)
+    return float(summary["accuracy"])
+
+
+def _recovery(seed: int, row: tuple[Any, ...]) -> dict[str, Any]:
+    role, acts, back, median, worst = row
+    times = f"back after {median:.1f} s, at worst {worst:.1f} s" if median is not None else ""
+    promise = f"kills of a {role}"
+    return {
+        "bench": "headline",
+        "seed": seed,
+        "promise": promise,
+        "kept": acts == back,
+        "seen": f"{acts}: {times}",
+    }
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of so many consecutive ports at which nobody listens."""
+    while True:
+        sockets = []
+        try:
+            sockets.append(socket.create_server(("127.0.0.1", 0)))
+            first: int = sockets[0].getsockname()[1]
+            others = range(first + 1, first + count)
+            sockets.extend(socket.create_server(("127.0.0.1", port)) for port in others)
+        except OSError:
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+        return first

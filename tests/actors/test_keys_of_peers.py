@@ -1,0 +1,203 @@
+"""Endpoints that tell of troubles, and peers with keys: what links and actors make of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from zmqtrain.actors.actor import Actor, Request
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.waits import Waits
+from zmqtrain.cluster import Role, Task
+from zmqtrain.errors import PeerLostError, RefusedError
+from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import OnMessage, OnTrouble, Peer, UnreachableError
+from zmqtrain.transport.gate import Key, KnownPeer
+from zmqtrain.transport.keys import Owner
+from zmqtrain.wire.buffers import Buffer
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Done, GetStatus, Heartbeat, Message, Push, Refusal
+
+PUSH = Push(1, 0, 7, 32, 0.5)
+
+
+class SelectiveEnd:
+    """An endpoint whose messages and troubles come from the test."""
+
+    address = "tcp://ps-0:2222"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Peer, Envelope]] = []
+        self.deliver: OnMessage
+        self.trouble: OnTrouble
+
+    def start(self, on_message: OnMessage) -> None:
+        self.deliver = on_message
+
+    def tell(self, on_trouble: OnTrouble) -> None:
+        self.trouble = on_trouble
+
+    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+        if isinstance(peer, KnownPeer) and not peer.key.allowed:
+            raise UnreachableError("the key is allowed no more")
+        self.sent.append((peer, decode(frames)))
+
+    def close(self) -> None:
+        pass
+
+
+class SelectiveTransport:
+    def __init__(self) -> None:
+        self.end = SelectiveEnd()
+
+    def bind(self, address: str, high_water_mark: int = 64) -> SelectiveEnd:
+        return self.end
+
+    def connect(self, address: str) -> SelectiveEnd:
+        return self.end
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def end() -> SelectiveEnd:
+    return SelectiveEnd()
+
+
+@pytest.fixture
+async def link(end: SelectiveEnd) -> AsyncIterator[Link]:
+    link = Link(
+        "ps 0",
+        end,
+        Waits("worker 3"),
+        Metrics("worker", 3),
+        identify=lambda: (Sender("worker", 3), 0),
+        on_envelope=lambda envelope: None,
+        on_fenced=lambda error: None,
+        heartbeat=Heartbeat,
+        heartbeat_s=1.0,
+        peer_timeout_s=60.0,
+    )
+    yield link
+    link.close()
+
+
+async def test_end_that_is_not_let_in_fails_every_request_with_the_reason(
+    link: Link, end: SelectiveEnd
+) -> None:
+    under_way = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked"))
+    silence = asyncio.ensure_future(link.silence())
+    await asyncio.sleep(0)
+    end.trouble("it does not let in the key of worker 3", True)
+    for waiting in (under_way, silence, link.request(GetStatus(), reason="again")):
+        with pytest.raises(RefusedError) as caught:
+            await waiting
+        assert str(caught.value) == (
+            "ps 0 at tcp://ps-0:2222: it does not let in the key of worker 3"
+        )
+
+
+async def test_passing_trouble_is_logged_once_and_explains_a_deadline(
+    link: Link, end: SelectiveEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked", timeout_s=0.05))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        end.trouble("it breaks off every connection at once", False)
+    with pytest.raises(PeerLostError, match=r"0\.05 s .*: it breaks off every connection at once"):
+        await asked
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in told] == [
+        "ps 0 at tcp://ps-0:2222: it breaks off every connection at once"
+    ]
+
+
+class Ps(Actor):
+    """Takes pushes, and notes whose."""
+
+    def __init__(self, transport: SelectiveTransport) -> None:
+        super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), Timing())
+        self.handlers = {Push: self._on_push, GetStatus: self._on_push}
+        self.taken: list[Request] = []
+
+    async def main(self) -> int:
+        return 0
+
+    def _on_push(self, request: Request) -> None:
+        self.taken.append(request)
+        request.reply(Done())
+
+
+@pytest.fixture
+def ps() -> Ps:
+    ps = Ps(SelectiveTransport())
+    ps.listen("tcp://ps-0:2222")
+    return ps
+
+
+def say(ps: Any, key: Key, message: Message, role: str, index: int) -> Any:
+    """Have the holder of a key send a message under a name; return the answer."""
+    end = ps.transport.end
+    peer = key.peer(b"routing id")
+    end.deliver(peer, encode(Envelope(message, Sender(role, index), request_id=5)))
+    name, answer = end.sent.pop()
+    assert name == peer
+    return answer.message
+
+
+def turned_away(ps: Ps) -> float | None:
+    return ps.metrics.registry.get_sample_value("zmqtrain_auth_failures_total")
+
+
+async def test_holder_of_a_key_is_heard_in_its_own_name_alone(
+    ps: Ps, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = Key(Owner("worker", 3), "a" * 64)
+    assert say(ps, key, PUSH, "worker", 3) == Done()
+    wrong = "the key of worker 3 is not that of {}: give each task its own secret key"
+    for role, index in (("worker", 4), ("ps", 0), ("chief", 0), ("client", 3), ("worker", 4)):
+        answer = say(ps, key, PUSH, role, index)
+        assert answer == Refusal("RefusedError", wrong.format(f"{role} {index}"))
+    assert len(ps.taken) == 1
+    assert turned_away(ps) == 5
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(told) == 4  # the last refusal was told before
+
+
+async def test_client_may_be_any_process(ps: Ps) -> None:
+    key = Key(Owner("client", 1), "a" * 64)
+    assert say(ps, key, GetStatus(), "client", 4711) == Done()
+    assert say(ps, key, PUSH, "client", 4711).text == (
+        "the key of client 1 does not allow Push, which is for a worker"
+    )
+
+
+async def test_request_knows_that_the_key_of_its_sender_was_revoked(ps: Ps) -> None:
+    key = Key(Owner("worker", 3), "a" * 64)
+    say(ps, key, PUSH, "worker", 3)
+    (request,) = ps.taken
+    assert not request.is_revoked
+    key.allowed = False
+    assert request.is_revoked
+    request.reply(Done())  # to nobody
+    assert ps.transport.end.sent == []
+
+
+async def test_peer_without_a_key_is_taken_at_its_word(ps: Ps) -> None:
+    end: Any = ps.transport.end
+    end.deliver(b"routing id", encode(Envelope(PUSH, Sender("worker", 4), request_id=5)))
+    assert end.sent.pop()[1].message == Done()
+    assert not ps.taken[0].is_revoked
+
+
+async def test_everyone_who_is_turned_away_is_counted(ps: Ps) -> None:
+    end: Any = ps.transport.end
+    for _ in range(3):
+        end.trouble("someone came without a key", False)
+    assert turned_away(ps) == 3

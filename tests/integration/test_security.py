@@ -1,0 +1,218 @@
+"""Whole jobs with keys: who trains, who is refused with the reason, and who is thrown out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zmqtrain.client import ask
+from zmqtrain.errors import ExitCode, RefusedError, ZmqTrainError
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
+from zmqtrain.transport.security import Security
+from zmqtrain.wire.messages import GetStatus, Message, Status, SwitchPolicy
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Process, Stage
+
+CLIENT = Owner("client")
+STEPS = 300
+
+
+class KeyedJob:
+    """A cluster of which every task is given the same directory of keys."""
+
+    def __init__(
+        self, stage: Stage, job: str, *, ps: int = 1, workers: int = 2, chief: bool = True
+    ) -> None:
+        self.stage = stage
+        self.directory = stage.directory / "keys"
+        self.cluster = stage.cluster(job, ps=ps, workers=workers)
+        self._counts = {"ps": ps, "worker": workers}
+        self._chief = chief
+        owners = [Owner(role, i) for role, count in self._counts.items() for i in range(count)]
+        self.add(*owners, Owner("chief"), CLIENT)
+        self.tasks: dict[str, Process] = {}
+
+    def add(self, *owners: Owner) -> None:
+        add_keys(self.directory, {owner: make_pair() for owner in owners})
+
+    def start(self, role: str, index: int = 0, *flags: str | Path) -> Process:
+        chief = () if self._chief else ("--no-chief",)
+        return self.cluster.start(role, index, "--keys", self.directory, *chief, *flags)
+
+    def start_all(self, *flags: str) -> None:
+        for role, count in self._counts.items():
+            for index in range(count):
+                self.tasks[f"{role} {index}"] = self.start(role, index, *flags)
+        if self._chief:
+            self.tasks["chief"] = self.start("chief", 0, *flags)
+
+    def lend(self, secret: Owner, to: Owner) -> Path:
+        """Make a directory in which one task has the secret key of another."""
+        other = self.directory.with_name(f"lent-{to.role}-{to.index}")
+        other.mkdir(mode=0o700)
+        (other / "registry").write_bytes((self.directory / "registry").read_bytes())
+        path = secret_path(other, to)
+        path.write_bytes(secret_path(self.directory, secret).read_bytes())
+        path.chmod(0o600)
+        return other
+
+    def ask(self, message: Message, owner: Owner = CLIENT) -> Message:
+        servers = {f"tcp://{self.cluster.lead}": Owner("ps")}
+        security = Security(owner, self.directory, servers=servers)
+        return ask(self.cluster.lead, message, timeout_s=5.0, security=security)
+
+    def until(self, condition: Callable[[Status], object], what: str) -> Status:
+        def found() -> Status | None:
+            with contextlib.suppress(ZmqTrainError):
+                status = self.ask(GetStatus())
+                return status if isinstance(status, Status) and condition(status) else None
+            return None
+
+        return self.stage.until(found, what)
+
+    def turned_away(self) -> float:
+        """Return how often ps 0 has turned someone away."""
+        url = self.tasks["ps 0"].until_line("metrics at ").rpartition(" ")[2]
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text = answer.read().decode()
+        (value,) = re.findall(r"^zmqtrain_auth_failures_total (\S+)$", text, re.MULTILINE)
+        return float(value)
+
+    def end(self) -> None:
+        """Have the job end, which must go well."""
+        self.stage.open_gate()
+        codes = {name: task.exit_code() for name, task in self.tasks.items()}
+        assert codes == dict.fromkeys(codes, 0), self.stage.report
+
+
+@pytest.mark.parametrize("chief", [True, False])
+def test_job_with_keys_trains_and_obeys_clients(
+    stage: Stage, check_counts: Callable[[Path], list[int]], chief: bool
+) -> None:
+    path = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir))
+    job = KeyedJob(stage, path, ps=2, chief=chief)
+    job.start_all("--lane", "tcp")
+    job.until(lambda status: status.step > 0, "the first step")
+    lead = ("--ps", job.cluster.lead)
+    told = stage.start(
+        "policy", sys.executable, "-m", "zmqtrain", "policy", "bounded-staleness:3", *lead,
+        env={"ZMQTRAIN_KEYS": str(job.directory)},
+    )  # fmt: skip
+    assert told.exit_code() == 0, str(told)
+    without = stage.start("status", sys.executable, "-m", "zmqtrain", "status", *lead)
+    assert without.exit_code() == ExitCode.REFUSED, str(without)
+    assert "it takes encrypted connections only; give --keys DIR" in without.log
+    job.end()
+    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
+    assert job.tasks["worker 0"].lines("WARNING|ERROR") == []
+
+
+def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage) -> None:
+    job = KeyedJob(stage, stage.job(gated=True), ps=2, workers=4)
+    job.add(Owner("worker", 9))
+    strange = job.directory.with_name("strange")
+    add_keys(strange, {Owner("worker", 1): make_pair()})
+    line = next(x for x in (job.directory / "registry").read_text().splitlines() if "ps 0" in x)
+    second = line.replace("ps 0", "ps 1").rpartition(" ")[0] + f" {'d' * 64}"
+    with (strange / "registry").open("a") as registry:
+        registry.write(f"{line}\n{second}\n")
+    job.tasks = {
+        "ps 0": job.start("ps", 0),
+        "ps 1": job.start("ps", 1),
+        "chief": job.start("chief"),
+        "worker 0": job.start("worker", 0),
+    }
+    job.until(lambda status: status.step > 0, "the first step")
+    before = job.turned_away()
+    worker = Owner("worker", 0)
+    refused = {
+        "it does not let in the key of worker 1, which is not in its registry or was revoked": (
+            job.cluster.start("worker", 1, "--keys", strange)
+        ),
+        "the key of worker 0 is not that of worker 2: give each task its own secret key": (
+            job.cluster.start("worker", 2, "--keys", job.lend(worker, Owner("worker", 2)))
+        ),
+        "the key of worker 0 is not that of chief 0": (
+            job.cluster.start("chief", 0, "--keys", job.lend(worker, Owner("chief")))
+        ),
+        "it takes encrypted connections only; give --keys DIR": job.cluster.start("worker", 3),
+    }
+    for text, process in refused.items():
+        assert process.exit_code() == ExitCode.REFUSED, str(process)
+        assert process.lines(f" ERROR .*{re.escape(text)}"), str(process)
+    with pytest.raises(RefusedError, match="the key of worker 9 is not that of client"):
+        job.ask(SwitchPolicy("hogwild"), Owner("worker", 9))
+    assert job.turned_away() >= before + len(refused) + 1
+    log = job.tasks["ps 0"]
+    for told in ("came with a key that is not known", "someone came without a key", "worker 9"):
+        assert log.lines(f"WARNING refused: .*{told}"), str(log)
+    job.end()
+
+
+def working(status: Status) -> int:
+    return sum(task.task.startswith("worker") and task.step > 0 for task in status.tasks)
+
+
+def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(
+    stage: Stage, check_counts: Callable[[Path], list[int]]
+) -> None:
+    path = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir))
+    job = KeyedJob(stage, path)
+    job.start_all()
+    job.until(lambda status: working(status) == 2, "a step of both workers")
+    revoked = job.tasks.pop("worker 1")
+    revoke_key(job.directory, Owner("worker", 1))
+    assert revoked.exit_code() == ExitCode.REFUSED, str(revoked)
+    assert revoked.lines(" ERROR ps 0 at .*: it does not let in the key of worker 1"), str(revoked)
+    ps = job.tasks["ps 0"]
+    assert ps.lines("WARNING the key of worker 1 is allowed no more"), str(ps)
+    ps.until_line("worker 1 has lost its key: it has left")
+    job.add(Owner("worker", 1))
+    job.tasks["worker 1"] = job.start("worker", 1)
+    job.tasks["worker 1"].until_line("metrics at ")
+    ps.until_line(rf"worker 1 joined \(\S+:{job.tasks['worker 1'].pid},")
+    job.end()
+    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "text"),
+    [
+        (
+            "ps",
+            ("--bind", "0.0.0.0"),
+            r"listening at tcp://0\.0\.0\.0:\d+, where other hosts can connect, without keys",
+        ),
+        (
+            "worker",
+            ("--ps", "ps-0.example:2222"),
+            r"connecting to tcp://ps-0\.example:2222, which is beyond this host, without keys: ",
+        ),
+    ],
+)
+def test_going_beyond_this_host_without_keys_ends_a_task_at_once(
+    stage: Stage, role: str, flags: tuple[str, ...], text: str
+) -> None:
+    process = stage.cluster(stage.job()).start(role, 0, *flags)
+    assert process.exit_code() == ExitCode.USAGE, str(process)
+    (line,) = process.lines(f" ERROR {text}")
+    assert "make keys (zmqtrain keys new --keys DIR)" in line
+    assert "or say --insecure (or ZMQTRAIN_INSECURE=1)" in line
+
+
+def test_insecure_listens_where_it_is_told_to(stage: Stage) -> None:
+    job = stage.job()
+    cluster = stage.cluster(job)
+    ps = cluster.start("ps", 0, "--bind", "0.0.0.0", "--insecure")
+    others = [cluster.start("chief"), cluster.start("worker", 0)]
+    ps.until_line(r"listening at tcp://0\.0\.0\.0:")
+    assert [task.exit_code() for task in [ps, *others]] == [0, 0, 0], stage.report

@@ -1,0 +1,164 @@
+"""Events of handshakes: which of them make an end look for the reason, and what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zmqtrain.transport import handshake
+from zmqtrain.transport.base import OnMessage
+from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, mechanism_at
+
+OK, BROKEN, WRONG, DENIED, ENDED = (
+    (handshake._SUCCEEDED, 0),
+    (handshake._NO_DETAIL, 32),
+    (handshake._PROTOCOL, 0x11000002),
+    (handshake._AUTH, 400),
+    (handshake._ENDED, 7),
+)
+LATER = (handshake._AUTH, 300)
+BREAK_OFF = [BROKEN, ENDED]
+
+
+class Events:
+    """A monitor's endpoint."""
+
+    def start(self, on_message: OnMessage) -> None:
+        self.deliver = on_message
+
+    def close(self) -> None:
+        pass
+
+
+class Watched:
+    """A watch, what it told, and how often it asked what the other end speaks."""
+
+    def __init__(self, mechanism: str, theirs: str | None, patch: pytest.MonkeyPatch) -> None:
+        self.events = Events()
+        self.told: list[tuple[str, bool]] = []
+        self.asked = 0
+        self.now_s = 0.0
+        self.watch = PeerWatch(self.events, "tcp://ps:1", mechanism, "the key of worker 3")
+        self.watch.start()
+        self.watch.tell(lambda text, is_final: self.told.append((text, is_final)))
+
+        async def mechanism_at(endpoint: str) -> str | None:
+            self.asked += 1
+            return theirs
+
+        patch.setattr(handshake, "mechanism_at", mechanism_at)
+        patch.setattr(handshake, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    async def see(self, events: list[tuple[int, int]], every_s: float = 0.1) -> None:
+        for event in events:
+            self.now_s += every_s
+            self.events.deliver(b"", [struct.pack("=HI", *event), b"tcp://ps:1"])
+            if self.watch._inquiry is not None:
+                await self.watch._inquiry
+                await asyncio.sleep(0)  # its callback
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    return lambda mechanism=CURVE, theirs=CURVE: Watched(mechanism, theirs, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("events", "asked"),
+    [
+        ([OK], 0),
+        ([OK, ENDED], 0),
+        ([OK, ENDED] * 9, 0),
+        (BREAK_OFF * 2, 0),
+        (BREAK_OFF * 3, 1),
+        (BREAK_OFF * 2 + [OK, ENDED] + BREAK_OFF * 2, 0),
+        ([LATER, ENDED] * 9, 0),
+        ([WRONG, ENDED], 1),
+        ([ENDED], 1),
+        ([OK, ENDED, ENDED], 1),
+    ],
+)
+async def test_reason_is_looked_for_when_handshakes_break_off_or_libzmq_gives_up(
+    watched: Callable[..., Watched], events: list[tuple[int, int]], asked: int
+) -> None:
+    seen = watched()
+    await seen.see(events)
+    assert seen.asked == asked
+
+
+async def test_end_that_only_takes_its_time_is_waited_for(
+    watched: Callable[..., Watched],
+) -> None:
+    seen = watched()
+    await seen.see(BREAK_OFF * 9, every_s=2.0)
+    assert (seen.asked, seen.told) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "theirs", "text", "is_final"),
+    [
+        (NULL, CURVE, "it takes encrypted connections only", True),
+        (CURVE, NULL, "it has no keys and takes open connections only", True),
+        (CURVE, CURVE, "its key is not the one that our registry has for it", True),
+        (NULL, "", "what answers there does not speak as a ps does", True),
+        (CURVE, "PLAIN", "what answers there does not speak as a ps does", True),
+        (NULL, NULL, "it breaks off every connection at once", False),
+        (CURVE, None, "it breaks off every connection at once", False),
+    ],
+)
+async def test_reason_is_what_the_other_end_speaks(
+    watched: Callable[..., Watched], mechanism: str, theirs: str, text: str, is_final: bool
+) -> None:
+    seen = watched(mechanism, theirs)
+    await seen.see(BREAK_OFF * 3)
+    ((told, final),) = seen.told
+    assert told.startswith(text)
+    assert final is is_final
+
+
+async def test_denied_key_needs_no_looking(watched: Callable[..., Watched]) -> None:
+    seen = watched()
+    await seen.see([DENIED, ENDED])
+    ((text, is_final),) = seen.told
+    assert text.startswith("it does not let in the key of worker 3")
+    assert is_final
+    assert seen.asked == 0
+
+
+async def test_closed_watch_tells_nothing_more(watched: Callable[..., Watched]) -> None:
+    seen = watched()
+    seen.watch.close()
+    await seen.see([DENIED, *BREAK_OFF * 3])
+    assert seen.told == []
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    ("answer", "mechanism"),
+    [
+        (GREETING, "CURVE"),
+        (GREETING.replace(b"CURVE", b"NULL\0"), "NULL"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ""),
+        (GREETING[:20], None),
+        (b"", None),
+    ],
+)
+async def test_mechanism_is_read_from_a_greeting(answer: bytes, mechanism: str | None) -> None:
+    async def greet(reader: Any, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(12)
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    assert await mechanism_at(f"tcp://{host}:{port}") == mechanism
+    server.close()
+    await server.wait_closed()
+    assert await mechanism_at(f"tcp://{host}:{port}") is None

@@ -1,0 +1,389 @@
+"""Sockets with keys: who gets in, who does not and hears why, and who is thrown out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport import handshake, router_dealer, zap
+from zmqtrain.transport.base import UnreachableError
+from zmqtrain.transport.curve import secure_peer
+from zmqtrain.transport.gate import KnownPeer
+from zmqtrain.transport.keys import Owner, Pair, add_keys, allowed_key, read_secret, revoke_key
+from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.security import Security, is_local
+
+Keyed = Any  # of conftest.py
+PS, WORKER, OTHER = Owner("ps"), Owner("worker", 0), Owner("worker", 1)
+LIMIT_S = 10.0
+
+
+async def reach(listener: Any, inbox: Any, peer: Any, answers: Any, text: bytes) -> Any:
+    """Send a message there and one back; return whom it came from."""
+    peer.send([text])
+    async with asyncio.timeout(LIMIT_S):
+        while [text] not in inbox.messages:
+            await inbox.first(len(inbox.messages) + 1)
+    name = inbox.peers[inbox.messages.index([text])]
+    before = len(answers.messages)
+    listener.send([text], name)
+    await answers.first(before + 1)
+    return name
+
+
+def knock(peer: Any) -> None:
+    """Send a message, unless it is known already that nobody will take it."""
+    with contextlib.suppress(UnreachableError):
+        peer.send([b"let me in"])
+
+
+async def test_holder_of_an_allowed_key_gets_in_and_is_known_by_it(keyed: Keyed) -> None:
+    listener, inbox, troubles = keyed.listen()
+    for owner in (WORKER, OTHER, PS):
+        peer, answers, peer_troubles = keyed.peer(listener.address, owner)
+        name = await reach(listener, inbox, peer, answers, str(owner).encode())
+        assert isinstance(name, KnownPeer)
+        assert (name.key.owner, name.key.allowed) == (owner, True)
+        assert peer_troubles.told == []
+    assert troubles.told == []
+
+
+async def test_large_frames_come_through_encryption_as_they_are(keyed: Keyed) -> None:
+    listener, inbox, _ = keyed.listen()
+    peer, _, _ = keyed.peer(listener.address, WORKER)
+    frames = [b"header", bytes(range(256)) * 8192, b"", b"x" * 70_000]
+    peer.send(frames)
+    assert await inbox.first(1) == [frames]
+
+
+async def test_unknown_key_is_refused_and_both_ends_say_so(keyed: Keyed) -> None:
+    listener, inbox, troubles = keyed.listen()
+    stranger, _, told = keyed.peer(
+        listener.address, WORKER, keyed.other_directory("strange", WORKER)
+    )
+    knock(stranger)
+    text, is_final = await told.first()
+    assert text == (
+        "it does not let in the key of worker 0, which is not in its registry or was revoked; "
+        "look at zmqtrain keys list where it runs"
+    )
+    assert is_final
+    assert await troubles.first() == ("127.0.0.1 came with a key that is not known", False)
+    assert inbox.messages == []
+
+
+async def test_revoked_key_is_refused_by_name(keyed: Keyed) -> None:
+    secret = read_secret(keyed.directory, WORKER)
+    listener, inbox, troubles = keyed.listen()
+    revoke_key(keyed.directory, WORKER)
+    (keyed.directory / "worker-0.secret").write_text(secret.hex())
+    (keyed.directory / "worker-0.secret").chmod(0o600)
+    peer, _, told = keyed.peer(listener.address, WORKER)
+    knock(peer)
+    assert (await told.first())[1]
+    assert await troubles.first() == ("127.0.0.1 came with the revoked key of worker 0", False)
+    assert inbox.messages == []
+
+
+async def test_end_without_keys_hears_that_they_are_needed(keyed: Keyed) -> None:
+    listener, inbox, troubles = keyed.listen()
+    peer, _, told = keyed.peer(listener.address, WORKER, keyed=False)
+    knock(peer)
+    text, is_final = await told.first()
+    assert text.startswith("it takes encrypted connections only; give --keys DIR")
+    assert is_final
+    assert inbox.messages == []
+    assert set(troubles.told) <= {("someone came without a key", False)}
+
+
+async def test_end_with_keys_does_not_talk_to_a_listener_without(keyed: Keyed) -> None:
+    listener, inbox, _ = keyed.listen(keyed=False)
+    peer, _, told = keyed.peer(listener.address, WORKER)
+    knock(peer)
+    text, is_final = await told.first()
+    assert text.startswith("it has no keys and takes open connections only; ")
+    assert is_final
+    assert inbox.messages == []
+
+
+async def test_listener_with_another_key_than_expected_is_told_of(keyed: Keyed) -> None:
+    listener, inbox, troubles = keyed.listen()
+    impostor = keyed.directory.with_name("impostor")
+    add_keys(impostor, {PS: Pair("e" * 64, None)})
+    secret = read_secret(keyed.directory, WORKER).hex()
+    add_keys(impostor, {WORKER: Pair("f" * 64, secret)})
+    peer, _, told = keyed.peer(listener.address, WORKER, impostor)
+    knock(peer)
+    text, is_final = await told.first()
+    assert text.startswith("its key is not the one that our registry has for it; ")
+    assert is_final
+    assert inbox.messages == []
+    assert troubles.told[0] == ("someone came who expects another key than ours", False)
+
+
+async def test_what_is_no_zeromq_is_told_of(keyed: Keyed) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    keyed.servers[f"tcp://{host}:{port}"] = PS
+    _, _, told = keyed.peer(f"tcp://{host}:{port}", WORKER)
+    assert await told.first() == (
+        "what answers there does not speak as a ps does; correct the address",
+        True,
+    )
+    server.close()
+    await server.wait_closed()
+
+
+async def test_key_revoked_live_is_neither_heard_nor_spoken_to_again(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zap, "LOOK_S", 0.01)
+    listener, inbox, troubles = keyed.listen()
+    peer, answers, told = keyed.peer(listener.address, WORKER)
+    other, other_answers, _ = keyed.peer(listener.address, OTHER)
+    name = await reach(listener, inbox, peer, answers, b"mine")
+    await reach(listener, inbox, other, other_answers, b"theirs")
+    revoke_key(keyed.directory, WORKER)
+    async with asyncio.timeout(LIMIT_S):
+        while name.key.allowed:
+            await reach(listener, inbox, other, other_answers, b"theirs meanwhile")
+    with pytest.raises(UnreachableError, match="the key of worker 0 is allowed no more"):
+        listener.send([b"secret"], name)
+    for _ in range(5):
+        knock(peer)
+    assert (await told.first())[1]  # its connection was closed, and the next one refused
+    assert await troubles.first() == ("127.0.0.1 came with the revoked key of worker 0", False)
+    await reach(listener, inbox, other, other_answers, b"theirs again")
+    assert all(message[0].startswith((b"mine", b"theirs")) for message in inbox.messages)
+    assert len(answers.messages) == 1
+
+
+async def test_key_added_while_the_job_runs_is_let_in(keyed: Keyed) -> None:
+    listener, inbox, _ = keyed.listen()
+    late = Owner("worker", 9)
+    keyed.add(late)
+    peer, answers, _ = keyed.peer(listener.address, late)
+    assert (await reach(listener, inbox, peer, answers, b"hello")).key.owner == late
+
+
+async def test_name_of_someone_who_left_gives_nobody_their_place(keyed: Keyed) -> None:
+    """Peers may choose their routing id; what they are is in their key."""
+    listener, inbox, _ = keyed.listen()
+    with zmq.Context() as context:
+        for owner in (WORKER, OTHER):
+            socket = under_a_name(context, keyed, owner, listener.address, b"chosen")
+            async with asyncio.timeout(LIMIT_S):
+                # Until the listener has noticed that the other one left, the name is taken.
+                while [str(owner).encode()] not in inbox.messages:
+                    await asyncio.sleep(0.05)
+                    socket.close(linger=0)
+                    socket = under_a_name(context, keyed, owner, listener.address, b"chosen")
+            socket.close(linger=0)
+    for name, message in zip(inbox.peers, inbox.messages, strict=True):
+        assert name == b"chosen"
+        assert [str(name.key.owner).encode()] == message
+
+
+def under_a_name(context: Any, keyed: Keyed, owner: Owner, address: str, name: bytes) -> Any:
+    """Connect under a routing id of one's own choice, and say who it is."""
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.ROUTING_ID, name)
+    secure_peer(socket, read_secret(keyed.directory, owner), allowed_key(keyed.directory, PS))
+    socket.connect(address)
+    socket.send(str(owner).encode())
+    return socket
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handshakes that get no answer are begun anew soon."""
+    monkeypatch.setattr(router_dealer, "HANDSHAKE_MS", 200)
+    monkeypatch.setattr(handshake, "BROKEN_WITHIN_S", 0.02)
+
+
+def break_answers(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, frames: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    patch.setattr(zap.Doorkeeper, "_verdict", fail)
+
+
+def remove_handler(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(zap.Doorkeeper, "_look", lambda self: None)
+    doorkeeper = listener._guard._doorkeeper
+    doorkeeper._timer.cancel()
+    doorkeeper._endpoint.close()
+
+
+def mend_handler(listener: Any) -> None:
+    listener._guard._doorkeeper._look()
+
+
+def spoil_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
+    path = keyed.directory / "registry"
+    text = path.read_text()
+    patch.setattr(keyed, "restore", lambda: path.write_text(text), raising=False)
+    path.write_text("what is this?\n")
+
+
+def remove_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> None:
+    path = keyed.directory / "registry"
+    patch.setattr(keyed, "restore", lambda: path.with_name("gone").rename(path), raising=False)
+    path.rename(path.with_name("gone"))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "told"),
+    [
+        (break_answers, "nobody new is let in for now: a bug"),
+        (remove_handler, "who checks keys was gone; it is back"),
+        (spoil_registry, "registry, line 1: 'what is this?'; expected role, index"),
+        (remove_registry, "registry cannot be read: No such file or directory"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_while_keys_cannot_be_checked_nobody_gets_in_and_those_inside_go_on(
+    keyed: Keyed,
+    impatient: None,
+    caplog: pytest.LogCaptureFixture,
+    break_it: Any,
+    told: str,
+) -> None:
+    failed = succeeded = 0  # handshakes, as each end tells of them
+
+    def parsed(frames: Any) -> tuple[int, int]:
+        nonlocal failed, succeeded
+        event, value = original(frames)
+        succeeded += event == handshake._SUCCEEDED
+        failed += event != handshake._SUCCEEDED
+        return event, value
+
+    original = handshake._parsed
+    with pytest.MonkeyPatch.context() as watching:
+        watching.setattr(handshake, "_parsed", parsed)
+        listener, inbox, troubles = keyed.listen()
+        peer, answers, _ = keyed.peer(listener.address, WORKER)
+        while succeeded < 2:
+            await reach(listener, inbox, peer, answers, b"inside")
+        keys = keyed.other_directory("copy", Owner("chief"))
+        (keys / "worker-1.secret").write_bytes((keyed.directory / "worker-1.secret").read_bytes())
+        (keys / "worker-1.secret").chmod(0o600)
+        with pytest.MonkeyPatch.context() as breaking:
+            break_it(keyed, listener, breaking)
+            new, new_answers, new_troubles = keyed.peer(listener.address, OTHER, keys)
+            new.send([b"outside"])
+            async with asyncio.timeout(LIMIT_S):
+                while failed < 2:
+                    await reach(listener, inbox, peer, answers, b"inside")
+                    await asyncio.sleep(0.01)
+            assert [b"outside"] not in inbox.messages
+            assert succeeded == 2
+            if hasattr(keyed, "restore"):
+                keyed.restore()
+        if break_it is remove_handler:
+            mend_handler(listener)
+        await reach(listener, inbox, new, new_answers, b"at last")
+        await reach(listener, inbox, peer, answers, b"inside for ever")
+    assert troubles.told == []  # nobody was turned away for good
+    assert not any(is_final for _, is_final in new_troubles.told)
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["tcp://0.0.0.0:2222", "tcp://*:2222", "tcp://[::]:2222", "tcp://eth0:1", "tcp://10.1.2.3:1"],
+)
+async def test_listening_beyond_this_host_without_keys_is_refused_with_the_remedy(
+    endpoint: str,
+) -> None:
+    transport = ZmqTransport()
+    with pytest.raises(ConfigError) as caught:
+        transport.bind(endpoint)
+    transport.close()
+    text = str(caught.value)
+    assert text.startswith(f"listening at {endpoint}, where other hosts can connect, without keys")
+    for remedy in ("zmqtrain keys new", "--keys DIR", "--insecure", "--bind 127.0.0.1"):
+        assert remedy in text
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://ps-0.example:2222", "tcp://[2001:db8::1]:1"])
+async def test_connecting_beyond_this_host_without_keys_is_refused(endpoint: str) -> None:
+    transport = ZmqTransport()
+    with pytest.raises(ConfigError, match=r"beyond this host, without keys.*--insecure"):
+        transport.connect(endpoint)
+    transport.close()
+
+
+@pytest.mark.parametrize("security", [Security(insecure=True), None])
+async def test_insecure_and_local_addresses_need_no_keys(
+    security: Security | None, tmp_path: Path
+) -> None:
+    address = "tcp://0.0.0.0:0" if security is not None else "tcp://127.0.0.1:0"
+    transport = ZmqTransport(security)
+    transport.bind(address)
+    transport.bind(f"ipc://{tmp_path}/s")
+    if security is not None:
+        transport.connect("tcp://192.0.2.1:1")
+    transport.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("tcp://127.0.0.1:1", True),
+        ("tcp://127.8.9.10:1", True),
+        ("tcp://localhost:1", True),
+        ("tcp://[::1]:1", True),
+        ("ipc:///tmp/x", True),
+        ("tcp://lo:1", False),
+        ("tcp://127.0.0.1.example.org:1", False),
+        ("tcp://128.0.0.1:1", False),
+        ("tcp://0.0.0.0:1", False),
+        ("tcp://localhost.evil:1", False),
+    ],
+)
+def test_endpoints_of_this_host_are_known(endpoint: str, local: bool) -> None:
+    assert is_local(endpoint) is local
+
+
+async def test_keys_that_are_not_there_leave_nothing_open(keyed: Keyed) -> None:
+    for security, text in (
+        (Security(Owner("ps", 1), keyed.directory), r"ps-1\.secret"),
+        (Security(PS, keyed.directory.with_name("none")), "registry cannot be read"),
+        (Security(None, keyed.directory), "has no key"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            keyed.transport(security).bind("tcp://127.0.0.1:0")
+    with pytest.raises(ConfigError, match="not known whose key is expected"):
+        keyed.peer("tcp://127.0.0.1:9", WORKER)
+
+
+async def test_unix_sockets_need_no_keys(keyed: Keyed) -> None:
+    with tempfile.TemporaryDirectory() as short:
+        transport = keyed.transport(Security(PS, keyed.directory.with_name("none")))
+        listener = transport.bind(f"ipc://{short}/s")
+        got: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        listener.start(lambda peer, frames: got.set_result((peer, frames)))
+        transport.connect(f"ipc://{short}/s").send([b"hello"])
+        async with asyncio.timeout(LIMIT_S):
+            peer, frames = await got
+        assert frames == [b"hello"]
+        assert type(peer) is bytes
+
+
+async def test_taken_address_closes_what_guards_it(keyed: Keyed) -> None:
+    listener, _, _ = keyed.listen()
+    with pytest.raises(ConfigError, match="Address already in use"):
+        keyed.transport(Security(PS, keyed.directory)).bind(listener.address)

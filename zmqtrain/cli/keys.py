@@ -1,0 +1,189 @@
+"""`zmqtrain keys`: who may take part in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import RenderableType
+
+from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.config import ENVIRON, TaskConfig
+from zmqtrain.errors import ConfigError
+from zmqtrain.options import given, names_of
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import (
+    REGISTRY,
+    Entry,
+    Owner,
+    Pair,
+    add_keys,
+    owner_of,
+    public_key,
+    read_registry,
+    revoke_key,
+    secrets_in,
+)
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _keys_option(command: Command) -> Command:
+    return click.option(
+        "--keys", metavar="DIR", help="the directory of keys (or ZMQTRAIN_KEYS, else required)"
+    )(command)
+
+
+def _task_arguments(command: Command) -> Command:
+    command = click.argument("index", type=int, default=0)(command)
+    return click.argument("role", metavar="ps|chief|worker|client")(command)
+
+
+class _Ordered(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group("keys", cls=_Ordered)
+def keys_command() -> None:
+    """Make and manage the keys by which tasks know each other.
+
+    With keys (--keys DIR or ZMQTRAIN_KEYS, on every task) each tcp connection is encrypted, and a
+    key says who its holder is: a worker's serves that worker alone. People who ask a job or steer
+    it hold the key of a client.
+
+    DIR holds the registry of all keys and the secrets of the tasks of this host. Give each host
+    the registry and the secrets of its own tasks. A running ps reads its registry again when it
+    changes.
+
+    \b
+    Examples:
+      zmqtrain keys new --keys DIR --ps 2 --workers 4
+      zmqtrain keys add worker 4 --keys DIR
+      zmqtrain keys revoke worker 2 --keys DIR
+      zmqtrain keys list --keys DIR
+    """
+
+
+@keys_command.command("new")
+@_keys_option
+@click.option("--ps", type=click.IntRange(1, 4096), default=1, show_default=True, help="how many")
+@click.option(
+    "--workers", type=click.IntRange(1, 65536), default=1, show_default=True, help="how many"
+)
+@click.option(
+    "--clients",
+    type=click.IntRange(0, 4096),
+    default=1,
+    show_default=True,
+    help="how many people ask the job or steer it",
+)
+def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> None:
+    """Make a directory with a key for every task of a job.
+
+    \b
+    Examples:
+      zmqtrain keys new --keys ~/job-keys --ps 2 --workers 4
+    """
+    directory = _directory(keys)
+    if (directory / REGISTRY).exists():
+        raise ConfigError(
+            f"{directory} has keys already; expected a new directory; add single keys by zmqtrain "
+            "keys add"
+        )
+    counts = {"ps": ps, "chief": 1, "worker": workers, "client": clients}
+    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
+    add_keys(directory, {owner: make_pair() for owner in owners})
+    click.echo(
+        f"{len(owners)} keys in {directory}: copy {REGISTRY} to every host, and of the *.secret "
+        "files only those of the tasks that run there"
+    )
+
+
+@keys_command.command("add")
+@_task_arguments
+@_keys_option
+@click.option("--public", metavar="KEY", help="allow this key, whose secret is kept elsewhere")
+def add_command(*, role: str, index: int, keys: str | None, public: str | None) -> None:
+    """Allow a key for a task, and print its public half.
+
+    Without --public a new one is made, and its secret kept in DIR.
+
+    \b
+    Examples:
+      zmqtrain keys add worker 4 --keys DIR
+      zmqtrain keys add client 1 --keys DIR --public 8f3a...
+    """
+    owner = owner_of(role, index)
+    pair = make_pair() if public is None else Pair(public_key(public), None)
+    add_keys(_directory(keys), {owner: pair})
+    click.echo(pair.public)
+
+
+@keys_command.command("revoke")
+@_task_arguments
+@_keys_option
+def revoke_command(*, role: str, index: int, keys: str | None) -> None:
+    """Allow the key of a task no more.
+
+    Every ps whose registry this is drops the task's connection within seconds. Copy the registry
+    to the hosts of the others.
+
+    \b
+    Examples:
+      zmqtrain keys revoke worker 2 --keys DIR
+    """
+    owner = owner_of(role, index)
+    public = revoke_key(_directory(keys), owner)
+    click.echo(f"the key of {owner} ({public}) is revoked")
+
+
+@keys_command.command("list")
+@_keys_option
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def list_command(*, keys: str | None, as_json: bool) -> None:
+    """Show whose keys there are and which are revoked.
+
+    \b
+    Examples:
+      zmqtrain keys list --keys DIR
+      zmqtrain keys list --json | jq '.keys[] | select(.revoked)'
+    """
+    directory = _directory(keys)
+    entries = read_registry(directory)
+    held = set(secrets_in(directory))
+    if as_json:
+        show_json({"directory": str(directory), "keys": [_row(entry, held) for entry in entries]})
+    else:
+        show(_view(entries, held))
+
+
+def _row(entry: Entry, held: set[Owner]) -> dict[str, object]:
+    return {
+        "role": entry.owner.role,
+        "index": entry.owner.index,
+        "revoked": entry.revoked,
+        "secret": not entry.revoked and entry.owner in held,
+        "public": entry.public,
+    }
+
+
+def _view(entries: tuple[Entry, ...], held: set[Owner]) -> RenderableType:
+    result = table("task", "state", "secret", "public key", folded=("public key",))
+    for entry in entries:
+        row = _row(entry, held)
+        state = cell("revoked", "red") if entry.revoked else cell("allowed")
+        secret = cell("here" if row["secret"] else "-")
+        result.add_row(cell(entry.owner), state, secret, cell(entry.public))
+    return result
+
+
+def _directory(given_by_flag: str | None) -> Path:
+    named = given(TaskConfig, {"keys": given_by_flag}, ENVIRON).get("keys")
+    if named is None:
+        raise ConfigError(
+            f"{names_of('keys')} is not given; expected the directory of keys; give one of the two"
+        )
+    return Path(named)

@@ -1,0 +1,51 @@
+"""CURVE, ZeroMQ's encryption, as options of sockets; they must be set before bind or connect."""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils import z85
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.keys import Pair
+
+DOMAIN = b"zmqtrain"
+
+
+def make_pair() -> Pair:
+    """Return a new key.
+
+    Raises:
+        ConfigError: ZeroMQ was built without encryption.
+    """
+    _check_available()
+    public, secret = zmq.curve_keypair()
+    return Pair(z85.decode(public).hex(), z85.decode(secret).hex())
+
+
+def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
+    """Have a socket take encrypted connections only, and those that ZAP lets in.
+
+    With a domain that is enforced nobody comes in while there is no ZAP handler; otherwise all
+    would.
+    """
+    _check_available()
+    socket.set(zmq.CURVE_SECRETKEY, secret)
+    socket.set(zmq.CURVE_SERVER, 1)
+    socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def secure_peer(socket: zmq.Socket[bytes], secret: bytes, server: bytes) -> None:
+    """Have a socket connect with a key of its own to whoever holds the key ``server`` (public)."""
+    _check_available()
+    socket.set(zmq.CURVE_SERVERKEY, server)
+    socket.set(zmq.CURVE_PUBLICKEY, z85.decode(zmq.curve_public(z85.encode(secret))))
+    socket.set(zmq.CURVE_SECRETKEY, secret)
+
+
+def _check_available() -> None:
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "the installed ZeroMQ has no encryption (CURVE); expected one built with libsodium; "
+            "install pyzmq from its wheel, or say --insecure on a network that you trust"
+        )

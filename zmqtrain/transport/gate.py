@@ -1,0 +1,94 @@
+"""Who may come in at this moment: the allowed keys of the registry, which is read again whenever
+it changes, and the connections of their holders."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.keys import REGISTRY, Entry, Owner, read_registry
+
+log = logging.getLogger(__name__)
+
+
+class KnownPeer(bytes):
+    """A peer that has proved to hold a key."""
+
+    key: Key
+
+
+class Key:
+    """An allowed key; ``allowed`` turns False for good once it is revoked."""
+
+    __slots__ = ("_last", "allowed", "owner", "public")
+
+    def __init__(self, owner: Owner, public: str) -> None:
+        self.owner = owner
+        self.public = public
+        self.allowed = True
+        self._last = KnownPeer()
+
+    def peer(self, name: bytes) -> KnownPeer:
+        """Return the peer that is the holder's connection of this name."""
+        last = self._last
+        if last != name:
+            last = self._last = KnownPeer(name)
+            last.key = self
+        return last
+
+
+class Gate:
+    """The keys that are allowed now, by their public halves."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ConfigError if the registry cannot be read."""
+        self._directory = directory
+        self._seen: tuple[int, ...] = ()  # what the registry's file was like when it was read
+        self._keys: dict[str, Key] = {}
+        self._revoked: dict[str, Owner] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the registry again if it has changed.
+
+        Raises:
+            ConfigError: it cannot be read; the keys allowed so far stay so.
+        """
+        seen = self._look()
+        if seen != self._seen:
+            self._take(read_registry(self._directory))
+            self._seen = seen
+
+    def find(self, public: str) -> Key | None:
+        """Return an allowed key."""
+        return self._keys.get(public)
+
+    def objection(self, public: str) -> str:
+        """Say what is wrong with a key that is not allowed."""
+        owner = self._revoked.get(public)
+        return "a key that is not known" if owner is None else f"the revoked key of {owner}"
+
+    def _look(self) -> tuple[int, ...]:
+        path = self._directory / REGISTRY
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error.strerror}; expected the registry of the job's "
+                "keys; bring it back"
+            ) from None
+        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        allowed = {entry.public: entry.owner for entry in entries if not entry.revoked}
+        self._revoked = {entry.public: entry.owner for entry in entries if entry.revoked}
+        for public, key in list(self._keys.items()):
+            if allowed.get(public) != key.owner:
+                key.allowed = False
+                del self._keys[public]
+                log.warning("the key of %s is allowed no more", key.owner)
+        for public, owner in allowed.items():
+            if public not in self._keys:
+                self._keys[public] = Key(owner, public)

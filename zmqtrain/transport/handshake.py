@@ -1,0 +1,172 @@
+"""Why two ends do not come together: ZeroMQ's events about handshakes, put into words.
+
+libzmq tries again for ever and says nothing, neither to who is turned away nor to the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections import deque
+
+import zmq
+
+from zmqtrain.transport.base import Endpoint, OnTrouble, Peer, ignore_trouble
+from zmqtrain.wire.buffers import Buffer
+
+BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
+BROKEN_WITHIN_S = 5.0  # less than it takes an end that gives no answer to run out of time
+GREETING_S = 2.0
+# ZMTP 3.1: signature, version, mechanism, as-server, filler. Who has seen the first two of a
+# greeting answers with all of its own.
+_GREETING = struct.Struct("!c8xc2B20s32x")
+_OPENING = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+NULL, CURVE = "NULL", "CURVE"
+
+_SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+_NO_DETAIL = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+_AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_ENDED = int(zmq.EVENT_DISCONNECTED)
+EVENTS = _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
+_DENIED = 400  # ZAP's status; after it libzmq does not try again
+
+_TURNED_AWAY = {
+    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "someone came without a key",
+    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "someone came who expects another key than ours",
+}
+
+
+class ListenerWatch:
+    """Tells of those who cannot even show a key to a listener with keys."""
+
+    def __init__(self, events: Endpoint) -> None:
+        """``events`` delivers the messages of the listener's monitor."""
+        self._events = events
+        self.on_trouble: OnTrouble = ignore_trouble
+
+    def start(self) -> None:
+        self._events.start(self._take)
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _take(self, _: Peer, frames: list[Buffer]) -> None:
+        event, value = _parsed(frames)
+        if event == _PROTOCOL:
+            text = _TURNED_AWAY.get(value, "someone came who does not speak ZMTP")
+            self.on_trouble(text, False)
+
+
+class PeerWatch:
+    """Finds out why a listener does not take this end's connection."""
+
+    def __init__(self, events: Endpoint, endpoint: str, mechanism: str, own_key: str) -> None:
+        """``mechanism`` is this end's, ``own_key`` says whose key it shows."""
+        self._events = events
+        self._endpoint = endpoint
+        self._mechanism = mechanism
+        self._own_key = own_key
+        self._on_trouble: OnTrouble = ignore_trouble
+        self._broken: deque[float] = deque(maxlen=BROKEN)
+        self._explained = False  # why the present connection will end
+        self._inquiry: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._events.start(self._take)
+
+    def tell(self, on_trouble: OnTrouble) -> None:
+        self._on_trouble = on_trouble
+
+    def close(self) -> None:
+        self._on_trouble = ignore_trouble
+        self._events.close()
+        if self._inquiry is not None:
+            self._inquiry.cancel()
+
+    def _take(self, _: Peer, frames: list[Buffer]) -> None:
+        event, value = _parsed(frames)
+        was_explained, self._explained = self._explained, event != _ENDED
+        if event == _SUCCEEDED:
+            self._broken.clear()
+        elif event == _AUTH and value == _DENIED:
+            self._on_trouble(
+                f"it does not let in {self._own_key}, which is not in its registry or was revoked; "
+                "look at zmqtrain keys list where it runs",
+                True,
+            )
+        elif event == _PROTOCOL or (event == _ENDED and not was_explained):
+            self._inquire_soon()  # at once: libzmq gives up
+        elif event == _NO_DETAIL:
+            now = time.monotonic()
+            self._broken.append(now)
+            if len(self._broken) == BROKEN and now - self._broken[0] < BROKEN_WITHIN_S:
+                self._broken.clear()
+                self._inquire_soon()
+
+    def _inquire_soon(self) -> None:
+        if self._inquiry is None:
+            self._inquiry = asyncio.get_running_loop().create_task(self._inquire())
+            self._inquiry.add_done_callback(self._inquired)
+
+    async def _inquire(self) -> None:
+        theirs = await mechanism_at(self._endpoint)
+        if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
+            self._on_trouble("it breaks off every connection at once", False)
+        else:
+            self._on_trouble(_REASONS.get((self._mechanism, theirs), _NO_PS), True)
+
+    def _inquired(self, _: asyncio.Task[None]) -> None:
+        self._inquiry = None
+
+
+_NO_PS = "what answers there does not speak as a ps does; correct the address"
+_REASONS = {
+    (NULL, CURVE): "it takes encrypted connections only; give --keys DIR (or ZMQTRAIN_KEYS), with "
+    "a key that it knows",
+    (CURVE, NULL): "it has no keys and takes open connections only; start it with the --keys (or "
+    "ZMQTRAIN_KEYS) of this task, or this task without",
+    (CURVE, CURVE): "its key is not the one that our registry has for it; copy the registry of the "
+    "job here, or correct the address",
+}
+"""What it means that connections are broken off, by the mechanisms of this end and the other."""
+
+
+async def mechanism_at(endpoint: str) -> str | None:
+    """Return the mechanism that a ZMTP listener greets with, "" if what answers is no such.
+
+    None: nothing answers.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        async with asyncio.timeout(GREETING_S):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                writer.write(_OPENING)
+                greeting = await reader.readexactly(_GREETING.size)
+            finally:
+                writer.transport.abort()
+    except asyncio.IncompleteReadError as error:
+        return "" if error.partial and not error.partial.startswith(b"\xff") else None
+    except OSError:
+        return None
+    mechanism: bytes = _GREETING.unpack(greeting)[4]
+    return mechanism.rstrip(b"\0").decode("ascii", "replace")
+
+
+def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """Return a socket from which the events of ``socket`` are read, from now on."""
+    address = f"inproc://handshakes-{id(socket)}"
+    socket.monitor(address, EVENTS)
+    events = context.socket(zmq.PAIR)
+    events.set(zmq.LINGER, 0)
+    events.set(zmq.RCVHWM, 0)  # a full queue would have the I/O thread wait
+    events.connect(address)
+    return events
+
+
+def _parsed(frames: list[Buffer]) -> tuple[int, int]:
+    """Return event and value."""
+    event, value = struct.unpack("=HI", frames[0])
+    return int(event), int(value)

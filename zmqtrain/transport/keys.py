@@ -1,0 +1,299 @@
+"""The directory of keys: who may take part in a job, and the secrets of the tasks of this host.
+
+It holds ``registry``, a line for each key that was ever made (task, state, public key), and
+``ROLE-INDEX.secret`` for the tasks that run on this host. A host needs the registry and the secrets
+of its own tasks, no others. Keys are 32 bytes of Curve25519, written as 64 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from zmqtrain.errors import ConfigError
+
+REGISTRY = "registry"
+ROLES = ("ps", "chief", "worker", "client")
+"""Whom keys are for; a client is a person who asks a running job or tells it what to do."""
+
+ALLOWED, REVOKED = "allowed", "revoked"
+KEY_NBYTES = 32
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
+_LINE = re.compile(
+    rf"({'|'.join(ROLES)}) +(\d{{1,9}}) +({ALLOWED}|{REVOKED}) +([0-9a-f]{{64}}) *", re.ASCII
+)
+_HEADING = "# task, state and public key; changed by zmqtrain keys, read again when it changes\n"
+_OTHERS_WRITE = 0o022
+_OTHERS_READ_OR_WRITE = 0o027  # a group may read: so a secret volume is shown to a pod's user
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """Whose key it is."""
+
+    role: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the registry."""
+
+    owner: Owner
+    public: str
+    revoked: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.owner} {REVOKED if self.revoked else ALLOWED} {self.public}"
+
+
+class Pair(NamedTuple):
+    """A key: its public half, and the secret one unless that is kept on another host."""
+
+    public: str
+    secret: str | None
+
+
+def owner_of(role: str, index: int = 0) -> Owner:
+    """Return whose key is meant.
+
+    Raises:
+        ConfigError: there can be no such task.
+    """
+    if role not in ROLES:
+        raise ConfigError(f"{role!r} is no role that has keys; expected one of {', '.join(ROLES)}")
+    if index < 0 or (role == "chief" and index):
+        expected = "0, since there is one chief" if role == "chief" else "a number from 0 on"
+        raise ConfigError(f"the index of a {role} is {index}; expected {expected}")
+    return Owner(role, index)
+
+
+def public_key(text: str) -> str:
+    """Return a public key as the registry has it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    key = text.strip().lower()
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"the public key {text!r:.80} is not 64 hexadecimal digits; copy it from what "
+            "zmqtrain keys add has printed"
+        )
+    return key
+
+
+def read_registry(directory: Path) -> tuple[Entry, ...]:
+    """Return all keys that the registry knows, in its order.
+
+    Raises:
+        ConfigError: there is none, it cannot be read, others can change it, or it contradicts
+            itself.
+    """
+    path = directory / REGISTRY
+    try:
+        _refuse_open(directory, _OTHERS_WRITE, "700")
+        _refuse_open(path, _OTHERS_WRITE, "600")
+        lines = path.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; expected the "
+            "registry of the job's keys; make it by zmqtrain keys new, or copy it here"
+        ) from None
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    entries = tuple(_parsed(line, f"{path}, line {number}") for number, line in numbered)
+    _check_registry(entries, path)
+    return entries
+
+
+def allowed_key(directory: Path, owner: Owner) -> bytes:
+    """Return the public key that a task may use now.
+
+    Raises:
+        ConfigError: it has none, or the registry cannot be read.
+    """
+    for entry in read_registry(directory):
+        if entry.owner == owner and not entry.revoked:
+            return bytes.fromhex(entry.public)
+    raise ConfigError(
+        f"{directory / REGISTRY} allows no key of {owner}; expected one; add it by zmqtrain keys "
+        f"add {owner}, or copy the registry of the job here"
+    )
+
+
+def read_secret(directory: Path, owner: Owner) -> bytes:
+    """Return the secret key of a task of this host.
+
+    Raises:
+        ConfigError: it is not here, is no key, or others can read it.
+    """
+    path = secret_path(directory, owner)
+    try:
+        _refuse_open(path, _OTHERS_READ_OR_WRITE, "600")
+        text = path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}, the secret key of {owner}, cannot be read: "
+            f"{getattr(error, 'strerror', None) or error}; make it by zmqtrain keys add {owner}, "
+            "or copy it here from where it was made"
+        ) from None
+    if not _KEY.fullmatch(text):
+        raise ConfigError(f"{path} holds no secret key, which is 64 hexadecimal digits; revoke it")
+    return bytes.fromhex(text)
+
+
+def secret_path(directory: Path, owner: Owner) -> Path:
+    return directory / f"{owner.role}-{owner.index}.secret"
+
+
+def secrets_in(directory: Path) -> list[Owner]:
+    """Return whose secret keys are in this directory; one that is not there holds none."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    found = [_SECRET.fullmatch(name) for name in names]
+    return sorted(Owner(match[1], int(match[2])) for match in found if match)
+
+
+def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
+    """Allow new keys; make the directory if there is none. All are added, or none.
+
+    Raises:
+        ConfigError: a task has a key already, or the directory cannot be written or is open to
+            others.
+    """
+    _make_directory(directory)
+    made: list[Path] = []
+    try:
+        with _changing(directory) as entries:
+            for owner, pair in pairs.items():
+                if any(entry.owner == owner and not entry.revoked for entry in entries):
+                    raise ConfigError(
+                        f"{owner} has a key in {directory} already; expected none; revoke it first "
+                        f"(zmqtrain keys revoke {owner})"
+                    )
+                entries.append(Entry(owner, pair.public))
+                if pair.secret is not None:
+                    _write_private(secret_path(directory, owner), f"{pair.secret}\n")
+                    made.append(secret_path(directory, owner))
+            _check_registry(entries, directory / REGISTRY)
+    except BaseException:
+        for path in made:
+            path.unlink()
+        raise
+
+
+def revoke_key(directory: Path, owner: Owner) -> str:
+    """Revoke the key of a task and remove its secret if it is here; return the public key.
+
+    Raises:
+        ConfigError: the task has no key, or the directory cannot be written.
+    """
+    with _changing(directory) as entries:
+        for number, entry in enumerate(entries):
+            if entry.owner == owner and not entry.revoked:
+                entries[number] = replace(entry, revoked=True)
+                break
+        else:
+            raise ConfigError(
+                f"{directory} has no allowed key of {owner}; expected one of those that zmqtrain "
+                "keys list shows"
+            )
+    secret_path(directory, owner).unlink(missing_ok=True)
+    return entry.public
+
+
+@contextmanager
+def _changing(directory: Path) -> Iterator[list[Entry]]:
+    """Yield the registry's entries, for nobody else to change meanwhile; then put them in place."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            path = directory / REGISTRY
+            entries = list(read_registry(directory)) if path.exists() else []
+            yield entries
+            draft = directory / f".{REGISTRY}-{secrets.token_hex(4)}"
+            _write_private(draft, _HEADING + "".join(f"{entry}\n" for entry in entries))
+            os.replace(draft, path)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or directory}: {error.strerror or error}; expected a directory of "
+            "keys that this user can write; correct --keys (or ZMQTRAIN_KEYS)"
+        ) from None
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be made: {error.strerror}; expected a directory for keys; correct "
+            "--keys (or ZMQTRAIN_KEYS)"
+        ) from None
+    _refuse_open(directory, 0o077, "700")
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _refuse_open(path: Path, mask: int, mode: str) -> None:
+    """Refuse a file or directory that others have access to, unless nobody can write there."""
+    found = stat.S_IMODE(path.stat().st_mode) & mask
+    if found & _OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
+        found &= ~_OTHERS_WRITE
+    if found:
+        raise ConfigError(
+            f"{path} is open to others (mode {stat.S_IMODE(path.stat().st_mode):04o}), who could "
+            f"take part in the job; expected mode 0{mode}; chmod {mode} it, and replace its keys "
+            "if others may have been there"
+        )
+
+
+def _parsed(line: str, where: str) -> Entry:
+    if entry := _LINE.fullmatch(line):
+        role, index, state, public = entry.groups()
+        return Entry(Owner(role, int(index)), public, state == REVOKED)
+    raise ConfigError(
+        f"{where}: {line!r:.120}; expected role, index, {ALLOWED} or {REVOKED}, and a public key "
+        "of 64 hexadecimal digits; correct the line, or remove it"
+    )
+
+
+def _check_registry(entries: Iterable[Entry], path: Path) -> None:
+    publics: dict[str, Owner] = {}
+    allowed: set[Owner] = set()
+    for entry in entries:
+        if entry.public in publics:
+            raise ConfigError(
+                f"{path} has one key for {publics[entry.public]} and {entry.owner}; expected a "
+                "key of its own for each; remove one line"
+            )
+        if not entry.revoked and entry.owner in allowed:
+            raise ConfigError(
+                f"{path} allows two keys of {entry.owner}; expected one; revoke the other"
+            )
+        publics[entry.public] = entry.owner
+        allowed |= set() if entry.revoked else {entry.owner}
