@@ -50,9 +50,9 @@ def chaos_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Kill and pause tasks of a running job on this host, and report how it fares.
+    """Kill and pause tasks of a running job.
 
-    Whoever is killed must be started again by someone: by zmqtrain supervise, as
+    Those of this host, that is; and it reports how the job fares. Whoever is killed must be started again by someone: by zmqtrain supervise, as
     the Procfile has it, or by Kubernetes. Pauses stop a process as a debugger
     would. The schedule depends on the seed and on the size of the cluster alone.
 

@@ -41,7 +41,7 @@ _EXAMPLES = {
         One ps on this host, found by default where the others look for it:
           python -m zmqtrain.roles.ps --job examples/digits.py --workers 2
         \b
-        The second of two ps on two hosts:
+        The second of two ps on two hosts, with the directory of keys in ZMQTRAIN_KEYS:
           python -m zmqtrain.roles.ps --job job.py --ps a:2222,b:2222 --index 1 --workers 4
         """,
     Role.WORKER: """
@@ -49,7 +49,7 @@ _EXAMPLES = {
         The second of two workers of a local cluster:
           python -m zmqtrain.roles.worker --job examples/digits.py --index 1 --workers 2
         \b
-        A worker of a cluster of two ps on other hosts:
+        A worker of a cluster of two ps on other hosts, with its keys in ZMQTRAIN_KEYS:
           python -m zmqtrain.roles.worker --job job.py --ps a:2222,b:2222 --index 3 --workers 4
         """,
     Role.CHIEF: """
