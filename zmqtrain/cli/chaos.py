@@ -52,9 +52,10 @@ def chaos_command(
 ) -> None:
     """Kill and pause tasks of a running job.
 
-    Those of this host, that is; and it reports how the job fares. Whoever is killed must be started again by someone: by zmqtrain supervise, as
-    the Procfile has it, or by Kubernetes. Pauses stop a process as a debugger
-    would. The schedule depends on the seed and on the size of the cluster alone.
+    Those of this host, that is; and it reports how the job fares. Whoever is
+    killed must be started again by someone: by zmqtrain supervise, as the Procfile
+    has it, or by Kubernetes. Pauses stop a process as a debugger would. The
+    schedule depends on the seed and on the size of the cluster alone.
 
     \b
     Examples:
