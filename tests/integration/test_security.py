@@ -151,10 +151,9 @@ def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage
         assert process.lines(f" ERROR .*{re.escape(text)}"), str(process)
     with pytest.raises(RefusedError, match="the key of worker 9 is not that of client"):
         job.ask(SwitchPolicy("hogwild"), Owner("worker", 9))
-    assert job.turned_away() >= before + len(refused) + 1
-    log = job.tasks["ps 0"]
+    stage.until(lambda: job.turned_away() >= before + len(refused) + 1, "the count of refusals")
     for told in ("came with a key that is not known", "someone came without a key", "worker 9"):
-        assert log.lines(f"WARNING refused: .*{told}"), str(log)
+        job.tasks["ps 0"].until_line(f"WARNING refused: .*{told}")
     job.end()
 
 

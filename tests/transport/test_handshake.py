@@ -47,7 +47,7 @@ class Watched:
         self.watch.start()
         self.watch.tell(lambda text, is_final: self.told.append((text, is_final)))
 
-        async def mechanism_at(endpoint: str) -> str | None:
+        async def mechanism_at(endpoint: str, own: str) -> str | None:
             self.asked += 1
             return theirs
 
@@ -152,13 +152,17 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + by
 )
 async def test_mechanism_is_read_from_a_greeting(answer: bytes, mechanism: str | None) -> None:
     async def greet(reader: Any, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(12)
+        said.append(await reader.readexactly(12))
         writer.write(answer)
+        if len(answer) == len(GREETING) and b"NULL" in answer:
+            said.append(await reader.readexactly(len(GREETING) - 12))
         writer.close()
 
+    said: list[bytes] = []
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    assert await mechanism_at(f"tcp://{host}:{port}") == mechanism
+    assert await mechanism_at(f"tcp://{host}:{port}", CURVE) == mechanism
+    assert b"".join(said) == (GREETING if mechanism == NULL else GREETING[:12])
     server.close()
     await server.wait_closed()
-    assert await mechanism_at(f"tcp://{host}:{port}") is None
+    assert await mechanism_at(f"tcp://{host}:{port}", CURVE) is None

@@ -6,6 +6,7 @@ libzmq tries again for ever and says nothing, neither to who is turned away nor 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
 from collections import deque
@@ -111,7 +112,7 @@ class PeerWatch:
             self._inquiry.add_done_callback(self._inquired)
 
     async def _inquire(self) -> None:
-        theirs = await mechanism_at(self._endpoint)
+        theirs = await mechanism_at(self._endpoint, self._mechanism)
         if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
             self._on_trouble("it breaks off every connection at once", False)
         else:
@@ -133,10 +134,11 @@ _REASONS = {
 """What it means that connections are broken off, by the mechanisms of this end and the other."""
 
 
-async def mechanism_at(endpoint: str) -> str | None:
+async def mechanism_at(endpoint: str, own: str) -> str | None:
     """Return the mechanism that a ZMTP listener greets with, "" if what answers is no such.
 
-    None: nothing answers.
+    None: nothing answers. If it is not ``own``, the listener gets to know that, too: with libzmq
+    only the end knows that was the first to close the connection.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
@@ -145,14 +147,28 @@ async def mechanism_at(endpoint: str) -> str | None:
             try:
                 writer.write(_OPENING)
                 greeting = await reader.readexactly(_GREETING.size)
+                mechanism = _mechanism_of(greeting)
+                if mechanism != own:
+                    writer.write(own.encode().ljust(_GREETING.size - len(_OPENING), b"\0"))
+                    await _ended(reader)
             finally:
                 writer.transport.abort()
     except asyncio.IncompleteReadError as error:
         return "" if error.partial and not error.partial.startswith(b"\xff") else None
     except OSError:
         return None
+    return mechanism
+
+
+def _mechanism_of(greeting: bytes) -> str:
     mechanism: bytes = _GREETING.unpack(greeting)[4]
     return mechanism.rstrip(b"\0").decode("ascii", "replace")
+
+
+async def _ended(reader: asyncio.StreamReader) -> None:
+    """Wait until the other end has closed the connection."""
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
 
 
 def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
