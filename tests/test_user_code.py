@@ -56,7 +56,7 @@ def test_own_error_passes_as_it_is() -> None:
 
 
 def test_traceback_is_kept_for_those_who_ask(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="zmqtrain")
     with pytest.raises(ConfigError) as raised, user_code("load()", "data"):
         fail(ValueError("no"))
     assert isinstance(raised.value.__cause__, ValueError)
