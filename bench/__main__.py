@@ -13,6 +13,7 @@ from bench.output import report
 from bench.peers.command import peers_command
 from bench.profile import profile_command
 from bench.push_pull import LANES, measure
+from bench.simulate import simulate_command
 from bench.train import train_command
 
 
@@ -91,6 +92,7 @@ COMMANDS: tuple[click.Command, ...] = (
     headline_command,
     compression_command,
     peers_command,
+    simulate_command,
 )
 
 

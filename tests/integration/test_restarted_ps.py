@@ -49,7 +49,7 @@ def test_killed_ps_goes_on_where_it_was(
     chief = cluster.start("chief")
     workers = [cluster.start("worker", index) for index in range(2)]
     step = 0
-    for life in range(2 * ps):
+    for life in range(ps + 1):
         least = step + 4
         step = cluster.until_status(lambda status, n=least: status.step >= n, "steps").step
         index = life % ps

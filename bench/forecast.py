@@ -1,0 +1,319 @@
+"""What a cluster of any size would do: its waiting, as a discrete event simulation.
+
+The decisions are the real ones, of `zmqtrain.coordination` and `zmqtrain.policies`. What is
+modelled is how long everything takes: a worker computes, a message travels, and a ps does one thing
+after another, taking pushes in and updating. All shards but the lead one are alike, so one stands
+for them. Bandwidth is not modelled, nor does anybody die.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from zmqtrain.actors.work_queue import LONG_S
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.statistics import Staleness
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Order
+
+WARM_UP = 0.2  # share of a forecast that is not counted
+NEVER = 10**12  # steps
+UPDATES = frozenset({"apply", "reduce"})  # kinds of orders
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long things take, in seconds.
+
+    ``compute_s``: one gradient, in the mean, with a relative standard deviation of ``spread``.
+    ``update_s``: applying one push of the whole model on one ps; a shard's part is that much less.
+    ``take_s``: taking in one push, on each ps. ``report_s``: on the lead shard, another ps's word
+    that a push has arrived there. ``round_trip_s``: of a message and its answer.
+    """
+
+    compute_s: float
+    spread: float
+    update_s: float
+    take_s: float
+    report_s: float
+    round_trip_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Why some gradients take longer.
+
+    A ``share`` of the workers is slower by ``factor``, always; any gradient takes ``pause_s``
+    longer with the chance ``chance``.
+    """
+
+    share: float = 0.0
+    factor: float = 1.0
+    chance: float = 0.0
+    pause_s: float = 0.0
+
+    def is_slow(self, worker: int, workers: int) -> bool:
+        return worker < round(self.share * workers)
+
+
+class StuckError(Exception):
+    """Nobody will ever go on; the text says why."""
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What was foreseen, start-up left out. Shares are of 1."""
+
+    seconds: float
+    steps: int
+    gradients: int  # computed
+    dropped: int
+    computing: float  # share of the workers' time
+    lead_busy: float  # share of ps 0's time
+    staleness: dict[str, float]
+    decide_s: float  # what the coordinator really took for a push, on this machine
+
+
+Happen = Callable[..., None]
+
+
+class _Clock:
+    """What happens next, and when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Happen, tuple[Any, ...]]] = []
+        self._number = 0
+
+    def at(self, when: float, happen: Happen, *arguments: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (when, self._number, happen, arguments))
+
+    def step(self) -> bool:
+        """Let the next thing happen; False: there is none."""
+        if not self._events:
+            return False
+        self.now, _, happen, arguments = heapq.heappop(self._events)
+        happen(*arguments)
+        return True
+
+
+class _Server:
+    """A ps: an event loop that takes one message after another, and does arithmetic.
+
+    Arithmetic that takes long is done beside the loop, other at once.
+    """
+
+    def __init__(self, clock: _Clock, *, beside: bool) -> None:
+        self.busy_s = 0.0
+        self._clock = clock
+        self._beside = beside
+        self._messages: deque[tuple[float, Happen, tuple[Any, ...]]] = deque()
+        self._is_busy = False
+        self._work_done_at = 0.0
+
+    def receive(self, seconds: float, then: Happen, *arguments: Any) -> None:
+        """Take in a message, which takes so long, when its turn comes; then do what follows."""
+        self._messages.append((seconds, then, arguments))
+        if not self._is_busy:
+            self._next()
+
+    def work(self, seconds: float) -> float:
+        """Do arithmetic, after all that was ordered before; return when it is done."""
+        self.busy_s += seconds
+        self._work_done_at = max(self._work_done_at, self._clock.now) + seconds
+        return self._work_done_at
+
+    def _next(self) -> None:
+        self._is_busy = bool(self._messages)
+        if self._messages:
+            seconds, then, arguments = self._messages.popleft()
+            self.busy_s += seconds
+            self._clock.at(self._clock.now + seconds, self._taken, then, arguments)
+
+    def _taken(self, then: Happen, arguments: tuple[Any, ...]) -> None:
+        then(*arguments)
+        now = self._clock.now
+        self._clock.at(now if self._beside else max(now, self._work_done_at), self._next)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker, as of its last release."""
+
+    sequence: int = 0
+    version: int = 0  # of the parameters that it computes on
+    batches: list[int] = field(default_factory=list)
+    parts: int = 0  # of its push that the decision waits for
+    answers: int = 0  # to its push that it waits for
+
+
+class Simulation:
+    """One cluster under one policy. Times are in seconds from the beginning."""
+
+    def __init__(
+        self,
+        policy: str,
+        *,
+        workers: int,
+        ps: int,
+        costs: Costs,
+        stragglers: Stragglers,
+        seed: int,
+    ) -> None:
+        self._costs = costs
+        self._stragglers = stragglers
+        self._ps = ps
+        self._random = Random(seed)
+        self._coordinator = Coordinator(
+            make_policy(policy), shards=ps, workers=workers, steps=NEVER
+        )
+        self._update_s = costs.update_s / ps
+        self._half_s = costs.round_trip_s / 2
+        self._clock = _Clock()
+        beside = self._update_s > LONG_S
+        self._lead = _Server(self._clock, beside=beside)
+        self._other = _Server(self._clock, beside=beside)
+        self._workers = [_Worker() for _ in range(workers)]
+        self._staleness = Staleness()
+        self._gradients = self._dropped = 0
+        self._computed_s = self._decided_s = 0.0
+
+    def run(self, gradients: int) -> Forecast:
+        """Foresee what happens until so many gradients have been computed.
+
+        Raises:
+            StuckError: the policy lets nobody go on.
+        """
+        for worker in range(len(self._workers)):
+            self._coordinator.join(worker, 1)
+            self._workers[worker].answers = 1
+            self._clock.at(self._half_s, self._lead.receive, 0.0, self._pulled, worker)
+        self._run_until(round(WARM_UP * gradients))
+        began_at, began = self._clock.now, self._coordinator.version
+        warm_up = self._gradients
+        self._staleness = Staleness()
+        self._dropped, self._computed_s, self._decided_s = 0, 0.0, 0.0
+        self._lead.busy_s = 0.0
+        self._run_until(gradients)
+        seconds = self._clock.now - began_at
+        made = self._gradients - warm_up
+        return Forecast(
+            seconds=seconds,
+            steps=self._coordinator.version - began,
+            gradients=made,
+            dropped=self._dropped,
+            computing=self._computed_s / (seconds * len(self._workers)),
+            lead_busy=min(1.0, self._lead.busy_s / seconds),
+            staleness=self._staleness.summary(),
+            decide_s=self._decided_s / made,
+        )
+
+    def _run_until(self, gradients: int) -> None:
+        while self._gradients < gradients:
+            if not self._clock.step():
+                held = next(iter(self._coordinator.held()), None)
+                raise StuckError(f"everybody waits: {held.reason if held else 'nobody is let in'}")
+
+    @property
+    def _is_coordinated(self) -> bool:
+        return self._coordinator.policy.coordinated
+
+    # A worker
+
+    def _answered(self, worker: int) -> None:
+        """One more ps has answered; with the last one, the worker computes, and sends its push."""
+        made = self._workers[worker]
+        made.answers -= 1
+        if made.answers:
+            return
+        seconds = self._compute_s(worker)
+        self._computed_s += seconds
+        self._clock.at(self._clock.now + seconds + self._half_s, self._pushed, worker)
+
+    def _compute_s(self, worker: int) -> float:
+        costs, stragglers, random = self._costs, self._stragglers, self._random
+        seconds = costs.compute_s
+        if costs.spread:
+            seconds *= max(0.0, random.gauss(1.0, costs.spread))
+        if stragglers.is_slow(worker, len(self._workers)):
+            seconds *= stragglers.factor
+        if random.random() < stragglers.chance:
+            seconds += stragglers.pause_s
+        return seconds
+
+    # The ps
+
+    def _pulled(self, worker: int) -> None:
+        self._obey(self._coordinator.arrived(worker, 0, 0), is_pull=True)
+
+    def _pushed(self, worker: int) -> None:
+        """A push has reached every ps."""
+        self._gradients += 1
+        made = self._workers[worker]
+        made.sequence += 1
+        made.parts = made.answers = 1
+        self._lead.receive(self._costs.take_s, self._complete, worker)
+        if self._ps == 1:
+            return
+        made.answers = 2
+        if self._is_coordinated:
+            made.parts = 2
+        self._other.receive(self._costs.take_s, self._taken_by_others, worker)
+
+    def _taken_by_others(self, worker: int) -> None:
+        if not self._is_coordinated:
+            done_at = self._other.work(self._update_s)
+            self._clock.at(done_at + self._half_s, self._answered, worker)
+            return
+        report_s = (self._ps - 1) * self._costs.report_s
+        arrives_at = self._clock.now + self._half_s
+        self._clock.at(arrives_at, self._lead.receive, report_s, self._complete, worker)
+
+    def _complete(self, worker: int) -> None:
+        """One part of a push is known at the lead shard; with the last one it is decided on."""
+        made = self._workers[worker]
+        made.parts -= 1
+        if made.parts:
+            return
+        started = time.perf_counter()
+        batch = made.batches.pop(0)
+        orders = self._coordinator.arrived(worker, made.sequence, 0, batch=batch)
+        for shard in range(1, self._ps if self._is_coordinated else 1):
+            orders += self._coordinator.arrived(worker, made.sequence, shard)
+        self._decided_s += time.perf_counter() - started
+        self._obey(orders)
+
+    def _obey(self, orders: list[Order], *, is_pull: bool = False) -> None:
+        updates = sum(order.kind in UPDATES for order in orders)
+        version = self._coordinator.version - updates
+        for order in orders:
+            if order.kind in UPDATES:
+                for worker in order.workers:
+                    self._staleness.observe(version - self._workers[worker].version)
+                version += 1
+            elif order.kind == "drop":
+                self._dropped += 1
+            elif order.kind == "release":
+                made = self._workers[order.workers[0]]
+                made.version = version
+                made.batches += order.batches
+        self._carry_out(self._lead, orders)
+        if self._ps > 1 and self._is_coordinated and not is_pull:
+            arrives_at = self._clock.now + self._half_s
+            carry_out = (self._carry_out, self._other, orders)
+            self._clock.at(arrives_at, self._other.receive, 0.0, *carry_out)
+
+    def _carry_out(self, server: _Server, orders: list[Order]) -> None:
+        for order in orders:
+            if order.kind in UPDATES or order.kind == "accumulate":
+                server.work(len(order.workers) * self._update_s)
+            elif order.kind == "release":
+                done_at = server.work(0.0)
+                self._clock.at(done_at + self._half_s, self._answered, order.workers[0])

@@ -1,0 +1,225 @@
+"""How a policy would do on a cluster that is not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import click
+
+import zmqtrain
+from bench.forecast import Costs, Forecast, Simulation, Stragglers, StuckError
+from bench.options import json_option, list_of, spec_for
+from bench.output import report
+from bench.sleeper import make_job
+from zmqtrain.policies import make_policy
+
+POLICIES = ("hogwild", "bounded-staleness:3", "sync-replicas")
+COLUMNS = (
+    *("policy", "workers", "ps", "steps_per_second", "computing", "lead_busy", "dropped"),
+    *("staleness_mean", "staleness_max", "decide_us"),
+)
+KINDS = {"slow": ("share", "factor"), "pause": ("chance", "pause_s")}
+COMPARED = ("policy", "foreseen_per_second", "measured_per_second", "ratio")
+COMPARE_WORKERS = 2
+COMPARE_GRADIENTS = 600
+COMPARE_UPDATE_S = 0.0001  # of a model that is next to nothing
+
+numbers_type = list_of(click.IntRange(1), "number")
+milliseconds_type = click.FloatRange(0)
+
+
+def stragglers_of(text: str) -> Stragglers:
+    """Return what ``slow:SHARE:FACTOR`` and ``pause:CHANCE:SECONDS``, with a comma between, say."""
+    fields: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        kind, *numbers = part.strip().split(":")
+        names = KINDS.get(kind)
+        try:
+            first, second = map(float, numbers)
+        except ValueError:
+            names = None
+        if names is None or not 0 <= first <= 1 or not 0 <= second < float("inf"):
+            raise click.BadParameter(
+                f"{part!r}: expected slow:SHARE:FACTOR or pause:CHANCE:SECONDS, such as "
+                "slow:0.05:4 or pause:0.01:2"
+            )
+        fields |= dict(zip(names, (first, second), strict=True))
+    return Stragglers(**fields)
+
+
+def foresee(
+    policy: str, *, workers: int, ps: int, gradients: int, costs: Costs, stragglers: Stragglers,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return one row: a forecast of ``gradients`` gradients by each worker.
+
+    Raises:
+        StuckError: the policy lets nobody go on.
+    """
+    simulation = Simulation(
+        policy, workers=workers, ps=ps, costs=costs, stragglers=stragglers, seed=seed
+    )
+    found = simulation.run(gradients * workers)
+    return {
+        "bench": "simulate",
+        "policy": policy,
+        "workers": workers,
+        "ps": ps,
+        "steps_per_second": found.steps / found.seconds,
+        "gradients_per_second": found.gradients / found.seconds,
+        "computing": found.computing,
+        "dropped": found.dropped / found.gradients,
+        "lead_busy": found.lead_busy,
+        **{f"staleness_{name}": value for name, value in found.staleness.items()},
+        "decide_us": 1e6 * found.decide_s,
+    }
+
+
+def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dict[str, Any]:
+    """Return one row: gradients a second of two workers and one ps, foreseen and measured.
+
+    The real cluster is in this process; its gradients take their time by sleeping.
+    """
+    simulation = Simulation(
+        policy,
+        workers=COMPARE_WORKERS,
+        ps=1,
+        costs=replace(costs, update_s=COMPARE_UPDATE_S),
+        stragglers=stragglers,
+        seed=seed,
+    )
+    found: Forecast = simulation.run(10 * COMPARE_GRADIENTS)
+    foreseen = found.gradients / found.seconds
+    per_step = 1 if make_policy(policy).step_per_push else COMPARE_WORKERS
+    job = make_job(policy, COMPARE_GRADIENTS // per_step, costs, stragglers, seed)
+    summary = zmqtrain.run(job, workers=COMPARE_WORKERS)
+    measured = summary.steps_per_second * per_step
+    return {
+        "bench": "simulate",
+        "policy": policy,
+        "foreseen_per_second": foreseen,
+        "measured_per_second": measured,
+        "ratio": measured / foreseen,
+    }
+
+
+@click.command("simulate")
+@click.option("--workers", type=numbers_type, default="1000", show_default=True)
+@click.option("--ps", type=numbers_type, default="32", show_default=True)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=spec_for(make_policy),
+    default=POLICIES,
+    show_default=True,
+    help="may be given several times",
+)
+@click.option(
+    "--gradients",
+    type=click.IntRange(5),
+    default=20,
+    show_default=True,
+    help="that each worker computes; the first fifth is not counted",
+)
+@click.option(
+    "--compute-ms",
+    type=milliseconds_type,
+    default=100.0,
+    show_default=True,
+    help="mean time of a gradient",
+)
+@click.option(
+    "--spread",
+    type=click.FloatRange(0, 10),
+    default=0.1,
+    show_default=True,
+    help="its relative standard deviation",
+)
+@click.option(
+    "--straggler",
+    "stragglers",
+    type=stragglers_of,
+    default="",
+    metavar="SPEC",
+    help="slow:SHARE:FACTOR, pause:CHANCE:SECONDS, or both with a comma",
+)
+@click.option(
+    "--update-ms",
+    type=milliseconds_type,
+    default=10.0,
+    show_default=True,
+    help="updating the whole model by one push, on one ps",
+)
+@click.option(
+    "--take-ms",
+    type=milliseconds_type,
+    default=0.1,
+    show_default=True,
+    help="taking in one push, on each ps",
+)
+@click.option(
+    "--report-ms",
+    type=milliseconds_type,
+    default=0.03,
+    show_default=True,
+    help="on ps 0: hearing from another ps that a push is there",
+)
+@click.option("--round-trip-ms", type=milliseconds_type, default=0.3, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--compare",
+    "with_real",
+    is_flag=True,
+    help="foresee 2 workers and 1 ps, run them as well, and show both",
+)
+@json_option
+def simulate_command(
+    workers: tuple[int, ...],
+    ps: tuple[int, ...],
+    policies: tuple[str, ...],
+    gradients: int,
+    stragglers: Stragglers,
+    seed: int,
+    with_real: bool,
+    as_json: bool,
+    **times: float,
+) -> None:  # fmt: skip
+    """Foresee how policies do on a large cluster, from what things cost on a small one.
+
+    What a gradient, an update and a round trip take, push-pull, kernels and profile measure.
+    `computing` is the share of the workers' time in which they compute, `lead_busy` the share of
+    ps 0's time in which it does anything; at 1 it is what everybody waits for. `decide_us` is what
+    the decision on one push took here: it is no part of the forecast.
+
+    \b
+    Examples:
+      python -m bench simulate --straggler slow:0.05:4
+      python -m bench simulate --workers 10,100,1000 --ps 1,8 --policy sync-replicas:aggregate=9
+      python -m bench simulate --compare --compute-ms 20 --straggler pause:0.1:0.1
+    """
+    spread = times.pop("spread")
+    costs = Costs(
+        **{name.replace("_ms", "_s"): value / 1e3 for name, value in times.items()}, spread=spread
+    )
+    if with_real and stragglers.share:
+        raise click.UsageError("--compare knows pauses alone: give --straggler pause:...")
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for policy in policies:
+            if with_real:
+                yield compare(policy, costs, stragglers, seed)
+                continue
+            for count in workers:
+                for shards in ps:
+                    yield foresee(
+                        policy, workers=count, ps=shards, gradients=gradients, costs=costs,
+                        stragglers=stragglers, seed=seed,
+                    )  # fmt: skip
+
+    try:
+        report(rows(), as_json=as_json, columns=COMPARED if with_real else COLUMNS)
+    except StuckError as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,189 @@
+"""Forecasts of large clusters: what must follow from the costs does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from bench.forecast import Costs, Forecast, Simulation, Stragglers, StuckError
+from bench.simulate import compare, simulate_command
+from zmqtrain.policies import Decision, Held
+from zmqtrain.policies.hogwild import Hogwild
+
+COSTS = Costs(
+    compute_s=0.1,
+    spread=0.0,
+    update_s=0.001,
+    take_s=0.0002,
+    report_s=0.00001,
+    round_trip_s=0.0006,
+)
+PERIOD_S = 0.1 + 0.0006 + 0.0002 + 0.001  # of one worker alone, on one ps
+PAUSES = Stragglers(chance=0.1, pause_s=0.5)
+
+
+def foreseen(
+    policy: str,
+    workers: int = 4,
+    ps: int = 1,
+    costs: Costs = COSTS,
+    stragglers: Stragglers = Stragglers(),  # noqa: B008  # it is frozen
+    gradients: int = 50,
+) -> Forecast:
+    simulation = Simulation(
+        policy, workers=workers, ps=ps, costs=costs, stragglers=stragglers, seed=1
+    )
+    return simulation.run(gradients * workers)
+
+
+def rate(forecast: Forecast) -> float:
+    """Return gradients a second."""
+    return forecast.gradients / forecast.seconds
+
+
+@pytest.mark.parametrize(
+    "policy", ["hogwild", "bounded-staleness:0", "sync-replicas", "sync-replicas:aggregate=1"]
+)
+def test_lone_worker_takes_what_its_parts_take(policy: str) -> None:
+    forecast = foreseen(policy, workers=1)
+    assert rate(forecast) == pytest.approx(1 / PERIOD_S)
+    assert forecast.steps == forecast.gradients
+    assert forecast.computing == pytest.approx(0.1 / PERIOD_S)
+
+
+def test_workers_that_do_not_wait_for_one_another_add_up() -> None:
+    assert rate(foreseen("hogwild", workers=20)) == pytest.approx(20 / PERIOD_S, rel=0.02)
+
+
+BUSY = replace(COSTS, update_s=0.004)
+
+
+def test_ps_that_has_too_much_to_do_sets_the_pace() -> None:
+    forecast = foreseen("hogwild", workers=100, costs=BUSY)
+    assert rate(forecast) == pytest.approx(1 / 0.0042, rel=0.01)
+    assert forecast.lead_busy == pytest.approx(1.0, rel=0.01)
+
+
+def test_more_ps_relieve_one_that_has_too_much_to_do() -> None:
+    forecast = foreseen("hogwild", workers=100, ps=4, costs=BUSY)
+    assert rate(forecast) == pytest.approx(1 / 0.0012, rel=0.02)
+
+
+def test_reports_of_many_ps_keep_the_lead_shard_busy() -> None:
+    """A coordinated policy hears of every push from every other ps."""
+    costs = replace(COSTS, report_s=0.0002, update_s=0.0)
+    alone, coordinated = (
+        foreseen(policy, workers=60, ps=16, costs=costs)
+        for policy in ("hogwild", "bounded-staleness:1000")
+    )
+    assert rate(alone) == pytest.approx(60 / (0.1 + 0.0006 + 0.0002), rel=0.02)
+    assert rate(coordinated) == pytest.approx(1 / (0.0002 + 15 * 0.0002), rel=0.05)
+
+
+def test_synchronous_step_takes_as_long_as_its_slowest_worker() -> None:
+    slow = Stragglers(share=0.1, factor=5.0)
+    forecast = foreseen("sync-replicas", workers=10, stragglers=slow)
+    assert forecast.steps / forecast.seconds == pytest.approx(1 / 0.5, rel=0.05)
+    assert forecast.staleness["max"] == 0
+
+
+def test_backup_worker_saves_a_step_from_its_slowest_worker() -> None:
+    slow = Stragglers(share=0.1, factor=5.0)
+    every, nine = (
+        foreseen(policy, workers=10, stragglers=slow)
+        for policy in ("sync-replicas", "sync-replicas:aggregate=9")
+    )
+    assert nine.steps / nine.seconds > 4 * every.steps / every.seconds
+    assert nine.dropped > 0
+    assert every.dropped == 0
+
+
+def test_looser_policies_bear_stragglers_better() -> None:
+    policies = ["hogwild", "bounded-staleness:4", "bounded-staleness:1", "sync-replicas"]
+    found = [foreseen(policy, workers=10, stragglers=PAUSES, gradients=200) for policy in policies]
+    rates = [rate(forecast) for forecast in found]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 1.5 * rates[-1]
+    assert [f.computing for f in found] == sorted((f.computing for f in found), reverse=True)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_bounded_staleness_is_bounded(bound: int) -> None:
+    forecast = foreseen(f"bounded-staleness:{bound}", workers=6, stragglers=PAUSES)
+    assert 0 < forecast.staleness["max"] <= (2 * bound + 1) * 5
+
+
+def test_unbounded_staleness_is_that_of_the_others_steps() -> None:
+    assert foreseen("hogwild", workers=10).staleness["mean"] == pytest.approx(9, rel=0.02)
+
+
+def test_same_seed_foresees_the_same() -> None:
+    costs = replace(COSTS, spread=0.5)
+    once, again = (
+        replace(foreseen("bounded-staleness:1", costs=costs, stragglers=PAUSES), decide_s=0.0)
+        for _ in range(2)
+    )
+    assert once == again
+
+
+class Mute(Hogwild):
+    """Lets nobody in."""
+
+    def join(self, worker: int) -> list[Decision]:
+        return []
+
+    def held(self) -> Iterable[Held]:
+        return [Held(0, "nobody is let in", ())]
+
+
+def test_policy_that_lets_nobody_go_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.forecast.make_policy", lambda spec: Mute())
+    with pytest.raises(StuckError, match="nobody is let in"):
+        foreseen("mute")
+    result = CliRunner().invoke(simulate_command, ["--workers", "2", "--ps", "1"])
+    assert result.exit_code == 1
+    assert "everybody waits: nobody is let in" in result.output
+
+
+def test_command_prints_a_row_for_each_policy_and_size() -> None:
+    arguments = ["--workers", "2,4", "--ps", "1,2", "--policy", "hogwild", "--policy"]
+    arguments += ["sync-replicas", "--gradients", "5", "--straggler", "slow:0.5:2,pause:0.1:1"]
+    result = CliRunner().invoke(simulate_command, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.output.splitlines()]
+    assert [(row["policy"], row["workers"], row["ps"]) for row in rows] == [
+        (policy, workers, ps)
+        for policy in ("hogwild", "sync-replicas")
+        for workers in (2, 4)
+        for ps in (1, 2)
+    ]
+    assert all(row["steps_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--straggler", "slow:2:2"], "expected slow:SHARE:FACTOR"),
+        (["--straggler", "slow"], "expected slow:SHARE:FACTOR"),
+        (["--straggler", "late:0.1:2"], "'late:0.1:2'"),
+        (["--policy", "never"], "unknown policy 'never'"),
+        (["--compare", "--straggler", "slow:0.1:2"], "--compare knows pauses alone"),
+    ],
+)
+def test_mistake_is_told(arguments: list[str], text: str) -> None:
+    result = CliRunner().invoke(simulate_command, arguments)
+    assert result.exit_code != 0
+    assert text in " ".join(result.output.replace("│", " ").split())
+
+
+def test_forecast_can_be_held_against_a_real_run() -> None:
+    costs = replace(COSTS, compute_s=0.0005)
+    row = compare("sync-replicas", costs, Stragglers(), seed=0)
+    assert row["foreseen_per_second"] == pytest.approx(
+        2 / (0.0005 + 0.0006 + 2 * 0.0002 + 2 * 0.0001), rel=0.05
+    )
+    assert row["measured_per_second"] > 0

@@ -1,0 +1,140 @@
+"""The checks find what is wrong: each is shown a mistake that somebody might make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.errors import PeerLostError
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.roles.execution import Execution
+from zmqtrain.roles.intake import Intake
+from zmqtrain.roles.lead import Lead
+from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.worker import Worker
+from zmqtrain.simulation.network import Weather
+from zmqtrain.simulation.run import simulate
+from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.store.shard import Shard
+from zmqtrain.wire.messages import Order
+
+Calm = Callable[..., Schedule]
+Patch = pytest.MonkeyPatch
+
+
+def once(monkeypatch: Patch, owner: type, name: str, instead: Callable[..., Any]) -> None:
+    """Have the fifth call of a method do something else: ``instead(original, *arguments)``."""
+    original, calls = getattr(owner, name), [0]
+
+    def method(*arguments: Any) -> Any:
+        calls[0] += 1
+        return instead(original, *arguments) if calls[0] == 5 else original(*arguments)
+
+    monkeypatch.setattr(owner, name, method)
+
+
+def test_calm_run_is_not_objected_to(calm: Calm) -> None:
+    assert simulate(calm(policy="hogwild")).broken == ""
+
+
+def test_update_that_is_made_twice_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    def twice(apply: Any, *arguments: Any) -> None:
+        apply(*arguments)
+        apply(*arguments)
+
+    once(monkeypatch, Shard, "apply", twice)
+    broken = simulate(calm(policy="hogwild")).broken
+    assert "ps 0 ends at version 13, not 12" in broken
+    assert "counts 2.0 times on ps 0" in broken
+
+
+def test_update_that_is_lost_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    once(monkeypatch, Shard, "apply", lambda *_: None)
+    broken = simulate(calm(policy="hogwild")).broken
+    assert "ps 0 has learned 11 examples, 12 are counted" in broken
+
+
+def test_sum_in_another_order_is_found_in_the_last_bit(calm: Calm, monkeypatch: Patch) -> None:
+    reduce = Shard.reduce
+    monkeypatch.setattr(Shard, "reduce", lambda self, w, *rest: reduce(self, w[::-1], *rest))
+    broken = simulate(calm(policy="sync-replicas", workers=6)).broken
+    assert "trail0 is not, to the last bit, what an undisturbed run makes of it" in broken
+    assert "learned" not in broken
+
+
+def test_batch_that_nobody_gets_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    def skip(lease: Any, ledger: Ledger, worker: int) -> int:
+        ledger.next_batch += 1
+        return int(lease(ledger, worker))
+
+    once(monkeypatch, Ledger, "lease", skip)
+    broken = simulate(calm(policy="hogwild", prefetch=0)).broken
+    assert "ps 0 has learned 12 examples, 13 are counted" in broken
+
+
+def test_dropped_push_that_is_called_applied_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    def lie(self: Execution, order: Order) -> None:
+        self._ps.pending[order.workers[0]].result = "applied"
+
+    monkeypatch.setattr(Execution, "_dropped", lie)
+    broken = simulate(calm(policy="sync-replicas:aggregate=1", slow=0)).broken
+    assert "were acknowledged and are not counted" in broken
+
+
+def test_worker_that_is_too_far_ahead_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    advance = BoundedStaleness._advance
+
+    def generous(self: BoundedStaleness) -> Any:
+        self.staleness_bound += 1
+        try:
+            return advance(self)
+        finally:
+            self.staleness_bound -= 1
+
+    monkeypatch.setattr(BoundedStaleness, "_advance", generous)
+    broken = simulate(calm(policy="bounded-staleness:0", slow=0)).broken
+    assert "compute with clocks" in broken
+
+
+def test_hang_is_found_with_those_who_wait(calm: Calm, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Coordinator, "leave", lambda *_: [])
+    monkeypatch.setattr(Lead, "watch", lambda _: None)
+    kill = Fault(0.5, "kill", ("worker 1",), 60.0)
+    broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
+    assert broken.startswith("the run has not ended after")
+    assert re.search("worker 0 has waited .* s for ps 0: it has not answered push", broken)
+
+
+def test_push_that_comes_twice_and_counts_twice_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    is_repeated = Intake._is_repeated
+
+    def forgetful(intake: Intake, peer: Peer, request: Any, sequence: int) -> bool:
+        repeated = is_repeated(intake, peer, request, sequence)
+        if repeated and sequence:
+            intake._ps.shard.apply(request.sender.index, 0)
+        return repeated
+
+    monkeypatch.setattr(Intake, "_is_repeated", forgetful)
+    weather = Weather(0.001, 0.02, repetition=0.7)
+    broken = simulate(calm(policy="hogwild", ps=2, steps=24, weather=weather)).broken
+    assert re.search("ps [01] ends at version|counts 2.0 times", broken)
+
+
+def test_error_that_names_nobody_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    def fail(*_: Any) -> None:
+        raise PeerLostError("something is lost")
+
+    once(monkeypatch, Worker, "_compute", fail)
+    broken = simulate(calm(policy="hogwild")).broken
+    assert "something is lost" in broken
+    assert "the text names no task" in broken
+
+
+def test_exception_that_nobody_expects_is_found(calm: Calm, monkeypatch: Patch) -> None:
+    once(monkeypatch, Intake, "_on_push", lambda *_: 1 // 0)
+    assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken

@@ -1,0 +1,198 @@
+"""The event loop in virtual time, and processes that stop and die on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+
+from zmqtrain.simulation.loop import Process, VirtualLoop, current_process
+
+Begin = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture
+def loop() -> Any:
+    made = VirtualLoop(Random(0), starts_at=100.0)
+    yield made
+    made.close()
+
+
+def test_days_pass_at_once(loop: VirtualLoop) -> None:
+    loop.run_until_complete(asyncio.sleep(1e6))
+    assert loop.time() == 100.0 + 1e6
+
+
+def test_timers_run_in_the_order_of_their_times_and_then_as_they_were_set(
+    loop: VirtualLoop,
+) -> None:
+    seen: list[str] = []
+
+    async def main() -> None:
+        for name, delay_s in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
+            loop.call_later(delay_s, seen.append, name)
+        await asyncio.sleep(3)
+
+    loop.run_until_complete(main())
+    assert seen == ["a", "b", "c"]
+
+
+def test_cancelled_timer_never_runs(loop: VirtualLoop) -> None:
+    loop.call_later(1.0, pytest.fail).cancel()
+    loop.run_until_complete(asyncio.sleep(2))
+
+
+def test_timeouts_and_groups_of_tasks_work(loop: VirtualLoop) -> None:
+    async def main() -> str:
+        try:
+            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(3))
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return f"after {loop.time() - 100:g} s"
+        return "never"
+
+    assert loop.run_until_complete(main()) == "after 5 s"
+
+
+def test_work_beside_the_loop_takes_time_and_is_done_in_one_go(loop: VirtualLoop) -> None:
+    process = Process("worker 0", work_s=2.0)
+    began_at: list[float] = []
+
+    async def main() -> int:
+        return await asyncio.to_thread(lambda: began_at.append(loop.time()) or 7)
+
+    assert loop.run_until_complete(loop.spawn(process, main())) == 7
+    assert began_at == [loop.time()] != [100.0]
+
+
+def test_work_beside_the_loop_passes_its_error_on(loop: VirtualLoop) -> None:
+    with pytest.raises(ZeroDivisionError):
+        loop.run_until_complete(asyncio.to_thread(lambda: 1 // 0))
+
+
+def test_wait_for_what_never_comes_is_an_error_and_no_hang(loop: VirtualLoop) -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    waiting = loop.create_task(main())
+    with pytest.raises(RuntimeError, match="nothing is left"):
+        loop.run_until_complete(waiting)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(waiting)
+
+
+def test_error_of_a_callback_is_kept(loop: VirtualLoop) -> None:
+    loop.call_soon(lambda: 1 // 0)
+    loop.run_until_complete(asyncio.sleep(0))
+    assert ["ZeroDivisionError" in error for error in loop.errors] == [True]
+
+
+async def ticking(seen: list[float], loop: VirtualLoop) -> None:
+    try:
+        while True:
+            seen.append(loop.time() - 100)
+            await asyncio.sleep(1)
+    finally:
+        seen.append(-1.0)
+
+
+def test_stopped_process_catches_up_when_it_is_continued(loop: VirtualLoop) -> None:
+    process, seen = Process("worker 0"), []
+
+    async def main() -> None:
+        task = loop.spawn(process, ticking(seen, loop))
+        await asyncio.sleep(1.5)
+        process.is_stopped = True
+        await asyncio.sleep(3)
+        assert seen == [0.0, 1.0]
+        loop.resume(process)
+        await asyncio.sleep(2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(main())
+    assert seen == [0.0, 1.0, 4.5, 5.5, -1.0]
+
+
+def test_dead_process_runs_no_finally_until_it_is_buried(loop: VirtualLoop) -> None:
+    process, seen = Process("worker 0"), []
+
+    async def main() -> None:
+        task = loop.spawn(process, ticking(seen, loop))
+        await asyncio.sleep(0.5)
+        process.is_stopped = True
+        task.cancel()
+        await asyncio.sleep(10)
+        assert seen == [0.0]
+        loop.resume(process)
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(main())
+    assert seen == [0.0, -1.0]
+
+
+def test_all_that_a_process_starts_is_part_of_it(loop: VirtualLoop) -> None:
+    process, seen = Process("ps 0"), []
+
+    async def child() -> None:
+        seen.append(current_process())
+        loop.call_later(1, lambda: seen.append(current_process()))
+
+    async def parent() -> None:
+        await asyncio.create_task(child())
+        await asyncio.sleep(2)
+
+    loop.run_until_complete(loop.spawn(process, parent()))
+    assert seen == [process, process]
+    assert current_process() is None
+
+
+def test_doomed_process_dies_in_the_middle_of_its_code(loop: VirtualLoop) -> None:
+    """Only lines of zmqtrain's own modules are counted: here those of a queue of work."""
+    from zmqtrain.actors.waits import Waits
+
+    process, entered, buried = Process("ps 0"), [], []
+
+    async def life() -> None:
+        await asyncio.sleep(1)
+        waits = Waits("ps 0")
+        for number in range(100):
+            waits.begin("worker 0", "")
+            entered.append(number)
+
+    def die() -> Callable[[], None]:
+        process.is_stopped = True
+        return lambda: buried.append(len(entered))
+
+    async def main() -> None:
+        task = loop.spawn(process, life())
+        await asyncio.sleep(0.5)
+        process.die_after(12, die)
+        await asyncio.sleep(5)
+        loop.resume(process)
+        await asyncio.gather(task, return_exceptions=True)
+
+    loop.run_until_complete(main())
+    assert buried == [len(entered)]
+    assert 0 < len(entered) < 10
+
+
+def test_sets_of_tasks_keep_their_order_from_run_to_run() -> None:
+    orders = []
+    for _ in range(2):
+        loop = VirtualLoop(Random(0), starts_at=0.0)
+
+        async def main(loop: VirtualLoop = loop) -> list[str]:
+            tasks = {loop.create_task(asyncio.sleep(1), name=str(n)) for n in range(20)}
+            order = [task.get_name() for task in tasks]
+            await asyncio.gather(*tasks)
+            return order
+
+        orders.append(loop.run_until_complete(main()))
+        loop.close()
+    assert orders[0] == orders[1]

@@ -1,0 +1,95 @@
+"""Clusters in virtual time: whatever happens to them, what must hold holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from zmqtrain.policies import Policy
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.simulation.run import run_seed, simulate, smallest
+from zmqtrain.simulation.schedule import Fault, Schedule, draw
+
+BLOCK = 20
+FIRST = (0, 40, 60, 100, 120, 140, 200, 220)
+
+Calm = Callable[..., Schedule]
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_everything_holds_whatever_is_drawn(first: int) -> None:
+    reports = [run_seed(seed) for seed in range(first, first + BLOCK)]
+    assert not [str(report) for report in reports if report.broken]
+
+
+def test_seed_is_replayed_exactly() -> None:
+    """Also after others, and whether or not anybody is told of it."""
+    tales: list[list[str]] = [[], []]
+    told = [simulate(draw(seed), tales[0].append) for seed in (3, 30)]
+    again = [simulate(draw(seed), tales[1].append) for seed in (3, 30)]
+    assert tales[0] == tales[1]
+    assert len(tales[0]) > 500
+    assert told == again == [simulate(draw(seed)) for seed in (3, 30)]
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    kinds = {fault.kind for seed in range(200) for fault in draw(seed).faults}
+    assert kinds == {"kill", "stop", "cut", "break", "storm", "switch", "save", "interrupt"}
+
+
+def own_policy(options: str) -> Policy:
+    """A plug-in: the factory that ``module:attribute`` names."""
+    return BoundedStaleness(1)
+
+
+def test_policy_of_ones_own_goes_through_the_same_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("policy_of_ones_own")
+    module.make = own_policy  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own, drawn = draw(7, "policy_of_ones_own:make"), draw(7)
+    assert own.policy != drawn.policy
+    assert (own.faults, own.workers) == (drawn.faults, drawn.workers)
+    assert not simulate(own).broken
+
+
+@pytest.mark.parametrize("ps", [1, 3])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "hogwild",
+        "bounded-staleness:0",
+        "bounded-staleness:2",
+        "sync-replicas",
+        "sync-replicas:aggregate=2",
+        "sync-replicas:aggregate=5",
+        "sync-replicas:aggregate=2,tokens=3",
+    ],
+)
+def test_every_policy_gets_through_calm_weather(policy: str, ps: int, calm: Calm) -> None:
+    for lane in ("tcp", "shm"):
+        report = simulate(calm(policy=policy, ps=ps, lane=lane))
+        assert not report.broken, report
+
+
+@pytest.mark.parametrize("lane", ["tcp", "shm"])
+def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str, calm: Calm) -> None:
+    """Every kill lands at another place of what a ps does."""
+    for number, lines in enumerate(range(1, 500, 42)):
+        kill = Fault(0.5, "kill", (f"ps {number % 2}",), 0.05, lines=lines)
+        report = simulate(calm(ps=2, policy="sync-replicas", lane=lane, faults=(kill,)))
+        assert not report.broken, report
+
+
+def test_faults_that_do_not_matter_are_left_out(
+    calm: Calm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqtrain.roles.worker.Worker._farewell", None)  # every worker crashes
+    faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "switch", spec="hogwild"))
+    schedule = calm(faults=faults)
+    assert "that is a bug" in simulate(schedule).broken
+    assert smallest(schedule).faults == ()

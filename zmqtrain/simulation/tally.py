@@ -1,0 +1,75 @@
+"""A job whose parameters tell what was learned: a tally of every example on every shard.
+
+An example that is one of k gradients of an update adds 1/k to its element of a shard's tally.
+Beside it lies a part that depends on every update before, to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.job import Job
+from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.optim import SGD
+
+EXAMPLES = 512
+TRAIL = 4  # elements of the part that depends on everything
+
+_NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, TRAIL))
+_NOISE = _NOISE.astype(np.float32)
+
+
+class Tally:
+    """The model. Its examples are their own numbers; those in ``bad`` have no gradient."""
+
+    def __init__(self, shards: int, bad: frozenset[int] = frozenset()) -> None:
+        self.shards = shards
+        self.bad = bad
+
+    def __repr__(self) -> str:
+        return f"Tally({self.shards}, {sorted(self.bad)})"
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        tallies = {f"tally{i}": np.zeros(EXAMPLES, np.float32) for i in range(self.shards)}
+        trails = {f"trail{i}": np.ones(TRAIL, np.float32) for i in range(self.shards)}
+        return {**tallies, **trails}
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        example = int(batch[0][0])
+        for name, gradient in out.items():
+            if name.startswith("tally"):
+                gradient[...] = 0
+                gradient[example] = -1
+            else:
+                np.multiply(parameters[name], np.float32(0.3), out=gradient)
+                gradient += _NOISE[example]
+        return float("nan") if example in self.bad else 1.0
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        return {"loss": float(np.mean(parameters["trail0"]))}
+
+
+class Numbers:
+    """The data: the numbers below ``EXAMPLES``."""
+
+    def load(self, directory: str | None) -> tuple[ArrayDataset, ArrayDataset]:
+        return ArrayDataset(np.arange(EXAMPLES)), ArrayDataset(np.arange(2))
+
+    def __repr__(self) -> str:
+        return "Numbers()"
+
+
+def tally_job(shards: int, bad: frozenset[int], **fields: Any) -> Job:
+    """Return a job in which every shard holds one tally and one trail."""
+    return Job(
+        model=Tally(shards, bad),
+        data=Numbers(),
+        optimizer=SGD(1.0),
+        batch_size=1,
+        placement="round-robin",
+        partition_nbytes=0,
+        **fields,
+    )
