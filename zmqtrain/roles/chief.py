@@ -297,10 +297,10 @@ class Chief(JobActor):
         return self.stop_code, "stopped by a signal"
 
     async def _level_shards(self) -> None:
-        """Wait until every shard has applied the last update, which may be on its way to some."""
+        """Wait until every shard has applied the last update, which may be under way, or queued."""
         step = (await self.status()).step
         deadline = time.monotonic() + self.timing.lease_s
-        while self.ps > 1:
+        while True:
             replies = [
                 await link.request(Read(values=False), reason="it is asked for its version")
                 for link in self._links
