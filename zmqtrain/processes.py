@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +27,10 @@ from zmqtrain.cluster import Role, Task
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
+from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -68,12 +72,13 @@ class StoppedError(ZmqTrainError):
         self.exit_code = ExitCode(exit_code)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Child:
-    """One started task and where its log goes."""
+    """One started task and where its log goes. ``process`` is that of its present life."""
 
     task: Task
     process: asyncio.subprocess.Process
+    command: Sequence[str]
     log: Path
 
     def last_words(self) -> str:
@@ -114,12 +119,14 @@ async def run_processes(
         try:
             for task in _tasks(cluster):
                 command = _command(config, cluster, task, arguments)
-                children.append(await _start(task, command, directory))
+                path = directory / f"{task.role}-{task.index}.log"
+                children.append(Child(task, await _start(command, path), command, path))
                 chief.accompany(_mind(children[-1], children, chief, failures))
             await chief.run()
         finally:
             ignore_signals()
             await _end(children, in_order=chief.ending)
+            _remove_segments(config)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
             log.warning("the same command goes on from %s", chief.summary.checkpoint)
@@ -169,28 +176,26 @@ def _command(
     ]
 
 
-async def _start(task: Task, command: Sequence[str], directory: Path) -> Child:
-    path = directory / f"{task.role}-{task.index}.log"
-    with path.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
+async def _start(command: Sequence[str], log_path: Path) -> asyncio.subprocess.Process:
+    with log_path.open("ab") as output:
+        return await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,  # Ctrl-C is for the chief, which ends the run in order
         )
-    return Child(task, process, path)
 
 
 async def _mind(
     child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
 ) -> None:
-    """End the run when a task fails that it cannot do without.
+    """Start a task again when it was killed; end the run when it fails.
 
-    A ps takes its parameters along. If a worker fails, the chief can still save what was learned:
-    it is asked to end in order, and the error is left in ``failures``.
+    A ps that fails takes its parameters along. If a worker fails, the chief can still save what was
+    learned: it is asked to end in order, and the error is left in ``failures``.
     """
-    code = await child.process.wait()
+    code = await _lives(child, chief)
     if chief.ending:
         return
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -205,6 +210,29 @@ async def _mind(
         return
     failures.append(error)
     chief.stop(error.exit_code)
+
+
+async def _lives(child: Child, chief: Chief) -> int:
+    """See a task through all its lives; return the return code of the last."""
+    endings: list[Ending] = []
+    while True:
+        started_at = time.monotonic()
+        code = await child.process.wait()
+        endings.append(Ending(code, started_at, time.monotonic()))
+        decision = decide(endings, USUAL_LIMITS, random.random())
+        if chief.ending or isinstance(decision, End):
+            return code
+        log.warning("%s %s: it starts again", child.task, endings[-1])
+        await asyncio.sleep(decision.delay_s)
+        child.process = await _start(child.command, child.log)
+
+
+def _remove_segments(config: TaskConfig) -> None:
+    """Remove what ps left that were killed: there is no other life for them."""
+    directory = default_directory()
+    if directory is not None:
+        for index, address in enumerate(config.ps):
+            remove_dead(directory / file_name(str(Task(Role.PS, index)), address))
 
 
 async def _end(children: Sequence[Child], *, in_order: bool) -> None:

@@ -31,6 +31,9 @@ class Limits:
     within_s: float
 
 
+USUAL_LIMITS = Limits(10, 600.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The end of one life of a process. Times are of the monotonic clock.

@@ -26,6 +26,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     Shutdown,
+    SliceFailed,
     SliceWritten,
     SwitchPolicy,
 )
@@ -33,7 +34,7 @@ from zmqtrain.wire.messages import (
 FOR_SOME = {
     "worker": {Pull, Push, Piece},
     "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave},
-    "ps": {Arrived, SliceWritten},
+    "ps": {Arrived, SliceWritten, SliceFailed},
     "client": {SwitchPolicy, RequestSave},
 }
 KINDS = get_args(Message)

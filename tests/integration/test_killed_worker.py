@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -68,12 +67,3 @@ def test_killed_worker_is_done_without_and_may_return_and_no_example_is_lost(
         assert open_batches == []
     if gradients is not None:
         assert len(check_counts(checkpoint)) == STEPS * gradients
-
-
-def test_run_goes_on_when_a_worker_of_it_is_killed(stage: Stage) -> None:
-    run = stage.train(stage.job(gated=True), "--heartbeat-s", 0.2, "--lease-s", 1)
-    status = stage.until_status(stage.run_address(), lambda s: s.step > 0, "the first steps")
-    os.kill(int(worker_1(status).process.rpartition(":")[2]), signal.SIGKILL)
-    run.until_line("worker 1 was killed by signal 9: .*training goes on with 1 workers")
-    stage.open_gate()
-    assert run.summary()["global_step"] == 300

@@ -14,7 +14,7 @@ from zmqtrain.simulation.run import run_seed, simulate, smallest
 from zmqtrain.simulation.schedule import Fault, Schedule, draw
 
 BLOCK = 20
-FIRST = (0, 40, 60, 100, 120, 140, 200, 220)
+FIRST = range(0, 200, 20)
 
 Calm = Callable[..., Schedule]
 

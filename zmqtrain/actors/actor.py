@@ -117,8 +117,12 @@ class Actor:
         """The role's own life; its return value is the exit code."""
         raise NotImplementedError
 
+    def release(self, error: BaseException | None) -> None:
+        """Give back what the actor holds, for it ends; with ``error``, if that is why."""
+
     async def run(self) -> int:
         """Run ``main`` and everything it started; whatever fails first ends all of it."""
+        error: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as self._group:
                 for companion in self._companions:
@@ -129,8 +133,13 @@ class Actor:
                     for task in self._background:
                         task.cancel()
         except BaseExceptionGroup as group:
-            raise first_of(group) from None
+            error = first_of(group)
+            raise error from None
+        except BaseException as stop:
+            error = stop
+            raise
         finally:
+            self.release(error)
             for link in self.links:
                 link.close()
             for listener in self._listeners:

@@ -15,6 +15,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     Shutdown,
+    SliceFailed,
     SliceWritten,
     SwitchPolicy,
 )
@@ -25,7 +26,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     for roles, kinds in {
         ("worker",): (Pull, Piece, Push),
         ("chief",): (Initialize, Save, SaveEnded, Close, Shutdown),
-        ("ps",): (Arrived, SliceWritten),
+        ("ps",): (Arrived, SliceWritten, SliceFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestSave),
     }.items()
     for kind in kinds

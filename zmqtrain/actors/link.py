@@ -25,6 +25,7 @@ from zmqtrain.wire.pieces import Ahead
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
+RESENDS = 4  # before a deadline, as far as heartbeats are as frequent
 BEATS = 64  # heartbeats whose refusal is understood as such
 PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
 
@@ -48,6 +49,7 @@ class Outstanding:
     sent_at: float
     asked_at: float
     reason: str
+    resend_s: float
     told: bool = False
     wait: int = 0  # its entry among the waits
     timer: asyncio.TimerHandle | None = None
@@ -163,6 +165,7 @@ class Link:
             now,
             now,
             reason,
+            RESEND_S if timeout_s is None else min(RESEND_S, timeout_s / RESENDS),
         )
         outstanding.wait = self._waits.begin(self.peer, reason, timeout_s)
         if timeout_s is not None:
@@ -233,7 +236,7 @@ class Link:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
             outstanding.told = True  # once for each wait
             log.info("waiting for %s: %s", self.peer, outstanding.reason)
-        if outstanding.sequence is None and now - outstanding.sent_at > RESEND_S:
+        if outstanding.sequence is None and now - outstanding.sent_at > outstanding.resend_s:
             self._resend(outstanding)
 
     def _resend(self, outstanding: Outstanding) -> None:

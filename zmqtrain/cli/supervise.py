@@ -14,7 +14,7 @@ import click
 
 from zmqtrain.invoke import invoke
 from zmqtrain.logs import setup_logging
-from zmqtrain.restarts import Limits
+from zmqtrain.restarts import USUAL_LIMITS, Limits
 from zmqtrain.supervisor import supervise
 
 
@@ -25,7 +25,7 @@ from zmqtrain.supervisor import supervise
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
-    default=10,
+    default=USUAL_LIMITS.max_restarts,
     show_default=True,
     envvar="ZMQTRAIN_MAX_RESTARTS",
     show_envvar=True,
@@ -34,7 +34,7 @@ from zmqtrain.supervisor import supervise
 @click.option(
     "--within-s",
     type=click.FloatRange(min=0, min_open=True),
-    default=600,
+    default=USUAL_LIMITS.within_s,
     show_default=True,
     envvar="ZMQTRAIN_WITHIN_S",
     show_envvar=True,

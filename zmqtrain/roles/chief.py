@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from zmqtrain.errors import (
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.evaluation import evaluate
-from zmqtrain.roles.joining import join_all
+from zmqtrain.roles.joining import Joined, join_all
 from zmqtrain.roles.lanes import map_segment, read_parameters
 from zmqtrain.roles.saving import Saver
 from zmqtrain.roles.task import JobActor
@@ -100,16 +100,24 @@ class Chief(JobActor):
             self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
         await self._saver.check()
         self.metrics.role_state.set("joining")
-        if not await self._unless_stopped(asyncio.ensure_future(self._begin())):
+        if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
             if self.incarnation:  # those who know this chief may be waiting for it
                 await self._send_home(self.stop_code, "stopped by a signal")
             return self.stop_code
-        self.metrics.role_state.set("training")
         for link in self._links:
             self.spawn(link.silence())
-        status = await self._watch()
-        self.metrics.role_state.set("draining")
-        return await self._end(status)
+        is_in = True
+        while True:  # through as many epochs as it takes
+            try:
+                if not is_in:
+                    await self._begin(again=True)
+                self.metrics.role_state.set("training")
+                status = await self._watch()
+                self.metrics.role_state.set("draining")
+                return await self._end(status)
+            except FencedError as error:
+                log.warning("%s; joining again", error)
+                is_in = False
 
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first."""
@@ -123,6 +131,14 @@ class Chief(JobActor):
         finally:
             stopped.cancel()
             waiting.cancel()
+
+    async def _begin_first(self) -> None:
+        """Begin, anew whenever a ps is restarted meanwhile."""
+        while True:
+            try:
+                return await self._begin()
+            except FencedError as error:
+                log.warning("%s; joining again", error)
 
     async def _begin(self, *, again: bool = False) -> None:
         """Take over a job that runs, else restore its newest checkpoint, else start afresh.
@@ -140,36 +156,35 @@ class Chief(JobActor):
             log.info("taking over in epoch %d", self.epoch)
             return
         path, epoch = await self._saver.newest()
-        if again and path is not None:
-            log.warning("a ps has lost its parameters: the job goes back to %s", path)
-        if again and path is None:
-            raise CheckpointError(
-                "a ps was restarted without its parameters, and there is no checkpoint to go back "
-                "to: give the job a logdir (--logdir DIR)"
-            )
+        if again or await self._has_learned(joined):
+            lost = [one.link.peer for one in joined if one.epoch < max(epochs) or not one.epoch]
+            text = f"{' and '.join(lost)} restarted without parameters"
+            if path is None:
+                raise CheckpointError(
+                    f"{text}, and there is no checkpoint to go back to: give the job a logdir "
+                    "(--logdir DIR)"
+                )
+            log.warning("%s: the job goes back to %s", text, path)
         self.epoch = max(*epochs, epoch, 0) + 1
         message = Initialize(str(path) if path is not None else None)
         await asyncio.gather(
             *(link.request(message, reason="it is initialising") for link in self._links)
         )
 
-    async def _watch(self) -> Status:
-        """Watch the job, through as many epochs as it takes, until there is a reason to end."""
-        again = False
-        while True:
-            try:
-                if again:
-                    await self._begin(again=True)
-                return await self._watch_epoch()
-            except FencedError as error:
-                log.warning("%s; joining again", error)
-                again = True
+    async def _has_learned(self, joined: Sequence[Joined]) -> bool:
+        """Say whether some ps holds parameters that updates were applied to."""
+        replies = [
+            await one.link.request(Read(values=False), reason="it is asked for its version")
+            for one in joined
+            if one.epoch
+        ]
+        return any(getattr(reply.message, "version", 0) for reply in replies)
 
-    async def _watch_epoch(self) -> Status:
+    async def _watch(self) -> Status:
         """Show progress, evaluate and save in time, until there is a reason to end.
 
         Raises:
-            FencedError: some ps has a new life and has lost its parameters.
+            FencedError: some ps has a new life; so it is wherever a ps is asked for something.
         """
         seen = 0
         while True:
@@ -234,7 +249,11 @@ class Chief(JobActor):
         return loss, accuracy
 
     async def _end(self, status: Status) -> int:
-        """Do all that has to be durable, then send everyone home."""
+        """Do all that has to be durable, then send everyone home.
+
+        Raises:
+            FencedError: some ps has a new life, and all of this has to be done once more.
+        """
         interrupted = not status.stop and not status.failure
         code, ended = self._verdict(status)
         loss = accuracy = math.nan
@@ -246,6 +265,7 @@ class Chief(JobActor):
         try:
             await self._saver.save(status.step)
         except CheckpointError as error:
+            await self._level_shards()  # or is it that a ps was restarted meanwhile?
             failures.append(error)
         try:
             if not interrupted:

@@ -24,6 +24,7 @@ from zmqtrain.wire.messages import (
     Saved,
     SaveEnded,
     ShardFile,
+    SliceFailed,
     SliceWritten,
     SwitchPolicy,
 )
@@ -63,7 +64,8 @@ class Desk:
             RequestSave: self._on_request_save,
             Save: self._on_save,
             SaveEnded: self._on_save_ended,
-            SliceWritten: self._on_slice_written,
+            SliceWritten: self._on_slice,
+            SliceFailed: self._on_slice,
             Close: self._on_close,
         }
 
@@ -105,11 +107,16 @@ class Desk:
                 )
             )
 
-    def save_failed(self, error: ZmqTrainError) -> None:
-        """Some shard cannot write its part."""
-        for saving in self._saving.values():
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
+        """Some shard cannot write its part of a checkpoint."""
+        saving = self._saving.pop(directory, None)
+        if saving is not None:
             saving.request.refuse(error)
-        self._saving.clear()
+
+    def give_up_saves(self, error: ZmqTrainError) -> None:
+        """Some shard has forgotten what it was writing."""
+        for directory in tuple(self._saving):
+            self.not_written(directory, error)
 
     def forget_saves(self) -> None:
         """A new epoch begins; what was being written belongs to the one before."""
@@ -193,8 +200,11 @@ class Desk:
         self._close_requests.append(request)
         self._lead.event("close")
 
-    def _on_slice_written(self, request: Request) -> None:
+    def _on_slice(self, request: Request) -> None:
         self._lead.ps.peers.member(request)
         message = request.envelope.message
         if isinstance(message, SliceWritten):
             self.written(message.directory, message.file)
+        elif isinstance(message, SliceFailed):
+            self.not_written(message.directory, CheckpointError(message.error))
+        request.reply(Done())

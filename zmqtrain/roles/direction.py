@@ -71,8 +71,8 @@ class Direction(Protocol):
     def written(self, directory: str, file: ShardFile) -> None:
         """This shard's part of a checkpoint is durable."""
 
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
+        """This shard's part of a checkpoint could not be written."""
+
     def watch(self) -> None:
         """Look at the clock; called a few times in a lease."""
-
-    def failed(self, error: ZmqTrainError) -> None:
-        """An order could not be carried out."""

@@ -219,7 +219,7 @@ class Execution:
             if file is not None:
                 self._ps.spawn(self._seal(file, self._ps.shard.version))
             elif failure is not None:
-                self._not_written(failure)
+                self._not_written(directory, failure)
 
         self._work.add(then, work, rare=True)
 
@@ -228,10 +228,10 @@ class Execution:
         try:
             written = await asyncio.to_thread(checkpoint.seal_shard, file, shard, version)
         except ZmqTrainError as error:
-            self._not_written(error)
+            self._not_written(str(file.parent), error)
         else:
             self._ps.direction.written(str(file.parent), ShardFile(*astuple(written)))
 
-    def _not_written(self, error: ZmqTrainError) -> None:
+    def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._ps.metrics.checkpoint_failures.write.inc()
-        self._ps.direction.failed(error)
+        self._ps.direction.not_written(directory, error)

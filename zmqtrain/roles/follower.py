@@ -7,6 +7,7 @@ Under any other every push is applied and released here at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role, Task
-from zmqtrain.errors import ConfigError, RefusedError, ZmqTrainError
+from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.peers import ORDERS, Peer
@@ -26,6 +27,7 @@ from zmqtrain.wire.messages import (
     Orders,
     Push,
     ShardFile,
+    SliceFailed,
     SliceWritten,
 )
 
@@ -123,10 +125,15 @@ class Follower:
         self._stuck = True  # the lead hears of it, and the chief saves what was learned
 
     def written(self, directory: str, file: ShardFile) -> None:
-        self.link.tell(SliceWritten(directory, file))
+        self.ps.spawn(self._tell_of_slice(SliceWritten(directory, file)))
 
-    def failed(self, error: ZmqTrainError) -> None:
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
         log.error("this shard's part of the checkpoint was not written: %s", error)
+        self.ps.spawn(self._tell_of_slice(SliceFailed(directory, f"{self.ps.task}: {error}")))
+
+    async def _tell_of_slice(self, message: SliceWritten | SliceFailed) -> None:
+        with contextlib.suppress(FencedError):  # a new life of the lead waits for no slice
+            await self.link.request(message, reason="it waits for this shard's slice")
 
     def _at_once(self, worker: int, pending: Pending) -> list[Order]:
         release = Order("release", (worker,), "", pending.incarnation, pending.sequence)

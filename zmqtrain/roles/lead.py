@@ -23,6 +23,7 @@ from zmqtrain.errors import (
     ProtocolError,
     ZmqTrainError,
 )
+from zmqtrain.logs import StateLogger
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.desk import Desk
@@ -56,6 +57,7 @@ class Lead:
         self._peopled_at = time.monotonic()  # when a worker was last live
         self.relay = Relay(ps)
         self._journal = Journal(ps.shard.segment)
+        self._states = StateLogger(log)
         rate = getattr(ps.job.optimizer, "learning_rate", None)
         self._learning_rate = None if rate is None else as_schedule(rate)
         metrics = ps.metrics
@@ -135,7 +137,7 @@ class Lead:
 
     def joined(self, peer: Peer) -> None:
         if peer.name[0] == "ps":
-            self.desk.save_failed(CheckpointError(f"{peer} has a new life"))
+            self.desk.give_up_saves(CheckpointError(f"{peer} has a new life"))
         if peer.name[0] == "worker":
             self.event("join", peer.name[1], peer.incarnation)
 
@@ -172,8 +174,8 @@ class Lead:
     def written(self, directory: str, file: ShardFile) -> None:
         self.desk.written(directory, file)
 
-    def failed(self, error: ZmqTrainError) -> None:
-        self.desk.save_failed(error)
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
+        self.desk.not_written(directory, error)
 
     def watch(self) -> None:
         """Give the job up if nobody works on it, or someone has waited for too long."""
@@ -192,12 +194,14 @@ class Lead:
         self.ps.metrics.waiting_workers.set(len(waiting))
         for held in waiting:
             pending = self.ps.pending.get(held.worker)
-            if pending is not None and now - pending.arrived_at > limit_s:
-                by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
-                self._fail(
-                    ExitCode.PEER_LOST,
-                    f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}",
-                )
+            if pending is None or now - pending.arrived_at <= limit_s:
+                continue
+            by = ", ".join(f"worker {index}" for index in held.by)
+            text = f"worker {held.worker} has waited {limit_s:g} s for {{}}: {held.reason}"
+            if by:  # they are alive, and their steps take that long
+                self._states.state(held.worker, text.format(by), logging.WARNING)
+            else:
+                self._fail(ExitCode.PEER_LOST, text.format("a worker to join"))
 
     # Events and orders
 

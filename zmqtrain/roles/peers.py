@@ -173,8 +173,11 @@ class Peers:
 
     def renew_all(self) -> None:
         """Forgive the silence so far: this process itself was not running."""
+        now = time.monotonic()
         for peer in self:
-            peer.heard_at = time.monotonic()
+            peer.heard_at = now
+        for name, (request, _) in self._contested.items():
+            self._contested[name] = (request, now)
 
     def forget_workers(self) -> None:
         """Have every worker join again: a new epoch begins."""

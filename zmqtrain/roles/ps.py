@@ -22,6 +22,7 @@ from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import (
+    ExitCode,
     FencedError,
     OrphanedError,
     PeerLostError,
@@ -41,6 +42,7 @@ from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.marks import Marks
+from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import EPOCH
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
@@ -69,6 +71,7 @@ class ParameterServer(JobActor):
 
     def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
         super().__init__(config, job, transport)
+        self._segment: Segment | None = None
         self.shard: Shard  # from the moment it listens, as are the marks
         self.marks: Marks
         self.config = config
@@ -111,28 +114,31 @@ class ParameterServer(JobActor):
             self.config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
         )
         segment, is_left = open_segment(self, segment_layout(layout, update), bound.address)
+        self._segment = segment
         safe = self.config.crash_safe and segment.path is not None
         self.shard = Shard(layout, update, segment, safe=safe)
         self.marks = Marks(segment)
-        is_over = False
-        try:
-            tell_of_memory(self, bound.address)
-            self.direction = Follower(self) if self.task.index else Lead(self)
-            self.metrics.role_state.set("joining")
-            if is_left:
-                recover(self)
-                self.metrics.role_state.set("training")
-            self.spawn(self._watch())
-            await self.stopping.wait()
-            code = await self._farewell()
-            is_over = True
-            return code
-        finally:
-            self.execution.close()
-            if is_over or not safe or not self.initialised:
-                segment.remove()
-            else:
-                segment.close()  # it is for the next life of this ps
+        tell_of_memory(self, bound.address)
+        self.direction = Follower(self) if self.task.index else Lead(self)
+        self.metrics.role_state.set("joining")
+        if is_left:
+            recover(self)
+            self.metrics.role_state.set("training")
+        self.spawn(self._watch())
+        await self.stopping.wait()
+        return await self._farewell()
+
+    def release(self, error: BaseException | None) -> None:
+        """Leave the segment for the next life of this ps only if there can be one."""
+        self.execution.close()
+        segment = self._segment
+        if segment is None:
+            return
+        given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
+        if error is None or given_up or not self.config.crash_safe or not self.initialised:
+            segment.remove()
+        else:
+            segment.close()
 
     async def _farewell(self) -> int:
         """Leave: at the chief's word, or, after SIGTERM, when it does not come in time."""

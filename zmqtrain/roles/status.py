@@ -57,10 +57,12 @@ def waits_of(lead: Lead) -> tuple[Wait, ...]:
         return tuple(waits)
     for held in lead.coordinator.held():
         pending = ps.pending.get(held.worker)
-        by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
+        by = ", ".join(f"worker {index}" for index in held.by)
         since_s = time.monotonic() - pending.arrived_at if pending is not None else 0.0
-        until_s = max(0.0, ps.timing.join_timeout_s - since_s)
-        waits.append(Wait(f"worker {held.worker}", by, held.reason, since_s, until_s))
+        # Those who are there may take their time; their leases end if they are not.
+        left_s = None if by else max(0.0, ps.timing.join_timeout_s - since_s)
+        on = by or "a worker to join"
+        waits.append(Wait(f"worker {held.worker}", on, held.reason, since_s, left_s))
     return tuple(waits)
 
 

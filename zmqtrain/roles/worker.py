@@ -304,7 +304,7 @@ class Worker(JobActor):
         ]
         try:
             self._account()
-            replies = [await request.future for request in requests]
+            replies = await self._replies(requests)
         finally:
             for link, request in zip(links, requests, strict=True):
                 link.end(request)
@@ -315,6 +315,12 @@ class Worker(JobActor):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, source)
         return _release_of(replies[0])
+
+    async def _replies(self, requests: Sequence[Outstanding]) -> list[Envelope]:
+        if len(requests) == 1:  # which costs less
+            return [await requests[0].future]
+        # A refusal by one shard counts at once: the others may be waiting for that shard.
+        return await asyncio.gather(*(request.future for request in requests))
 
     def _send(self, link: Link, lane: Lane, message: Message, reason: str) -> Outstanding:
         has_gradient = isinstance(message, Push) and message.finite

@@ -284,6 +284,14 @@ class SliceWritten:
 
 
 @dataclass(slots=True)
+class SliceFailed:
+    """Other ps to lead: this shard's part of the checkpoint in ``directory`` is not written."""
+
+    directory: str
+    error: str
+
+
+@dataclass(slots=True)
 class Saved:
     """Every shard's part is durable; the chief may write the manifest."""
 
@@ -360,6 +368,6 @@ class Status:
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
     | Piece | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
-    | SwitchPolicy | RequestSave | SaveEnded | Save | SliceWritten | Saved | Close | Shutdown
-    | GetStatus | Status
+    | SwitchPolicy | RequestSave | SaveEnded | Save | SliceWritten | SliceFailed | Saved | Close
+    | Shutdown | GetStatus | Status
 )  # fmt: skip

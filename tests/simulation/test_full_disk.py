@@ -1,0 +1,34 @@
+"""A ps that cannot write its part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.simulation.run import simulate
+from zmqtrain.simulation.schedule import Schedule
+from zmqtrain.store import checkpoint
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
+    shard: int, calm: Callable[..., Schedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.copy_shard
+
+    def fail(directory: Path, layout: Any, *rest: Any) -> Path:
+        if layout.shard == shard:
+            raise CheckpointError("no space left")
+        return write(directory, layout, *rest)
+
+    monkeypatch.setattr(checkpoint, "copy_shard", fail)
+    tale: list[str] = []
+    report = simulate(calm(ps=2, keeps=True, save_secs=0.2), tale.append)
+    failed = [line for line in tale if "no checkpoint at step" in line and "no space" in line]
+    assert len(failed) > 1
+    assert f"step {report.schedule.steps}" in failed[-1]
+    assert "chief 0 ended: exit code 74" in "\n".join(tale)
