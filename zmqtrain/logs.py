@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from zmqtrain.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
+LINES_PER_SECOND = 20
 
 
 class LineFormatter(logging.Formatter):
@@ -41,10 +42,35 @@ def setup_logging(task_prefix: str, level: str) -> None:
     number: int = getattr(logging, level.upper())
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(task_prefix))
+    handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.INFO))
     logging.getLogger("zmqtrain").setLevel(number)
+
+
+class RateLimit(logging.Filter):
+    """Lets only so many lines a second through from each place in the code.
+
+    Whoever sends nonsense as fast as the wire allows does not fill the disk with what is said of
+    it. DEBUG is not limited: it was asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds: dict[tuple[str, int], tuple[int, int]] = {}  # place -> second, lines in it
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.INFO:
+            return True
+        place, now = (record.pathname, record.lineno), int(record.created)
+        second, lines = self._seconds.get(place, (now, 0))
+        lines = lines + 1 if second == now else 1
+        self._seconds[place] = now, lines
+        if lines == LINES_PER_SECOND:
+            record.msg = f"{record.getMessage()} (more like this are left out for a second)"
+            record.args = ()
+        return lines <= LINES_PER_SECOND
 
 
 class StateLogger:
@@ -58,4 +84,4 @@ class StateLogger:
         """Log ``text`` unless it is what ``key`` was last said to be."""
         if self._texts.get(key) != text:
             self._texts[key] = text
-            self._log.log(level, "%s", text)
+            self._log.log(level, "%s", text, stacklevel=2)

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.logs import LineFormatter, StateLogger, setup_logging
+from zmqtrain.logs import (
+    LINES_PER_SECOND,
+    LineFormatter,
+    RateLimit,
+    StateLogger,
+    setup_logging,
+)
 
 
 @pytest.fixture
@@ -99,3 +105,21 @@ def test_state_is_logged_when_it_changes_and_not_before(caplog: pytest.LogCaptur
         ("INFO", "training"),
         ("WARNING", "waiting for worker 3"),
     ]
+
+
+def record_at(line_number: int, second: float, level: int = logging.INFO) -> logging.LogRecord:
+    record = logging.LogRecord("zmqtrain.ps", level, "ps.py", line_number, "no %s", ("x",), None)
+    record.created = second
+    return record
+
+
+def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
+    limit = RateLimit()
+    records = [record_at(7, 1.0 + number / 100) for number in range(2 * LINES_PER_SECOND)]
+    passed = [record.getMessage() for record in records if limit.filter(record)]
+    assert passed == ["no x"] * (LINES_PER_SECOND - 1) + [
+        "no x (more like this are left out for a second)"
+    ]
+    assert limit.filter(record_at(8, 1.5)), "another place in the code"
+    assert limit.filter(record_at(7, 2.0)), "the next second"
+    assert limit.filter(record_at(7, 1.5, logging.DEBUG)), "asked for"

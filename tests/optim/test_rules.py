@@ -174,8 +174,13 @@ def train(rule: Rule, parameters: object, gradients: list[object]) -> Flat:
     return w
 
 
+def named(value: object) -> str:
+    """Return a test's name for a rule or its formula, the same in every process."""
+    return repr(value)[:60] if isinstance(value, Rule) else ""
+
+
 @pytest.mark.parametrize("size", LENGTHS)
-@pytest.mark.parametrize(("rule", "reference"), REFERENCES, ids=lambda value: repr(value)[:60])
+@pytest.mark.parametrize(("rule", "reference"), REFERENCES, ids=named)
 def test_rule_over_several_steps_follows_its_formula(
     rule: Rule, reference: Step, size: int
 ) -> None:

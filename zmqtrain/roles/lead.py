@@ -209,7 +209,7 @@ class Lead:
         """Let something happen: note it for the next life, decide, and give the orders."""
         if self.coordinator is None:
             return
-        entry = pack((name, *arguments))
+        entry = pack([name, *arguments])
         if not self._journal.append(entry):
             self._begin_journal()
             self._journal.append(entry)
