@@ -37,7 +37,7 @@ from zmqtrain.wire.messages import Done, Status, SwitchPolicy
 
 PS, WORKERS = 2, 4
 TASKS = {"ps": PS, "worker": WORKERS, "chief": 1}
-POLICIES = ("hogwild", "bounded-staleness:4", "sync-replicas:aggregate=1")
+POLICIES = ("hogwild:whole", "bounded-staleness:4", "sync-replicas:aggregate=1")
 POLL_S = 0.2
 FAREWELL_S = 60.0  # that tasks may take to end once the job is done
 MAY_DIFFER = 0.03  # accuracy, from a run that nobody disturbs

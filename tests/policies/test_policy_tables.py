@@ -228,6 +228,7 @@ def test_late_gradient_is_dropped_as_stale(spec: str) -> None:
     ("spec", "coordinated", "step_per_push", "staleness_bound"),
     [
         ("hogwild", False, True, None),
+        ("hogwild:whole", True, True, None),
         ("bounded-staleness:0", True, True, 0),
         ("bounded-staleness:4", True, True, 4),
         ("sync-replicas", True, False, 0),

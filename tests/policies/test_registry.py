@@ -52,7 +52,8 @@ def test_every_call_makes_a_new_policy() -> None:
 
 
 FORMS = (
-    "expected hogwild, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, the name of "
+    "expected hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, "
+    "sync-replicas:aggregate=R, the name of "
     'an installed plug-in, or "module:attr"'
 )
 OPTIONS = (
@@ -72,7 +73,11 @@ OPTIONS = (
         (":attr", f"unknown policy ':attr': {FORMS}"),
         (".json:loads", f"unknown policy '.json:loads': {FORMS}"),
         ("a/b.py:attr", f"unknown policy 'a/b.py:attr': {FORMS}"),
-        ("hogwild:3", "policy hogwild takes no options, got '3'"),
+        (
+            "hogwild:3",
+            "unknown option '3' of hogwild: expected hogwild, or hogwild:whole for steps that count "
+            "on every ps or on none, even if their worker dies",
+        ),
         (
             "bounded-staleness",
             "policy bounded-staleness:S: got '', expected a whole number >= 0",

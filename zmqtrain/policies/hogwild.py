@@ -8,12 +8,21 @@ from zmqtrain.policies.base import Apply, Decision, Held, Release
 
 
 class Hogwild:
-    """Nobody waits for anybody; staleness is measured, not bounded."""
+    """Nobody waits for anybody; staleness is measured, not bounded.
 
-    spec = "hogwild"
-    coordinated = False
+    ``whole``: a step counts on every shard or on none, even if its worker dies between its pushes
+    to two of them; the lead shard has to hear of every push before it counts anywhere.
+    """
+
     step_per_push = True
     staleness_bound = None
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.coordinated = whole
+
+    @property
+    def spec(self) -> str:
+        return "hogwild:whole" if self.coordinated else "hogwild"
 
     def start(self, version: int, workers: int) -> None:
         """Keep no state."""

@@ -19,7 +19,7 @@ Factory: TypeAlias = Callable[[str], Policy]
 """Makes a policy from what follows the first colon of a spec, "" if nothing does."""
 
 FORMS = (
-    "hogwild, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
+    "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
     'the name of an installed plug-in, or "module:attr"'
 )
 
@@ -57,9 +57,12 @@ def _made(spec: str) -> Policy:
 
 
 def _hogwild(options: str) -> Policy:
-    if options:
-        raise ConfigError(f"policy hogwild takes no options, got {options!r}")
-    return Hogwild()
+    if options not in ("", "whole"):
+        raise ConfigError(
+            f"unknown option {options!r} of hogwild: expected hogwild, or hogwild:whole for steps "
+            "that count on every ps or on none, even if their worker dies"
+        )
+    return Hogwild(whole=bool(options))
 
 
 def _bounded_staleness(options: str) -> Policy:

@@ -176,7 +176,7 @@ def draw(seed: int, policy: str = "") -> Schedule:
 def _policy(random: Random, workers: int) -> str:
     return random.choice(
         (
-            "hogwild",
+            random.choice(("hogwild", "hogwild:whole")),
             f"bounded-staleness:{random.randint(0, 3)}",
             "sync-replicas",
             f"sync-replicas:aggregate={random.randint(1, workers + 1)}",
