@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test lint format fuzz headline clean
+.PHONY: help setup train test lint format fuzz hosts headline clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ lint: $(STAMP)  ## check style and types only
 format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+hosts: $(STAMP)  ## test a job over several hosts whose links break (Linux, root)
+	$(BIN)/pytest -m '' tests/hosts
 
 $(VENV)/.fuzz: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,fuzz]'

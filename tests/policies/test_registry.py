@@ -56,6 +56,10 @@ FORMS = (
     "sync-replicas:aggregate=R, the name of "
     'an installed plug-in, or "module:attr"'
 )
+WHOLE = (
+    "expected hogwild, or hogwild:whole for steps that count on every ps or on none, even if "
+    "their worker dies"
+)
 OPTIONS = (
     "expected aggregate=R (gradients averaged in a step) or, for TensorFlow's token queue, "
     "tokens=N as well"
@@ -75,8 +79,7 @@ OPTIONS = (
         ("a/b.py:attr", f"unknown policy 'a/b.py:attr': {FORMS}"),
         (
             "hogwild:3",
-            "unknown option '3' of hogwild: expected hogwild, or hogwild:whole for steps that count "
-            "on every ps or on none, even if their worker dies",
+            f"unknown option '3' of hogwild: {WHOLE}",
         ),
         (
             "bounded-staleness",
