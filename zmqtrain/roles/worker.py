@@ -25,7 +25,7 @@ from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
-from zmqtrain.errors import ConfigError, DataError, FencedError, ProtocolError
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
@@ -85,6 +85,7 @@ class Worker(JobActor):
         self._shutdown: Shutdown | None = None
         self._leases: deque[int] = deque()
         self._versions = [0] * self.ps  # of the parameters held, by shard
+        self._epochs = [0] * self.ps  # that they are of
         self._sequence = 0
         self._is_in = False
         self._done: _Step | None = None  # not yet counted
@@ -335,7 +336,15 @@ class Worker(JobActor):
         )
 
     def _take_in(self, shard: int, reply: Envelope) -> None:
-        self._versions[shard] = _release_of(reply).version
+        version, before = _release_of(reply).version, self._versions[shard]
+        if version < before and reply.epoch == self._epochs[shard]:
+            raise CheckpointError(
+                f"{reply.sender} went back from version {before} to {version}: both it and the "
+                "chief were restarted, and no checkpoint holds what was learned; give the job a "
+                "logdir (--logdir DIR)"
+            )
+        self._epochs[shard] = reply.epoch
+        self._versions[shard] = version
         self.epoch = max(self.epoch, reply.epoch)
         lane = self._lanes[shard]
         for tensor in reply.tensors:

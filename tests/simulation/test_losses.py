@@ -1,4 +1,4 @@
-"""A ps that cannot write its part of a checkpoint."""
+"""What cannot be kept is not lost in silence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Schedule
+from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.witness import Witness
 from zmqtrain.store import checkpoint
 
 
@@ -32,3 +33,15 @@ def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
     assert len(failed) > 1
     assert f"step {report.schedule.steps}" in failed[-1]
     assert "chief 0 ended: exit code 74" in "\n".join(tale)
+
+
+def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silence(
+    calm: Callable[..., Schedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The witness would end the run before the workers notice.
+    monkeypatch.setattr(Witness, "_object", lambda self, text: None)
+    faults = tuple(Fault(0.5, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
+    tale: list[str] = []
+    simulate(calm(lane="memory", faults=faults), tale.append)
+    found = [line for line in tale if "ps 0 went back from version" in line]
+    assert found and "give the job a logdir" in found[0]
