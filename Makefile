@@ -23,7 +23,7 @@ test: $(STAMP)  ## check style and types, then run the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(STAMP)  ## check style and types only
 	$(BIN)/ruff check .

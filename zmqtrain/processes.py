@@ -98,8 +98,11 @@ async def run_processes(
     cluster: LocalCluster,
     arguments: Sequence[str],
     on_progress: Callable[[Status], None],
+    segment_dir: str | None = None,
 ) -> Summary:
     """Train ``job``, which ``reference`` and the flags ``arguments`` give to every task.
+
+    ``segment_dir``: where they have the ps keep their memory, if not in shared memory.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -126,7 +129,7 @@ async def run_processes(
         finally:
             ignore_signals()
             await _end(children, in_order=chief.ending)
-            _remove_segments(config)
+            _remove_segments(config, segment_dir)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
             log.warning("the same command goes on from %s", chief.summary.checkpoint)
@@ -227,9 +230,9 @@ async def _lives(child: Child, chief: Chief) -> int:
         child.process = await _start(child.command, child.log)
 
 
-def _remove_segments(config: TaskConfig) -> None:
+def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
     """Remove what ps left that were killed: there is no other life for them."""
-    directory = default_directory()
+    directory = Path(segment_dir) if segment_dir else default_directory()
     if directory is not None:
         for index, address in enumerate(config.ps):
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))

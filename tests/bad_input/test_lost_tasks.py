@@ -50,6 +50,18 @@ def test_run_starts_killed_tasks_again_and_goes_on(stage: Any) -> None:
     assert run.summary()["global_step"] == 300
 
 
+def test_run_whose_worker_fails_leaves_no_segment_of_a_killed_ps(stage: Any) -> None:
+    run = stage.train(stage.job(gated=True), "--workers", 1)
+    stage.until_status(stage.run_address(), lambda status: status.step > 0, "steps")
+    run.signal(signal.SIGSTOP)  # so that it starts nobody again meanwhile
+    for role in ("ps", "worker"):
+        started_by(run, role).kill()
+    run.signal(signal.SIGINT)
+    run.signal(signal.SIGCONT)
+    run.exit_code()
+    assert not list(stage.segments.glob("*"))
+
+
 def test_run_goes_on_when_one_of_its_workers_is_told_to_leave(stage: Any) -> None:
     run = stage.train(stage.job(gated=True), "--workers", 2)
     stage.until_status(stage.run_address(), lambda status: status.step > 0, "the first step")

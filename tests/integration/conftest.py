@@ -7,10 +7,12 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -126,8 +128,8 @@ class Stage:
         self.logdir = directory / "logdir"
         self.segments = directory / "segments"  # where every ps keeps its memory
         self.processes: list[Process] = []
-        self._temporary = directory / "tmp"  # TMPDIR of the processes, by which they are known
-        self._temporary.mkdir()
+        # TMPDIR of the processes, by which they are known; short, for there are sockets in it.
+        self._temporary = Path(tempfile.mkdtemp(prefix="zmqtrain-test-"))
 
     @property
     def report(self) -> str:
@@ -244,6 +246,7 @@ class Stage:
         left += [f"run file {path}" for path in self.run_files()]
         own = self._temporary / f"zmqtrain-{os.getuid()}"
         left += [str(path) for path in self._temporary.iterdir() if path != own]
+        shutil.rmtree(self._temporary)
         return left
 
     def _environment(self) -> dict[str, str]:

@@ -62,7 +62,10 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     arguments = _as_flags(lanes | overrides)
     threadpool_limits(cluster.threads)
     with _display(job_reference) as show:
-        summary = uvloop.run(run_processes(job_reference, job, cluster, arguments, show))
+        running = run_processes(
+            job_reference, job, cluster, arguments, show, lanes.get("segment_dir")
+        )
+        summary = uvloop.run(running)
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))
     sys.exit(summary.exit_code)
 
