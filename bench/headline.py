@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import numpy as np
 import psutil
 
 from bench.headline_job import BATCH_SIZE, job
+from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.plot import check_installed
 from bench.processes import json_lines_of
@@ -33,7 +35,8 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import Done, Status, SwitchPolicy
+from zmqtrain.store.segment_files import SHARED_MEMORY
+from zmqtrain.wire.messages import Done, Status, SwitchPolicy, TaskStatus
 
 PS, WORKERS = 2, 4
 TASKS = {"ps": PS, "worker": WORKERS, "chief": 1}
@@ -63,12 +66,16 @@ class Watched:
     began: float = field(default_factory=time.monotonic)
     samples: list[Sample] = field(default_factory=list)
     switched: int = 0
+    most_nbytes: int = 0  # that a ps has held, beside programs and libraries
 
     def status(self) -> Status:
         status = self.job.status()
         at_s = time.monotonic() - self.began
         mean = status.staleness.get("mean", 0.0)
         self.samples.append(Sample(at_s, status.step, status.loss, mean, status.policy))
+        for task in status.tasks:
+            if task.task.startswith("ps"):
+                self.most_nbytes = max(self.most_nbytes, _held_nbytes(task))
         due = min(len(POLICIES) * status.step // self.steps, len(POLICIES) - 1)
         if due > self.switched and status.policy == POLICIES[self.switched]:
             self.job.ask(SwitchPolicy(POLICIES[due]), Done, 30.0)
@@ -90,7 +97,8 @@ class Stage:
 
     def __init__(self, directory: Path, steps: int) -> None:
         self.directory, self.logdir = directory, directory / "logdir"
-        self.segments, self.keys = directory / "segments", str(directory / "keys")
+        self.segments = Path(tempfile.mkdtemp(prefix=directory.name, dir=SHARED_MEMORY))
+        self.keys = str(directory / "keys")
         first = _free_ports(PS)
         self.addresses = [f"127.0.0.1:{first + index}" for index in range(PS)]
         self._environment = {
@@ -154,7 +162,9 @@ class Stage:
                     process.kill()
             except psutil.Error:
                 continue
-        return left + [str(path) for path in self.segments.glob("*")]
+        left += [str(path) for path in self.segments.glob("*")]
+        shutil.rmtree(self.segments)
+        return left
 
 
 @click.command("headline")
@@ -194,7 +204,7 @@ def headline_command(
             codes = stage.exit_codes()
         finally:
             left = stage.end()
-        checks = _checks(stage, steps, chaos, codes, left)
+        checks = _checks(stage, watched, chaos, codes, left)
     rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in checks]
     rows += [_recovery(seed, row) for row in figures(chaos)]
     report(iter(rows), as_json=as_json)
@@ -225,22 +235,33 @@ def _watch_to_the_end(stage: Stage, watched: Watched) -> None:
         time.sleep(POLL_S)
 
 
+def _held_nbytes(task: TaskStatus) -> int:
+    """Return what a ps of this host has allocated, its shard included; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{task.process.rpartition(':')[2]}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    reading = reading_of(text)
+    return reading.anon + reading.shmem
+
+
 def _checks(
     stage: Stage,
-    steps: int,
+    watched: Watched,
     chaos: Report,
     codes: dict[str, int | None],
     left: Sequence[str],
 ) -> list[Check]:
-    output = stage.log("chief 0")
+    output, steps = stage.log("chief 0"), watched.steps
     ended = {name: code for name, code in codes.items() if code != 0}
     checks = [
         Check("every task ends in order", not ended, str(ended or "exit code 0 from all")),
         Check("everyone killed is back", not chaos.lost(), f"{len(chaos.done)} kills"),
         Check("nothing is left behind", not left, ", ".join(left) or "no process, no segment"),
     ]
-    policies = POLICIES[-1] in output
-    checks.append(Check("the policy changed twice", policies, " -> ".join(POLICIES)))
+    policies = tuple(dict.fromkeys(sample.policy for sample in watched.samples))
+    checks.append(Check("the policy changed twice", policies == POLICIES, " -> ".join(policies)))
+    checks.append(_bounded(stage, watched))
     found = re.search(r"pushes (\d+) applied, (\d+) dropped", output)
     applied = int(found[1]) if found else -1
     checks.append(Check("every step is one push", applied == steps, f"{applied} applied"))
@@ -255,6 +276,15 @@ def _checks(
     near = reached > undisturbed - MAY_DIFFER
     seen = f"{reached:.3f}, undisturbed {undisturbed:.3f}"
     return [*checks, Check("it learns as if undisturbed", near, seen)]
+
+
+def _bounded(stage: Stage, watched: Watched) -> Check:
+    """Compare what a ps held with what it said at its start, and the allowance for Python."""
+    said = re.search(r"at most ([\d.]+) MB.* and ([\d.]+) MB for messages", stage.log("ps 0"))
+    limit_mb = float(said[1]) + float(said[2]) + ALLOWANCE_NBYTES / 1e6 if said else 0.0
+    held_mb = watched.most_nbytes / 1e6
+    seen = f"at most {held_mb:.0f} of {limit_mb:.0f} MB"
+    return Check("memory of a ps stayed under its ceiling", 0 < held_mb < limit_mb, seen)
 
 
 def _counted(checkpoint: Path, steps: int) -> list[Check]:
