@@ -8,11 +8,37 @@ import os
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import connect_endpoint
+from zmqtrain.errors import ZmqTrainError
 from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
+from zmqtrain.transport.base import Endpoint
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Heartbeat, Message
+
+
+class Client:
+    """Who asks one question and goes: the owner of a link that has no life of its own."""
+
+    def __init__(self, number: int, timeout_s: float) -> None:
+        """``number`` tells one client from another."""
+        self.waits = Waits("you")
+        self.metrics = Metrics("client")
+        self.timing = Timing(peer_timeout_s=timeout_s)
+        self._sender = Sender("client", number)
+
+    def identify(self) -> tuple[Sender, int]:
+        return self._sender, 0
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    def hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
+        """Only the reply matters."""
+
+    def abandon_life(self, error: ZmqTrainError) -> None:
+        """It never joined."""
 
 
 def ask(
@@ -32,18 +58,7 @@ async def _ask(
     endpoint: str, message: Message, timeout_s: float, security: Security | None
 ) -> Message:
     transport = ZmqTransport(security, linger_ms=0)  # what was not answered needs not be sent
-    link = Link(
-        "ps 0",
-        transport.connect(endpoint),
-        Waits("you"),
-        Metrics("client"),
-        identify=lambda: (Sender("client", os.getpid()), 0),
-        on_envelope=lambda envelope: None,
-        on_fenced=lambda error: None,
-        heartbeat=Heartbeat,
-        heartbeat_s=1.0,
-        peer_timeout_s=timeout_s,
-    )
+    link = Link("ps 0", transport.connect(endpoint), Client(os.getpid(), timeout_s))
     try:
         reply = await link.request(message, reason="a question of yours", timeout_s=timeout_s)
         return reply.message

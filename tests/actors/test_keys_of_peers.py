@@ -11,7 +11,7 @@ import pytest
 
 from zmqtrain.actors.actor import Actor, Request
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.waits import Waits
+from zmqtrain.client import Client
 from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.metrics import Metrics
@@ -21,7 +21,7 @@ from zmqtrain.transport.gate import Key, KnownPeer
 from zmqtrain.transport.keys import Owner
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Done, GetStatus, Heartbeat, Message, Push, Refusal
+from zmqtrain.wire.messages import Done, GetStatus, Message, Push, Refusal
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 
@@ -72,18 +72,7 @@ def end() -> SelectiveEnd:
 
 @pytest.fixture
 async def link(end: SelectiveEnd) -> AsyncIterator[Link]:
-    link = Link(
-        "ps 0",
-        end,
-        Waits("worker 3"),
-        Metrics("worker", 3),
-        identify=lambda: (Sender("worker", 3), 0),
-        on_envelope=lambda envelope: None,
-        on_fenced=lambda error: None,
-        heartbeat=Heartbeat,
-        heartbeat_s=1.0,
-        peer_timeout_s=60.0,
-    )
+    link = Link("ps 0", end, Client(3, 60.0))
     yield link
     link.close()
 

@@ -183,22 +183,14 @@ class Actor:
 
     def link(self, peer: Task, address: str) -> Link:
         """Connect to a ps and keep up a pulse with it."""
-        endpoint = self.transport.connect(address)
-        link = Link(
-            str(peer),
-            endpoint,
-            self.waits,
-            self.metrics,
-            identify=self.identify,
-            on_envelope=lambda envelope: self._dispatch(Request(self, endpoint, b"", envelope)),
-            on_fenced=self.abandon_life,
-            heartbeat=self.heartbeat,
-            heartbeat_s=self.timing.heartbeat_s,
-            peer_timeout_s=self.timing.peer_timeout_s,
-        )
+        link = Link(str(peer), self.transport.connect(address), self)
         self.links.append(link)
         self.spawn(link.beat())
         return link
+
+    def hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
+        """Take a message that came over a link and is no reply."""
+        self._dispatch(Request(self, endpoint, b"", envelope))
 
     def abandon_life(self, error: ZmqTrainError) -> None:
         """Fail all requests on all links: some peer does not know this incarnation any more."""

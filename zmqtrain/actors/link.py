@@ -13,10 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
+from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Endpoint, Peer, Selective, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -59,22 +61,34 @@ class Outstanding:
     is_sent: bool = False  # the message itself, after its pieces
 
 
+class Owner(Protocol):
+    """Who speaks over a link, and hears of what comes unasked."""
+
+    waits: Waits
+    metrics: Metrics
+    timing: Timing
+
+    def identify(self) -> tuple[Sender, int]:
+        """Return who is speaking, and in which epoch."""
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what the next heartbeat says."""
+
+    def hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
+        """Take a message that is no reply."""
+
+    def abandon_life(self, error: ZmqTrainError) -> None:
+        """The peer does not know this incarnation."""
+
+
 class Link:
-    """One connection to ``peer``. Owned by an actor, which runs :meth:`beat` for its lifetime."""
+    """One connection to ``peer``. Its owner runs :meth:`beat` for as long as it lives."""
 
     def __init__(
         self,
         peer: str,
         endpoint: Endpoint,
-        waits: Waits,
-        metrics: Metrics,
-        *,
-        identify: Callable[[], tuple[Sender, int]],
-        on_envelope: Callable[[Envelope], None],
-        on_fenced: Callable[[ZmqTrainError], None],
-        heartbeat: Callable[[], Heartbeat],
-        heartbeat_s: float,
-        peer_timeout_s: float,
+        owner: Owner,
     ) -> None:
         self.peer = peer
         self.endpoint = endpoint
@@ -84,14 +98,9 @@ class Link:
         self._trouble = ""  # why no connection comes about, as far as it is known
         self.credit_nbytes = 0  # pieces that may be under way, unconfirmed
         self._gone = asyncio.Event()
-        self._waits = waits
-        self._metrics = metrics
-        self._identify = identify
-        self._on_envelope = on_envelope
-        self._on_fenced = on_fenced
-        self._heartbeat = heartbeat
-        self._heartbeat_s = heartbeat_s
-        self._peer_timeout_s = peer_timeout_s
+        self._owner = owner
+        self._waits = owner.waits
+        self._metrics = owner.metrics
         self._outstanding: dict[int, Outstanding] = {}
         self._last_id = 0
         self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
@@ -153,7 +162,7 @@ class Link:
             raise self.lost
         loop = asyncio.get_running_loop()
         self._last_id += 1
-        sender, epoch = self._identify()
+        sender, epoch = self._owner.identify()
         now = time.monotonic()
         outstanding = self._outstanding[self._last_id] = Outstanding(
             self._last_id,
@@ -198,7 +207,7 @@ class Link:
 
     def tell(self, message: Message) -> None:
         """Send a message that asks for no reply; it may be lost."""
-        sender, epoch = self._identify()
+        sender, epoch = self._owner.identify()
         self._try_send(Envelope(message, sender, 0, epoch))
 
     async def beat(self) -> None:
@@ -206,12 +215,15 @@ class Link:
         while True:
             if self.joined:
                 self._pulse()
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self._owner.timing.heartbeat_s)
             now = time.monotonic()
             for outstanding in self._outstanding.values():
                 self._review(outstanding, now)
             # A peer never heard of is given up by the deadline of the join that waits for it.
-            if self.heard_at is not None and now - self.heard_at > self._peer_timeout_s:
+            if (
+                self.heard_at is not None
+                and now - self.heard_at > self._owner.timing.peer_timeout_s
+            ):
                 silent_s = now - self.heard_at
                 self._lose(PeerLostError(f"{self.peer} has been silent for {silent_s:.1f} s"))
 
@@ -220,7 +232,7 @@ class Link:
         """Whether the peer has welcomed us and was heard of lately."""
         if not self.joined or self.heard_at is None or self.lost is not None:
             return False
-        return time.monotonic() - self.heard_at < 3 * self._heartbeat_s
+        return time.monotonic() - self.heard_at < 3 * self._owner.timing.heartbeat_s
 
     def close(self) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
@@ -229,8 +241,8 @@ class Link:
     def _pulse(self) -> None:
         self._last_id += 1
         self._beats.append(self._last_id)
-        sender, epoch = self._identify()
-        self._try_send(Envelope(self._heartbeat(), sender, self._last_id, epoch))
+        sender, epoch = self._owner.identify()
+        self._try_send(Envelope(self._owner.heartbeat(), sender, self._last_id, epoch))
 
     def _review(self, outstanding: Outstanding, now: float) -> None:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
@@ -291,7 +303,7 @@ class Link:
         if type(message) is Alive:
             self._on_alive(envelope.request_id, message)
         elif envelope.request_id == 0:
-            self._on_envelope(envelope)
+            self._owner.hear(self.endpoint, envelope)
         elif envelope.request_id in self._beats and type(message) is Refusal:
             self._fence(message)
         elif outstanding is None:
@@ -345,7 +357,7 @@ class Link:
         """A heartbeat was refused: the peer does not know this incarnation, nor its requests."""
         if self.joined:  # else it is about the life before
             self.fenced = True
-            self._on_fenced(error_of(refusal, self.peer))
+            self._owner.abandon_life(error_of(refusal, self.peer))
 
     def _expire(self, outstanding: Outstanding, timeout_s: float) -> None:
         if not outstanding.future.done():

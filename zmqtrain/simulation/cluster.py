@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.waits import Waits
+from zmqtrain.client import Client
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import ExitCode, ZmqTrainError
@@ -28,8 +28,7 @@ from zmqtrain.simulation.loop import Process, VirtualLoop
 from zmqtrain.simulation.network import Cut, Network, SimulatedTransport
 from zmqtrain.simulation.schedule import Fault, Schedule
 from zmqtrain.simulation.stand_ins import memory_of, put_back, unlock
-from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Heartbeat, Message, RequestSave, SwitchPolicy
+from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
 RESTART_S = 0.3  # until a task that ended with an error is started again
 MAX_LIVES = 25
@@ -272,18 +271,8 @@ class SimulatedCluster:
         self._asking.append(self._loop.spawn(process, asking))
 
     async def _asked(self, message: Message, transport: SimulatedTransport) -> None:
-        link = Link(
-            "ps 0",
-            transport.connect("ipc://simulated/0"),
-            Waits("client"),
-            self._current["ps 0"].actor.metrics,
-            identify=lambda: (Sender("client", 1), 0),
-            on_envelope=lambda envelope: None,
-            on_fenced=lambda error: None,
-            heartbeat=Heartbeat,
-            heartbeat_s=1.0,
-            peer_timeout_s=CLIENT_TIMEOUT_S,
-        )
+        client = Client(1, CLIENT_TIMEOUT_S)
+        link = Link("ps 0", transport.connect("ipc://simulated/0"), client)
         try:
             reply = await link.request(message, reason="", timeout_s=CLIENT_TIMEOUT_S)
             self._note(f"{message} -> {reply.message}")
