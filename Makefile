@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test lint format fuzz hosts headline clean
+.PHONY: help setup train test lint format fuzz hosts headline soak clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,10 @@ $(VENV)/.bench: $(STAMP)
 
 headline: $(VENV)/.bench  ## kill everything for two minutes while it trains; check every promise
 	$(BIN)/python -m bench headline --plot headline.png
+
+MINUTES ?= 10
+soak: $(STAMP)  ## simulated and real jobs under faults for MINUTES=10; SEED=N repeats them
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean:  ## remove what the commands above made
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

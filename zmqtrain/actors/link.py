@@ -220,11 +220,8 @@ class Link:
             for outstanding in self._outstanding.values():
                 self._review(outstanding, now)
             # A peer never heard of is given up by the deadline of the join that waits for it.
-            if (
-                self.heard_at is not None
-                and now - self.heard_at > self._owner.timing.peer_timeout_s
-            ):
-                silent_s = now - self.heard_at
+            silent_s = now - self.heard_at if self.heard_at is not None else 0.0
+            if silent_s > self._owner.timing.peer_timeout_s:
                 self._lose(PeerLostError(f"{self.peer} has been silent for {silent_s:.1f} s"))
 
     @property
