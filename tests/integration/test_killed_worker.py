@@ -60,7 +60,9 @@ def test_killed_worker_is_done_without_and_may_return_and_no_example_is_lost(
     assert [task.exit_code() for task in tasks] == [0] * 4, stage.report
     assert f"global step {STEPS}," in tasks[1].output
     checkpoint = stage.logdir / f"checkpoints/step-{STEPS:08d}"
-    open_batches = read_manifest(checkpoint).ledger["open_batches"]
+    manifest = read_manifest(checkpoint)
+    assert set(manifest.worker_marks) == {"worker 0", "worker 1"}
+    open_batches = manifest.ledger["open_batches"]
     if "sync-replicas" in policy:
         assert len(open_batches) <= 4  # the two that each live worker held at the end
     else:

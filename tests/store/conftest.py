@@ -13,7 +13,7 @@ import pytest
 
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard
 from zmqtrain.store.layout import ShardLayout, Variable
-from zmqtrain.store.manifest import Manifest, ShardFile, tensor_records
+from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.store.placement import place
 
 Values = Mapping[str, np.ndarray]
@@ -76,7 +76,7 @@ class SmallJob:
             "global_step": step,
             "policy": "hogwild",
             "ledger": {"next_batch": 7, "open_batches": [3, 5]},
-            "worker_marks": {"worker 0": 12},
+            "worker_marks": {"worker 0": WorkerMark(0, 1700, 12)},
             "files": tuple(files),
             "tensors": tensor_records(self.variables, layouts, list(self.state)[1:]),
         }

@@ -27,6 +27,7 @@ from zmqtrain.wire.messages import (
     SliceFailed,
     SliceWritten,
     SwitchPolicy,
+    WorkerMark,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Saving:
     next_batch: int
     open_batches: tuple[int, ...]
     examples: int
+    marks: tuple[WorkerMark, ...]
     files: dict[int, ShardFile] = field(default_factory=dict)
 
 
@@ -104,6 +106,7 @@ class Desk:
                     saving.next_batch,
                     saving.open_batches,
                     saving.examples,
+                    saving.marks,
                 )
             )
 
@@ -177,6 +180,10 @@ class Desk:
             ledger.next_batch,
             ledger.open_batches(),
             ledger.examples,
+            tuple(
+                WorkerMark(worker, member.incarnation, max(0, member.sequence))
+                for worker, member in coordinator.members.items()
+            ),
         )
         self._lead.event("snapshot", message.directory)
 

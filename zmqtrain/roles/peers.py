@@ -94,6 +94,10 @@ class Peers:
         self._peers[peer.name] = peer
         self._incarnations[peer.name] = peer.incarnation
 
+    def outlive(self, name: Name, incarnation: int) -> None:
+        """Have every new life of a task come after this one."""
+        self._incarnations[name] = max(incarnation, self._incarnations.get(name, 0))
+
     def member(self, request: Request) -> Peer:
         """Return the sender's entry and renew its lease.
 

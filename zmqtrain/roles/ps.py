@@ -309,6 +309,8 @@ class ParameterServer(JobActor):
         self.restored_from = Path(checkpoint_path)
         names = [slot.name for slot in self.shard.rule.slots]
         manifest = read_manifest(self.restored_from)
+        for mark in manifest.worker_marks.values():
+            self.peers.outlive((Role.WORKER.value, mark.worker), mark.incarnation)
         flat, slots, version = checkpoint.read_shard(self.restored_from, manifest, layout, names)
         self.shard.initialize(flat, slots, version)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError, ProtocolError
 from zmqtrain.store import checkpoint, retention
-from zmqtrain.store.manifest import Manifest, ShardFile, tensor_records
+from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.wire.messages import Save, Saved, SaveEnded
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class Saver:
             global_step=saved.step,
             policy=saved.policy,
             ledger=ledger.model_dump(mode="json"),
-            worker_marks={},
+            worker_marks={
+                f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
+            },
             files=tuple(ShardFile(*astuple(file)) for file in saved.files),
             tensors=tensor_records(chief.job.variables(), layouts, slots),
         )

@@ -46,6 +46,17 @@ _Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerMark:
+    """How far a life of a worker had come: its pushes up to ``sequence`` are contained."""
+
+    __pydantic_config__ = _CONFIG
+
+    worker: _Count
+    incarnation: _Count
+    sequence: _Count
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFile:
     """What one ps wrote of a checkpoint: its report to the chief."""
 
@@ -118,7 +129,7 @@ class Manifest(BaseModel):
     global_step: _Count
     policy: str  # the spec it can be made from again
     ledger: dict[str, JsonValue]  # which examples were consumed
-    worker_marks: dict[str, JsonValue]  # by worker: the last of its pushes that is contained
+    worker_marks: dict[str, WorkerMark]  # by worker: the last of its pushes that is contained
     files: tuple[ShardFile, ...]
     tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where
 

@@ -292,6 +292,15 @@ class SliceFailed:
 
 
 @dataclass(slots=True)
+class WorkerMark:
+    """How far a life of a worker had come: its pushes up to ``sequence`` count."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+
+
+@dataclass(slots=True)
 class Saved:
     """Every shard's part is durable; the chief may write the manifest."""
 
@@ -301,6 +310,7 @@ class Saved:
     next_batch: int
     open_batches: tuple[int, ...]
     examples: int
+    marks: tuple[WorkerMark, ...]
 
 
 @dataclass(slots=True)
