@@ -78,10 +78,6 @@ def test_writing_into_a_batch_does_not_change_the_plan() -> None:
     np.testing.assert_array_equal(plan.indices(0), before)
 
 
-def test_passes_counts_fractions() -> None:
-    assert BatchPlan(examples=40, batch_size=10, seed=0).passes(6) == 1.5
-
-
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [

@@ -53,10 +53,6 @@ class BatchPlan:
             filled += run.size
         return batch
 
-    def passes(self, batches: int) -> float:
-        """Return how many passes over the examples this many batches are."""
-        return batches * self.batch_size / self.examples
-
 
 # Tasks of one process and neighbouring batches share the last few passes.
 @lru_cache(maxsize=4)

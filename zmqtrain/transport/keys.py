@@ -25,7 +25,6 @@ ROLES = ("ps", "chief", "worker", "client")
 """Whom keys are for; a client is a person who asks a running job or tells it what to do."""
 
 ALLOWED, REVOKED = "allowed", "revoked"
-KEY_NBYTES = 32
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
