@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -31,6 +32,7 @@ from zmqtrain.errors import (
 )
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.logs import StateLogger
+from zmqtrain.optim import Update
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.gradients import Gradients
@@ -109,14 +111,13 @@ class ParameterServer(JobActor):
         from zmqtrain.roles.lead import Lead
 
         layout, update = self.job.layouts(self.ps)[self.task.index], self.job.update()
-        update.warm_up(np.empty(0, np.float32))
         bound = self.listen(
             self.config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
         )
         segment, is_left = open_segment(self, segment_layout(layout, update), bound.address)
         self._segment = segment
         safe = self.config.crash_safe and segment.path is not None
-        self.shard = Shard(layout, update, segment, safe=safe)
+        self.shard = Shard(layout, replace(update, fused=False), segment, safe=safe)
         self.marks = Marks(segment)
         tell_of_memory(self, bound.address)
         self.direction = Follower(self) if self.task.index else Lead(self)
@@ -124,9 +125,15 @@ class ParameterServer(JobActor):
         if is_left:
             recover(self)
             self.metrics.role_state.set("training")
+        self.spawn(self._fuse(update))
         self.spawn(self._watch())
         await self.stopping.wait()
         return await self._farewell()
+
+    async def _fuse(self, update: Update) -> None:
+        """Change to compiled kernels. Until they are loaded, NumPy gives the same, more slowly."""
+        await asyncio.to_thread(update.warm_up, np.empty(0, np.float32))
+        self.execution.after_orders(partial(self.shard.bind, update))
 
     def release(self, error: BaseException | None) -> None:
         """Leave the segment for the next life of this ps only if there can be one."""

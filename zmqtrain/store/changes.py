@@ -72,12 +72,18 @@ class Changes:
     def __init__(self, segment: Segment, update: Update, *, safe: bool) -> None:
         self._segment = segment
         self._safe = safe
-        length = segment.layout.block
-        scratch = np.empty((2, length), np.float32) if safe else None
+        self.bind(update)
+
+    def bind(self, update: Update) -> None:
+        """Make changes with this update from now on; it is the same in all but how fast it is."""
+        layout = self._segment.layout
+        scratch = np.empty((2, layout.block), np.float32) if self._safe else None
         self._blocks = [
-            self._block(update, run, scratch) for run in runs(segment.layout.size, length) if safe
+            self._block(update, run, scratch)
+            for run in runs(layout.size, layout.block)
+            if self._safe
         ]
-        self._whole = self._block(update, slice(0, segment.layout.size))
+        self._whole = self._block(update, slice(0, layout.size))
         if not self._blocks:  # an empty shard's updates count, too
             self._blocks.append(self._whole)
 

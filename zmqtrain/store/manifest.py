@@ -35,7 +35,12 @@ PARAMETERS = "parameters"
 """The key of the parameters beside the names of the optimizer's slots."""
 
 _CONFIG = ConfigDict(
-    frozen=True, strict=True, extra="forbid", allow_inf_nan=False, revalidate_instances="always"
+    frozen=True,
+    strict=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    revalidate_instances="always",
+    defer_build=True,  # not at import: it takes time, and few processes read or write manifests
 )
 _SEALED = re.compile(rb'\{"blake2b": "([0-9a-f]{64})",\n"manifest": (.*)\}\n', re.DOTALL)
 

@@ -73,6 +73,10 @@ class Shard:
         self._changes.forget()
         self._staged.clear()
 
+    def bind(self, update: Update) -> None:
+        """Go on with this update, the same in all but how fast it is; the shard is at rest."""
+        self._changes.bind(update)
+
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
         return self._changes.repair()
