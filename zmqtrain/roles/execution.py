@@ -189,8 +189,11 @@ class Execution:
             self.send_release(pending.request, peer, release)
 
     def send_release(self, request: Request, peer: Peer, release: Release) -> None:
-        """Answer a push; what it says of the parameters is true until the next order."""
-        if peer.lane != "tcp":
+        """Answer a push; what it says of the parameters is true until the next order.
+
+        Who is to stop needs none, and on a slow link they would keep the end of the run back.
+        """
+        if peer.lane != "tcp" or release.stop:
             request.reply(release)
             return
         flat = self._ps.shard.parameters

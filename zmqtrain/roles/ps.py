@@ -152,9 +152,18 @@ class ParameterServer(JobActor):
         if not await _within(self.timing.grace_s, self._shut_down) or self.shutdown is None:
             log.warning("leaving without the chief's shutdown")
             return self.stop_code
-        await _within(FAREWELL_S, self._workers_gone)
+        await self._see_off()
         log.info("the run is over: %s", self.shutdown.reason)
         return self.shutdown.exit_code
+
+    async def _see_off(self) -> None:
+        """Wait for the workers' goodbyes, which take their time on a slow link."""
+        patience_s = max(FAREWELL_S, 3 * self.timing.heartbeat_s)
+        deadline = time.monotonic() + self.timing.peer_timeout_s
+        while not await _within(FAREWELL_S, self._workers_gone) and time.monotonic() < deadline:
+            workers = [peer for peer in self.peers if peer.name[0] == Role.WORKER and not peer.gone]
+            if all(peer.silent_s > patience_s for peer in workers):
+                return
 
     async def _watch(self) -> None:
         """Expire leases; give up if no chief comes."""

@@ -46,6 +46,7 @@ _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
 MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
 HANDSHAKE_MS = 10_000
+UNHEARD_MS = 10_000  # twice the usual lease: a connection on which nothing gets through is given up
 
 
 class ZmqEndpoint:
@@ -293,6 +294,9 @@ class ZmqTransport:
         socket.set(zmq.RECONNECT_IVL_MAX, 500)
         socket.set(zmq.CONNECT_TIMEOUT, 5000)
         socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        # Or a link that was cut stays dead for as long again: TCP doubles its pauses.
+        with contextlib.suppress(zmq.ZMQError):  # there are systems without it
+            socket.set(zmq.TCP_MAXRT, UNHEARD_MS)
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
         return socket
