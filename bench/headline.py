@@ -241,6 +241,8 @@ def _held_nbytes(task: TaskStatus) -> int:
         text = Path(f"/proc/{task.process.rpartition(':')[2]}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
+    if "VmRSS" not in text:  # it was killed this moment
+        return 0
     reading = reading_of(text)
     return reading.anon + reading.shmem
 
@@ -299,8 +301,9 @@ def _counted(checkpoint: Path, steps: int) -> list[Check]:
     exact = bool(np.array_equal(counts, expected))
     total = f"{counts.sum():,.0f} of {BATCH_SIZE * steps:,} examples"
     finished = BATCH_SIZE * (min(ledger.open_batches, default=ledger.next_batch)) // len(counts)
+    all_there = bool(counts.sum() == BATCH_SIZE * steps)
     return [
-        Check("parameters hold what was acknowledged", counts.sum() == BATCH_SIZE * steps, total),
+        Check("parameters hold what was acknowledged", all_there, total),
         Check("every example counted exactly once a pass", exact, f"{finished} whole passes"),
     ]
 

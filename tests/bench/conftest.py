@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from zmqtrain.wire.messages import Status, TaskStatus
 
@@ -14,9 +18,60 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 
 @pytest.fixture
+def invoke() -> Callable[..., Result]:
+    """Runs `python -m bench` with these arguments, in this process."""
+    return _invoke
+
+
+@pytest.fixture
+def rows_of() -> Callable[..., list[dict[str, Any]]]:
+    """Runs a benchmark that succeeds; returns its rows."""
+    return _rows_of
+
+
+@pytest.fixture
+def refusal_of() -> Callable[..., str]:
+    """Runs a benchmark that refuses its options; returns what it says of them, as one line."""
+    return _refusal_of
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What training runs were told beside their training; no process is started."""
+    from bench.training import Training
+
+    started: list[dict[str, str]] = []
+
+    def fake(self: Training, look: Any, **options: str) -> Any:
+        started.append(options)
+        return SimpleNamespace(steps_per_second=100.0, accuracy=0.5, loss=1.0)
+
+    monkeypatch.setattr(Training, "run", fake)
+    return started
+
+
+@pytest.fixture
 def status_of() -> Callable[..., Status]:
     """Makes the status of a run, as a look of the chief gets it."""
     return _status_of
+
+
+def _invoke(*arguments: str) -> Result:
+    from bench.__main__ import main
+
+    return CliRunner().invoke(main, arguments)
+
+
+def _rows_of(*arguments: str) -> list[dict[str, Any]]:
+    result = _invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _refusal_of(*arguments: str) -> str:
+    result = _invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.replace("│", " ").split())
 
 
 def _status_of(

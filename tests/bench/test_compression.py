@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from bench import compression
-from bench.__main__ import main
-from bench.training import Training
 
-SUMMARY = SimpleNamespace(steps_per_second=100.0, accuracy=0.5, loss=1.0)
+RowsOf = Callable[..., list[dict[str, Any]]]
 
 
 class FakeCounting:
@@ -27,26 +23,16 @@ class FakeCounting:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """What the runs were told beside their training; no process is started."""
-    started: list[dict[str, str]] = []
-
-    def fake(self: Training, look: Any, **options: str) -> Any:
-        started.append(options)
-        return SUMMARY
-
-    monkeypatch.setattr(Training, "run", fake)
+def runs(trainings: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     monkeypatch.setattr(compression, "Counting", FakeCounting)
-    return started
+    return trainings
 
 
 @pytest.mark.integration
-def test_compressed_gradients_take_fewer_bytes_and_parameters_as_many() -> None:
+def test_compressed_gradients_take_fewer_bytes_and_parameters_as_many(rows_of: RowsOf) -> None:
     specs = "--compression none,fp16,topk:ratio=0.01".split()
-    options = "--hidden 0 --steps 100 --workers 1 --rule sgd --json".split()
-    result = CliRunner().invoke(main, ["compression", *specs, *options])
-    assert result.exit_code == 0, result.stderr
-    none, half, top = map(json.loads, result.stdout.splitlines())
+    options = "--hidden 0 --steps 100 --workers 1 --rule sgd".split()
+    none, half, top = rows_of("compression", *specs, *options)
     parameters_nbytes = 4 * (64 + 1) * 10
     assert none["sent_bytes_per_push"] > parameters_nbytes
     assert none["sent_bytes_per_push"] - half["sent_bytes_per_push"] > 0.4 * parameters_nbytes
@@ -57,17 +43,16 @@ def test_compressed_gradients_take_fewer_bytes_and_parameters_as_many() -> None:
     assert 0 < none["accuracy"] <= 1 and none["steps_per_second"] > 0
 
 
-def test_bytes_are_shared_out_over_the_pushes(runs: list[dict[str, str]]) -> None:
-    result = CliRunner().invoke(main, ["compression", "--compression", "int8", "--json"])
-    row = json.loads(result.stdout)
+@pytest.mark.usefixtures("runs")
+def test_bytes_are_shared_out_over_the_pushes(rows_of: RowsOf) -> None:
+    (row,) = rows_of("compression", "--compression", "int8")
     assert (row["sent_bytes_per_push"], row["received_bytes_per_push"]) == (100, 20)
     assert (row["steps_per_second"], row["accuracy"], row["loss"]) == (100.0, 0.5, 1.0)
 
 
-def test_compressions_take_turns_on_lane_tcp(runs: list[dict[str, str]]) -> None:
+def test_compressions_take_turns_on_lane_tcp(runs: list[dict[str, str]], rows_of: RowsOf) -> None:
     options = ["--compression", "none,bf16", "--policy", "sync-replicas", "--runs", "2"]
-    result = CliRunner().invoke(main, ["compression", *options])
-    assert result.exit_code == 0, result.stderr
+    rows_of("compression", *options)
     assert [run["compression"] for run in runs] == ["none", "bf16"] * 2
     assert {(run["lane"], run["policy"]) for run in runs} == {("tcp", "sync-replicas")}
 
@@ -82,9 +67,10 @@ def test_compressions_take_turns_on_lane_tcp(runs: list[dict[str, str]]) -> None
     ],
 )
 def test_wrong_option_is_refused_before_anything_runs(
-    arguments: list[str], expected: str, runs: list[dict[str, str]]
+    arguments: list[str],
+    expected: str,
+    runs: list[dict[str, str]],
+    refusal_of: Callable[..., str],
 ) -> None:
-    result = CliRunner().invoke(main, ["compression", *arguments])
-    assert result.exit_code == 2
-    assert expected in " ".join(result.stderr.split())
+    assert expected in refusal_of("compression", *arguments)
     assert runs == []

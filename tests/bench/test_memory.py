@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from bench import memory
-from bench.__main__ import main
-from bench.cluster import Plan, pid_of, train
-from bench.memory import ALLOWANCE_NBYTES, LEGEND, Reading, Shard, Watch, reading_of, sizes
-from bench.weights import make_job
-from zmqtrain.processes import LocalCluster
+from bench.cluster import pid_of, train
+from bench.memory import (
+    ALLOWANCE_NBYTES,
+    LEGEND,
+    Reading,
+    Shard,
+    Watch,
+    plan_of,
+    reading_of,
+    sizes,
+)
 from zmqtrain.wire.messages import Status
 
 STATUS = """\
@@ -85,32 +90,25 @@ def test_legend_explains_every_size_in_the_table() -> None:
 
 @pytest.mark.integration
 def test_ceiling_is_the_one_that_the_ps_tells_at_its_start() -> None:
-    settings = {"BENCH_MEGABYTES": "3", "BENCH_STEPS": "5", "BENCH_RULE": "adam"}
-    plan = Plan(
-        reference="bench.weights_job",
-        settings=settings,
-        make=lambda: make_job(3.0, 5, "adam"),
-        cluster=LocalCluster(workers=3),
-    )
+    shard = Shard("shm", "adam", megabytes=3.0, workers=3)
     told: list[str] = []
 
     def look(status: Status) -> None:
         told.append(Path(f"/proc/{pid_of(status, 'ps 0')}/fd/2").read_text())
 
-    train(plan, look)
+    train(plan_of(shard, steps=5), look)
     found = re.search(r"at most ([\d.]+) MB.* and ([\d.]+) MB for messages", told[-1])
     assert found is not None
-    shard = Shard("shm", "adam", megabytes=3.0, workers=3)
     ceiling_mb = float(found[1]) + float(found[2])
     assert ceiling_mb == pytest.approx(shard.ceiling_nbytes / 1e6, abs=0.1)
 
 
 @pytest.mark.integration
-def test_shard_of_a_run_is_resident_as_shared_memory() -> None:
-    options = "--lane shm --rule sgd --megabytes 8 --workers 1 --steps 10 --json"
-    result = CliRunner().invoke(main, ["memory", *options.split()])
-    assert result.exit_code == 0, result.stderr
-    row = json.loads(result.stdout)
+def test_shard_of_a_run_is_resident_as_shared_memory(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    options = "--lane shm --rule sgd --megabytes 8 --workers 1 --steps 10"
+    (row,) = rows_of("memory", *options.split())
     assert (row["bench"], row["lane"], row["rule"], row["workers"]) == ("memory", "shm", "sgd", 1)
     assert (row["pushes"], row["stops"]) == (10, 0)
     assert 16.0 <= row["shmem_mb"] < row["anon_shmem_mb"] < row["rss_mb"] <= row["peak_mb"]
@@ -142,7 +140,5 @@ def test_slow_ps_is_stopped_as_often_as_asked_and_goes_on(
 
 
 @pytest.mark.parametrize("arguments", [["--lane", "memory"], ["--rule", "ftrl"], ["--steps", "0"]])
-def test_wrong_option_is_refused(arguments: list[str]) -> None:
-    result = CliRunner().invoke(main, ["memory", *arguments])
-    assert result.exit_code == 2
-    assert arguments[1] in result.stderr
+def test_wrong_option_is_refused(arguments: list[str], refusal_of: Callable[..., str]) -> None:
+    assert arguments[1] in refusal_of("memory", *arguments)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from bench.options import STEPS_BEYOND, list_of, megabytes_type, steps_for
+from bench.options import STEPS_BEYOND, list_of, sizes_type, steps_for
 from bench.output import commit, cpu_model, headline, report
 
 ROWS = [
@@ -76,14 +76,14 @@ def test_commit_is_not_known_outside_a_repository(tmp_path: Path) -> None:
 
 
 def test_list_is_cut_at_commas_and_each_value_converted() -> None:
-    assert megabytes_type("0.0003, 13") == (0.0003, 13.0)
+    assert sizes_type("0.0003, 13") == (0.0003, 13.0)
     assert list_of(click.Choice(["a", "b"]), "name")("b,a") == ("b", "a")
 
 
 @pytest.mark.parametrize("text", ["1,x", "", "1,", "0", "-1"])
 def test_list_with_a_wrong_value_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        megabytes_type(text)
+        sizes_type(text)
 
 
 def test_larger_push_pulls_are_repeated_less_often() -> None:

@@ -5,25 +5,36 @@ from __future__ import annotations
 import py_compile
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
 from bench.output import ROOT
 from bench.peers import environments
-from bench.peers.command import peers_command, write_examples
+from bench.peers.command import write_examples
 from bench.peers.environments import TORCH, Environment
-from bench.peers.lineup import PEERS, Training, training_of, training_of_ours
-from bench.peers.shared import MODES
+from bench.peers.lineup import PEERS, training_of, training_of_ours
 from bench.processes import json_lines_of
+from bench.training import Training
+from bench.workload import MODES
 
 SCRIPTS = sorted((ROOT / "bench" / "peers").glob("*.py"))
 TIMEOUT_S = 60.0
+TRAINING = Training(
+    job="mnist",
+    hidden=7,
+    batch_size=5,
+    rule="adam",
+    ps=1,
+    workers=2,
+    steps=3,
+    data=Path("/data"),
+)
 
 
 @pytest.fixture
@@ -74,9 +85,9 @@ def test_echo_prints_a_row_for_each_mode_with_the_keys_of_ours() -> None:
 
 @pytest.mark.parametrize("name", [peer.name for peer in PEERS if peer.environment])
 def test_peer_that_is_not_installed_is_left_out_with_a_hint(
-    name: str, no_environments: Path
+    name: str, no_environments: Path, invoke: Callable[..., Result]
 ) -> None:
-    result = CliRunner().invoke(peers_command, ["--only", name, "--what", "push-pull"])
+    result = invoke("peers", "--only", name, "--what", "push-pull")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         f"{name} is left out: not installed; python -m bench peers --only {name} --install"
@@ -84,17 +95,17 @@ def test_peer_that_is_not_installed_is_left_out_with_a_hint(
     assert result.stdout == ""
 
 
-def test_training_without_data_is_left_out_with_a_hint(no_environments: Path) -> None:
-    result = CliRunner().invoke(peers_command, ["--only", "echo", "--what", "train"])
+def test_training_without_data_is_left_out_with_a_hint(
+    no_environments: Path, invoke: Callable[..., Result]
+) -> None:
+    result = invoke("peers", "--only", "echo", "--what", "train")
     assert result.exit_code == 0
     assert "training is left out: --data DIR" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--only", "mpi"], ["--what", "pull"], ["--rounds", "0"]])
-def test_wrong_option_is_refused(arguments: Sequence[str]) -> None:
-    result = CliRunner().invoke(peers_command, arguments)
-    assert result.exit_code == 2
-    assert arguments[1] in result.stderr
+def test_wrong_option_is_refused(arguments: list[str], refusal_of: Callable[..., str]) -> None:
+    assert arguments[1] in refusal_of("peers", *arguments)
 
 
 def test_directory_without_mnist_is_refused_with_the_names_of_its_files(tmp_path: Path) -> None:
@@ -103,19 +114,18 @@ def test_directory_without_mnist_is_refused_with_the_names_of_its_files(tmp_path
 
 
 def test_both_sides_train_the_same_network_on_the_same_data() -> None:
-    training = Training(Path("/data"), hidden=7, batch_size=5, steps=3)
-    ours = training_of_ours("hogwild", training)
-    theirs = training_of(PEERS[-1], "hogwild", training, Path("/examples.npz"))
-    sizes = ["--hidden", "7", "--batch-size", "5", "--steps", "3"]
-    assert list(ours.command)[-6:] == list(theirs.command)[-6:] == sizes
+    ours = training_of_ours("hogwild", TRAINING).command
+    theirs = training_of(PEERS[-1], "hogwild", TRAINING, Path("/examples.npz")).command
+    for flag, value in (("--hidden", "7"), ("--batch-size", "5"), ("--steps", "3")):
+        assert ours[ours.index(flag) + 1] == theirs[theirs.index(flag) + 1] == value
 
 
 def test_summary_of_our_run_becomes_a_row_like_a_peers() -> None:
-    ours = training_of_ours("hogwild", Training(Path("/data"), hidden=100, batch_size=1, steps=1))
+    ours = training_of_ours("hogwild", TRAINING)
     summary = {"policy": "hogwild", "workers": 2, "ps": 1, "steps_per_second": 500.0}
     row = ours.row_of({**summary, "accuracy": 0.9, "loss": 0.1})
     assert (row["lane"], row["mode"], row["median_ms"]) == ("zmqtrain", "hogwild", 2.0)
-    assert row["megabytes"] == pytest.approx(4 * (784 * 100 + 100 + 100 * 10 + 10) / 1e6)
+    assert row["megabytes"] == pytest.approx(4 * (784 * 7 + 7 + 7 * 10 + 10) / 1e6)
 
 
 def test_environment_counts_only_when_it_is_whole(
@@ -145,11 +155,11 @@ def test_environment_for_an_older_python_says_which_it_needs(
 
 
 def test_install_makes_what_is_missing_and_nothing_else(
-    no_environments: Path, commands: list[list[str]]
+    no_environments: Path, commands: list[list[str]], invoke: Callable[..., Result]
 ) -> None:
-    arguments = ["--only", "gloo,rpc", "--what", "train", "--install"]
     for _ in range(2):
-        assert CliRunner().invoke(peers_command, arguments).exit_code == 0
+        result = invoke("peers", "--only", "gloo,rpc", "--what", "train", "--install")
+        assert result.exit_code == 0
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
 
 

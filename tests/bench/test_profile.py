@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
-from bench.__main__ import main
 from bench.plot import COLOURS, draw
 from bench.profile import PARTS, parts_of
-from bench.training import Training
 
 PNG = b"\x89PNG\r\n\x1a\n"
 MEANS = {"data": 0.001, "pull": 0.002, "compute": 0.01, "push": 0.004, "wait": 0.006}
@@ -50,19 +47,6 @@ def row(policy: str, lane: str, scale: float = 1.0) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """What the runs were told beside their training; no process is started."""
-    started: list[dict[str, str]] = []
-
-    def fake(self: Training, look: Any, **options: str) -> Any:
-        started.append(options)
-        return SimpleNamespace(steps_per_second=100.0)
-
-    monkeypatch.setattr(Training, "run", fake)
-    return started
-
-
 def test_update_is_taken_out_of_the_wait() -> None:
     parts = parts_of(FakeCounting(apply_s=0.001))  # type: ignore[arg-type]
     assert (parts["wait_ms"], parts["apply_ms"]) == (pytest.approx(5), pytest.approx(1))
@@ -77,23 +61,23 @@ def test_parts_add_up_to_the_step_and_none_is_negative(apply_s: float) -> None:
 
 
 @pytest.mark.integration
-def test_profile_of_a_run_has_time_in_every_part() -> None:
-    options = "--policy sync-replicas --lane tcp --hidden 0 --steps 200 --rule sgd --json"
-    result = CliRunner().invoke(main, ["profile", *options.split()])
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+def test_profile_of_a_run_has_time_in_every_part(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    options = "--policy sync-replicas --lane tcp --hidden 0 --steps 200 --rule sgd"
+    (found,) = rows_of("profile", *options.split())
     assert (found["bench"], found["policy"], found["lane"]) == ("profile", "sync-replicas", "tcp")
     assert (found["job"], found["hidden"], found["steps"]) == ("digits", 0, 200)
     assert all(found[f"{part}_ms"] > 0 for part in PARTS)
     assert found["steps_per_second"] > 0
 
 
-def test_every_policy_is_run_on_every_lane(runs: list[dict[str, str]]) -> None:
-    options = ["--policy", "hogwild,sync-replicas", "--lane", "tcp,shm", "--json"]
-    result = CliRunner().invoke(main, ["profile", *options])
-    assert result.exit_code == 0, result.stderr
-    assert len(result.stdout.splitlines()) == len(runs)
-    assert [(run["policy"], run["lane"]) for run in runs] == [
+def test_every_policy_is_run_on_every_lane(
+    trainings: list[dict[str, str]], rows_of: Callable[..., list[dict[str, Any]]]
+) -> None:
+    rows = rows_of("profile", "--policy", "hogwild,sync-replicas", "--lane", "tcp,shm")
+    assert len(rows) == len(trainings)
+    assert [(run["policy"], run["lane"]) for run in trainings] == [
         ("hogwild", "tcp"),
         ("hogwild", "shm"),
         ("sync-replicas", "tcp"),
@@ -101,8 +85,9 @@ def test_every_policy_is_run_on_every_lane(runs: list[dict[str, str]]) -> None:
     ]
 
 
-def test_table_explains_its_parts(runs: list[dict[str, str]]) -> None:
-    result = CliRunner().invoke(main, ["profile", "--policy", "hogwild"])
+@pytest.mark.usefixtures("trainings")
+def test_table_explains_its_parts(invoke: Callable[..., Result]) -> None:
+    result = invoke("profile", "--policy", "hogwild")
     last = result.stdout.splitlines()[-len(PARTS) :]
     assert [line.split()[0] for line in last] == list(PARTS)
 
@@ -119,25 +104,27 @@ def test_table_explains_its_parts(runs: list[dict[str, str]]) -> None:
 def test_wrong_option_is_refused_before_anything_runs(
     arguments: list[str],
     expected: str,
-    runs: list[dict[str, str]],
+    trainings: list[dict[str, str]],
+    refusal_of: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["profile", *arguments])
-    assert result.exit_code == 2
-    assert expected in result.stderr
-    assert runs == []
+    assert expected in refusal_of("profile", *arguments)
+    assert trainings == []
 
 
 def test_plot_without_matplotlib_says_how_to_install_it(
-    runs: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trainings: list[dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    invoke: Callable[..., Result],
 ) -> None:
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)  # what the import system takes for absent
-    result = CliRunner().invoke(main, ["profile", "--plot", str(tmp_path / "step.png")])
+    result = invoke("profile", "--plot", str(tmp_path / "step.png"))
     expected = "Error: --plot needs Matplotlib: pip install 'zmqtrain[bench]'\n"
-    assert (result.exit_code, result.stderr, runs) == (1, expected, [])
+    assert (result.exit_code, result.stderr, trainings) == (1, expected, [])
 
 
 def test_every_part_has_a_colour() -> None:

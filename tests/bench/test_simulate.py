@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
-from bench.forecast import Costs, Forecast, Simulation, Stragglers, StuckError
-from bench.simulate import compare, simulate_command
+from bench.forecast import Cluster, Costs, Forecast, Simulation, Stragglers, StuckError
+from bench.simulate import compare
 from zmqtrain.policies import Decision, Held
 from zmqtrain.policies.hogwild import Hogwild
 
@@ -34,10 +34,8 @@ def foreseen(
     stragglers: Stragglers = Stragglers(),  # noqa: B008  # it is frozen
     gradients: int = 50,
 ) -> Forecast:
-    simulation = Simulation(
-        policy, workers=workers, ps=ps, costs=costs, stragglers=stragglers, seed=1
-    )
-    return simulation.run(gradients * workers)
+    cluster = Cluster(workers, ps, costs, stragglers, seed=1)
+    return Simulation(policy, cluster).run(gradients * workers)
 
 
 def rate(forecast: Forecast) -> float:
@@ -140,21 +138,23 @@ class Mute(Hogwild):
         return [Held(0, "nobody is let in", ())]
 
 
-def test_policy_that_lets_nobody_go_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_that_lets_nobody_go_on_is_told(
+    monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Result]
+) -> None:
     monkeypatch.setattr("bench.forecast.make_policy", lambda spec: Mute())
     with pytest.raises(StuckError, match="nobody is let in"):
         foreseen("mute")
-    result = CliRunner().invoke(simulate_command, ["--workers", "2", "--ps", "1"])
+    result = invoke("simulate", "--workers", "2", "--ps", "1")
     assert result.exit_code == 1
     assert "everybody waits: nobody is let in" in result.output
 
 
-def test_command_prints_a_row_for_each_policy_and_size() -> None:
+def test_command_prints_a_row_for_each_policy_and_size(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
     arguments = ["--workers", "2,4", "--ps", "1,2", "--policy", "hogwild", "--policy"]
     arguments += ["sync-replicas", "--gradients", "5", "--straggler", "slow:0.5:2,pause:0.1:1"]
-    result = CliRunner().invoke(simulate_command, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in result.output.splitlines()]
+    rows = rows_of("simulate", *arguments)
     assert [(row["policy"], row["workers"], row["ps"]) for row in rows] == [
         (policy, workers, ps)
         for policy in ("hogwild", "sync-replicas")
@@ -174,10 +174,8 @@ def test_command_prints_a_row_for_each_policy_and_size() -> None:
         (["--compare", "--straggler", "slow:0.1:2"], "--compare knows pauses alone"),
     ],
 )
-def test_mistake_is_told(arguments: list[str], text: str) -> None:
-    result = CliRunner().invoke(simulate_command, arguments)
-    assert result.exit_code != 0
-    assert text in " ".join(result.output.replace("│", " ").split())
+def test_mistake_is_told(arguments: list[str], text: str, refusal_of: Callable[..., str]) -> None:
+    assert text in refusal_of("simulate", *arguments)
 
 
 def test_forecast_can_be_held_against_a_real_run() -> None:

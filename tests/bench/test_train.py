@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
 from bench import train
-from bench.__main__ import main
 from bench.classifier import make_job
 from bench.processes import RunError
 
@@ -31,11 +30,11 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str
 
 
 @pytest.mark.integration
-def test_run_prints_the_summary_of_zmqtrain_run() -> None:
-    options = "--job digits --hidden 0 --batch-size 5 --steps 30 --workers 1 --rule sgd --json"
-    result = CliRunner().invoke(main, ["train", *options.split()])
-    assert result.exit_code == 0, result.stderr
-    row = json.loads(result.stdout)
+def test_run_prints_the_summary_of_zmqtrain_run(
+    rows_of: Callable[..., list[dict[str, Any]]],
+) -> None:
+    options = "--job digits --hidden 0 --batch-size 5 --steps 30 --workers 1 --rule sgd"
+    (row,) = rows_of("train", *options.split())
     assert (row["bench"], row["job"], row["hidden"], row["rule"]) == ("train", "digits", 0, "sgd")
     assert (row["global_step"], row["examples"], row["workers"]) == (30, 150, 1)
     assert row["steps_per_second"] > 0 and row["exit_code"] == 0
@@ -43,31 +42,34 @@ def test_run_prints_the_summary_of_zmqtrain_run() -> None:
 
 
 @pytest.mark.integration
-def test_run_that_fails_is_told_with_its_reason() -> None:
-    result = CliRunner().invoke(main, ["train", "--job", "digits", "--policy", "sometimes"])
+def test_run_that_fails_is_told_with_its_reason(invoke: Callable[..., Result]) -> None:
+    result = invoke("train", "--job", "digits", "--policy", "sometimes")
     assert result.exit_code == 1
     assert "zmqtrain run ended with exit code 2" in result.stderr
     assert "sometimes" in result.stderr
 
 
-def test_every_run_is_a_line_of_json(runs: list[Any]) -> None:
-    result = CliRunner().invoke(main, ["train", "--runs", "3", "--json"])
-    rates = [json.loads(line)["steps_per_second"] for line in result.stdout.splitlines()]
+@pytest.mark.usefixtures("runs")
+def test_every_run_is_a_line_of_json(rows_of: Callable[..., list[dict[str, Any]]]) -> None:
+    rates = [row["steps_per_second"] for row in rows_of("train", "--runs", "3")]
     assert rates == [100.0, 200.0, 300.0]
 
 
-def test_table_ends_with_the_median_and_the_spread(runs: list[Any]) -> None:
-    result = CliRunner().invoke(main, ["train", "--runs", "3"])
-    last = result.stdout.splitlines()[-1]
+@pytest.mark.usefixtures("runs")
+def test_table_ends_with_the_median_and_the_spread(invoke: Callable[..., Result]) -> None:
+    last = invoke("train", "--runs", "3").stdout.splitlines()[-1]
     assert last == "steps a second: median 200, best 300, worst 100"
 
 
 def test_options_reach_the_job_and_the_cluster(
-    runs: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runs: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rows_of: Callable[..., list[dict[str, Any]]],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = "--hidden 1 --batch-size 7 --ps 2 --workers 3 --policy sync-replicas --steps 9"
-    CliRunner().invoke(main, ["train", *options.split(), "--data", "here"])
+    rows_of("train", *options.split(), "--data", "here")
     [(command, settings)] = runs
     given = dict(zip(command[6::2], command[7::2], strict=True))
     assert given == {
@@ -81,12 +83,14 @@ def test_options_reach_the_job_and_the_cluster(
     assert settings == {"BENCH_JOB": "mnist", "BENCH_HIDDEN": "1", "BENCH_RULE": "adam"}
 
 
-def test_failure_of_a_run_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_a_run_ends_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, invoke: Callable[..., Result]
+) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise RunError("took over 5 s")
 
     monkeypatch.setattr(train, "json_lines_of", fail)
-    result = CliRunner().invoke(main, ["train"])
+    result = invoke("train")
     assert (result.exit_code, result.stderr) == (1, "Error: zmqtrain run took over 5 s\n")
 
 
@@ -106,7 +110,7 @@ def test_network_has_the_layers_asked_for(
     assert [value.shape for value in parameters.values()] == shapes
 
 
-def test_help_names_every_benchmark() -> None:
-    text = CliRunner().invoke(main, ["--help"]).stdout
+def test_help_names_every_benchmark(invoke: Callable[..., Result]) -> None:
+    text = invoke("--help").stdout
     for name in ("push-pull", "kernels", "train", "peers", "memory", "profile", "compression"):
         assert f"  {name} " in text

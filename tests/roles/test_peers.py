@@ -21,12 +21,12 @@ def from_worker(message: Any, incarnation: int = 0) -> Request:
 
 
 def join(nonce: str) -> Join:
-    return Join(nonce, {}, "host:1", "")
+    return Join(nonce, {}, "host:1", "", "")
 
 
 def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> None:
     peers = Peers(5.0, 1, lambda peer: False)
-    peers.outlive(("worker", 0), LATER)
+    peers.outlive(LATER)
     first = join("first/1")
     peer = peers.join(from_worker(first), first)
     assert peer is not None and peer.incarnation == LATER + 1

@@ -215,8 +215,11 @@ class Link:
         while True:
             if self.joined:
                 self._pulse()
-            await asyncio.sleep(self._owner.timing.heartbeat_s)
+            timing, before = self._owner.timing, time.monotonic()
+            await asyncio.sleep(timing.heartbeat_s)
             now = time.monotonic()
+            if now - before > timing.heartbeat_s + timing.peer_timeout_s / 2 and self.heard_at:
+                self.heard_at = now  # it was this process that slept
             for outstanding in self._outstanding.values():
                 self._review(outstanding, now)
             # A peer never heard of is given up by the deadline of the join that waits for it.

@@ -265,7 +265,6 @@ class Chief(JobActor):
         try:
             await self._saver.save(status.step)
         except CheckpointError as error:
-            await self._level_shards()  # or is it that a ps was restarted meanwhile?
             failures.append(error)
         try:
             if not interrupted:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.roles.neighbours import whereabouts
 from zmqtrain.wire.messages import Join, Welcome
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ async def join(actor: JobActor, link: Link) -> Joined:
         PeerLostError: it did not come within the join timeout.
     """
     link.joined = False
-    message = Join(actor.nonce, actor.fingerprint, actor.process, actor.metrics_address)
+    message = Join(
+        actor.nonce, actor.fingerprint, actor.process, actor.metrics_address, whereabouts()
+    )
     envelope = await link.request(
         message,
         reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",

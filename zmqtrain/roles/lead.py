@@ -17,9 +17,9 @@ from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import (
-    CheckpointError,
     ConfigError,
     ExitCode,
+    FencedError,
     ProtocolError,
     ZmqTrainError,
 )
@@ -137,7 +137,7 @@ class Lead:
 
     def joined(self, peer: Peer) -> None:
         if peer.name[0] == "ps":
-            self.desk.give_up_saves(CheckpointError(f"{peer} has a new life"))
+            self.desk.give_up_saves(FencedError(f"{peer} has a new life"))
         if peer.name[0] == "worker":
             self.event("join", peer.name[1], peer.incarnation)
 

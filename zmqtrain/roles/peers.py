@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role
 from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.roles.neighbours import has_ended
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Join, Release, Wait
 
@@ -32,6 +33,7 @@ class Peer:
     nonce: str
     process: str
     metrics: str
+    whereabouts: str
     contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
@@ -81,6 +83,7 @@ class Peers:
         self._lease_s = lease_s
         self._peers: dict[Name, Peer] = {}
         self._incarnations: dict[Name, int] = {}  # the last one given or seen
+        self.newest = 0  # incarnation of any task
         self._contested: dict[Name, tuple[Request, float]] = {}  # joins that wait for a lease
 
     def __iter__(self) -> Iterator[Peer]:
@@ -93,10 +96,11 @@ class Peers:
         """Let in again who had joined the process before this one."""
         self._peers[peer.name] = peer
         self._incarnations[peer.name] = peer.incarnation
+        self.outlive(peer.incarnation)
 
-    def outlive(self, name: Name, incarnation: int) -> None:
-        """Have every new life of a task come after this one."""
-        self._incarnations[name] = max(incarnation, self._incarnations.get(name, 0))
+    def outlive(self, incarnation: int) -> None:
+        """Have every new life come after this one, whatever the clock says."""
+        self.newest = max(incarnation, self.newest)
 
     def member(self, request: Request) -> Peer:
         """Return the sender's entry and renew its lease.
@@ -153,7 +157,7 @@ class Peers:
         return late
 
     def _is_lost(self, peer: Peer) -> bool:
-        peer.died = peer.died or self._has_died(peer)
+        peer.died = peer.died or self._has_died(peer) or has_ended(peer.whereabouts)
         return peer.died or peer.silent_s >= self._lease_s
 
     def settle_contests(self) -> list[Request]:
@@ -194,14 +198,16 @@ class Peers:
         if sender.incarnation and sender.incarnation < known:
             raise RefusedError(f"{sender} has a newer life already: this one is over")
         # Milliseconds, so that incarnations rise even if this ps forgets those it gave.
-        incarnation = sender.incarnation or max(known + 1, int(time.time() * 1000))
+        incarnation = sender.incarnation or max(self.newest + 1, int(time.time() * 1000))
         self._incarnations[name] = incarnation
+        self.outlive(incarnation)
         peer = self._peers[name] = Peer(
             name,
             incarnation,
             message.nonce,
             message.process,
             message.metrics,
+            message.whereabouts,
             request,
             time.monotonic(),
         )

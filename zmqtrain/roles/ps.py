@@ -45,7 +45,7 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import EPOCH
+from zmqtrain.store.segment_layout import EPOCH, INCARNATION
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import pieces
@@ -142,9 +142,11 @@ class ParameterServer(JobActor):
         if segment is None:
             return
         given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
-        if error is None or given_up or not self.config.crash_safe or not self.initialised:
+        is_over = error is None and self.shutdown is not None
+        if is_over or given_up or not self.config.crash_safe or not self.initialised:
             segment.remove()
         else:
+            log.info("its next life will find its memory in %s; or zmqtrain clean", segment.path)
             segment.close()
 
     async def _farewell(self) -> int:
@@ -228,6 +230,7 @@ class ParameterServer(JobActor):
         if peer is None:
             return  # waits for the lease of the one before
         if peer is not before:
+            self.shard.segment.words[INCARNATION] = self.peers.newest
             if before is not None:
                 self._gone(before)
             if peer.name[0] == Role.WORKER:
@@ -326,7 +329,7 @@ class ParameterServer(JobActor):
         names = [slot.name for slot in self.shard.rule.slots]
         manifest = read_manifest(self.restored_from)
         for mark in manifest.worker_marks.values():
-            self.peers.outlive((Role.WORKER.value, mark.worker), mark.incarnation)
+            self.peers.outlive(mark.incarnation)
         flat, slots, version = checkpoint.read_shard(self.restored_from, manifest, layout, names)
         self.shard.initialize(flat, slots, version)
 
@@ -370,7 +373,8 @@ class ParameterServer(JobActor):
         self.shutdown = message
         self.metrics.role_state.set("finished")
         for peer in self.peers:
-            if peer.name[0] == Role.WORKER and not peer.gone and peer.contact is not None:
+            # One whose lease ran out may live, and join again when nobody is there any more.
+            if peer.name[0] == Role.WORKER and peer.contact is not None:
                 peer.contact.tell(message)
         request.reply(Done())
         self._shut_down.set()

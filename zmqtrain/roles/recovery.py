@@ -41,7 +41,7 @@ def packed_release(release: Release) -> bytes:
 
 def packed_peer(peer: Peer) -> bytes:
     """Return what to keep of who a worker is."""
-    packed: bytes = msgpack.packb((peer.nonce, peer.process, peer.metrics))
+    packed: bytes = msgpack.packb((peer.nonce, peer.process, peer.metrics, peer.whereabouts))
     return packed
 
 
@@ -54,6 +54,7 @@ def recover(ps: ParameterServer) -> None:
     began = time.monotonic()
     change = ps.shard.repair()
     ps.epoch = ps.shard.segment.words[segment_layout.EPOCH]
+    ps.peers.outlive(ps.shard.segment.words[segment_layout.INCARNATION])
     for mark in tuple(ps.marks.read()):
         if mark.staged >= 0:
             ps.shard.stage(mark.worker, mark.staged, mark.received)
@@ -86,8 +87,8 @@ def _restore_worker(ps: ParameterServer, mark: Mark, result: str) -> None:
     answer = msgpack.unpackb(mark.answer) if mark.answer else None
     if not mark.who or (mark.answered >= 0 and answer is None):
         return  # too much to be kept: it joins again
-    nonce, process, metrics = msgpack.unpackb(mark.who)
-    peer = Peer(name, mark.incarnation, nonce, process, metrics, None, time.monotonic())
+    nonce, process, metrics, place = msgpack.unpackb(mark.who)
+    peer = Peer(name, mark.incarnation, nonce, process, metrics, place, None, time.monotonic())
     peer.received, peer.answered = mark.received, mark.answered
     peer.lane, peer.gradient, peer.loss = mark.lane, mark.gradient, mark.loss
     if answer is not None:
@@ -105,4 +106,5 @@ def _restore_worker(ps: ParameterServer, mark: Mark, result: str) -> None:
             mark.loss,
             mark.finite,
             result or ("joined" if not mark.received else "" if mark.finite else "refused"),
+            "" if mark.finite and result != "dropped" else "the ps that knew why was killed",
         )

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Rises with every change to what lies where in a segment."""
 
 MAGIC = b"zmqtrain"
@@ -51,8 +51,9 @@ WORDS_AT = 64
     JOURNAL,  # which half of the journal is valid, 0 or 1
     JOURNAL_END,  # where the entries in half 0 end
     _,  # in half 1
-) = range(13)
-WORDS = 13
+    INCARNATION,  # highest of any life that has joined
+) = range(14)
+WORDS = 14
 
 MAX_WORKERS = 1024
 """Workers whose marks a segment has room for."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -41,6 +41,7 @@ class Join:
     fingerprint: dict[str, str]
     process: str  # host:pid, for people
     metrics: str  # address of the task's metrics, "" if none
+    whereabouts: str  # of the process, for those of the same kernel, "" if unknown
 
 
 @dataclass(slots=True)

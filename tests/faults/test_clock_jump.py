@@ -1,0 +1,46 @@
+"""A wall clock that is set while the job runs: nothing that lasts is measured by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from zmqtrain.simulation import stand_ins
+from zmqtrain.simulation.run import STARTS_AT
+from zmqtrain.simulation.schedule import Fault, Schedule
+
+Calm = Callable[..., Schedule]
+TaleOf = Callable[[Schedule], Any]
+
+HOUR_S = 3600.0
+JUMPS_AT_S = 0.45  # after a heartbeat, before leases are looked at
+
+
+@dataclass(frozen=True)
+class WallClock:
+    """Stands where the simulator has the Unix time at which it began."""
+
+    jump_s: float
+
+    def __add__(self, now: float) -> float:
+        has_jumped = now >= STARTS_AT + JUMPS_AT_S
+        return 1.6e9 + now + (self.jump_s if has_jumped else 0.0)
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("name", [None, "worker 1", "chief 0", "ps 0", "ps 1"], ids=str)
+@pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
+def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
+    policy: str, name: str | None, jump_s: float, calm: Calm, tale_of: TaleOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Who is killed after it comes back as usual: lives are numbered upwards all the same."""
+    monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(jump_s))
+    kills = () if name is None else (Fault(JUMPS_AT_S + 0.1, "kill", (name,), 0.2),)
+    tale = tale_of(calm(policy=policy, lane="shm", faults=kills))
+    left = [line for line in tale.of("it has left") if "worker 1 has died" not in line]
+    assert left == []
+    assert (tale.of("joining again") == []) == (name not in ("ps 0", "ps 1"))

@@ -1,0 +1,156 @@
+"""Deaths that come together, again, or at the worst moment; and workers that return as others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zmqtrain.errors import ExitCode
+from zmqtrain.simulation.cluster import Life, SimulatedCluster
+from zmqtrain.simulation.schedule import Fault, Schedule
+
+Calm = Callable[..., Schedule]
+Held = Callable[[Schedule], None]
+TaleOf = Callable[[Schedule], Any]
+
+POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
+AT_S = 0.5
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of those that were killed so far."""
+    names: list[str] = []
+    gone = SimulatedCluster._gone
+
+    def noted(cluster: SimulatedCluster, life: Life) -> None:
+        names.append(life.name)
+        gone(cluster, life)
+
+    monkeypatch.setattr(SimulatedCluster, "_gone", noted)
+    return names
+
+
+def kill(name: str, at_s: float = AT_S, lasts_s: float = 0.3, lines: int = 0) -> Fault:
+    return Fault(at_s, "kill", (name,), lasts_s, lines=lines)
+
+
+@pytest.mark.parametrize("lane", ["tcp", "shm"])
+def test_worker_killed_anywhere_in_its_code_costs_no_push(
+    lane: str, calm: Calm, held: Held, killed: list[str]
+) -> None:
+    """Also between two pieces of a push, on lane tcp; every kill lands at another place."""
+    for number, lines in enumerate(range(1, 500, 50)):
+        policy = POLICIES[number % len(POLICIES)]
+        faults = (kill("worker 1", lines=lines),)
+        held(calm(policy=policy, lane=lane, in_pieces=lane == "tcp", faults=faults))
+        assert len(killed) == number + 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (kill("worker 0"), kill("worker 1")),
+        (kill("worker 0"), kill("worker 1"), kill("worker 2")),
+        (kill("worker 0", 0.4, 4.0), kill("worker 1", 0.5, 4.0), kill("worker 2", 0.6, 4.0)),
+        (kill("worker 1", lasts_s=0.1), kill("worker 1", 0.65, lines=40)),
+        (kill("ps 0", lines=50), kill("worker 1")),
+        (kill("ps 1"), kill("worker 1", lines=50)),
+        (kill("ps 0"), kill("ps 1", lines=50)),
+        tuple(map(kill, ("ps 0", "ps 1", "chief 0", "worker 0", "worker 1", "worker 2"))),
+    ],
+    ids=[
+        "two workers",
+        "all workers",
+        "all workers for a long time",
+        "one worker twice in a row",
+        "the lead shard and a worker",
+        "another shard and a worker",
+        "all shards",
+        "everyone",
+    ],
+)
+def test_deaths_that_come_together_cost_no_push(
+    policy: str, kills: tuple[Fault, ...], calm: Calm, held: Held, killed: list[str]
+) -> None:
+    held(calm(policy=policy, faults=kills))
+    assert sorted(killed) == sorted(fault.names[0] for fault in kills)
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=2"])
+def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(
+    policy: str, calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = SimulatedCluster._start
+
+    def as_another(cluster: SimulatedCluster, name: str) -> None:
+        if name == "worker 1" and cluster._current.pop(name, None) is not None:
+            start(cluster, "worker 3")
+        elif name != "worker 3":
+            start(cluster, name)
+
+    monkeypatch.setattr(SimulatedCluster, "_start", as_another)
+    kills = (kill("worker 1", 0.2, 0.1),)
+    tale = tale_of(calm(workers=4, policy=policy, steps=16, faults=kills))
+    assert tale.of("ps 0 says: worker 1 has been silent for .*: it has left")
+    assert tale.of("worker 3 says: leaving after [1-9]")
+
+
+@pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0"])
+def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_being_saved(
+    name: str, calm: Calm, held: Held, killed: list[str]
+) -> None:
+    timing = calm().timing.model_copy(update={"lease_s": 0.4})
+    for number, lines in enumerate(range(1, 1000, 125)):
+        faults = (Fault(0.3, "save"), kill(name, 0.3, lines=lines))
+        policy = POLICIES[number % len(POLICIES)]
+        saves = {"lane": "shm", "keeps": True, "save_secs": 1000.0, "timing": timing}
+        held(calm(policy=policy, faults=faults, **saves))
+        assert killed == [name] * (number + 1)
+
+
+def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step(
+    calm: Calm, tale_of: TaleOf
+) -> None:
+    for policy in POLICIES:
+        tale = tale_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
+        assert tale.of("ps 0 says: chief 0 is silent; training goes on without it")
+        assert tale.of("chief 0 says: taking over in epoch 1")
+        assert len(tale.of("worker . joined")) == 3 * 2  # at every ps, once
+
+
+@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
+@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
+    policy: str, name: str, calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(cluster: SimulatedCluster, fault: Fault) -> None:
+        life = cluster._current[fault.names[0]]
+        life.process.context.run(life.actor.stop, int(ExitCode.TERMINATED))
+
+    monkeypatch.setattr(SimulatedCluster, "_commit", terminate)
+    usual = calm(policy=policy, lane="shm", faults=(Fault(0.5, "kill", (name,)),))
+    timing = usual.timing.model_copy(update={"grace_s": 0.3})
+    tale = tale_of(calm(policy=policy, lane="shm", faults=usual.faults, timing=timing))
+    assert tale.of(f"{name} ended: exit code {ExitCode.TERMINATED:d}")
+    assert tale.of(f"{name} says: this ps was killed at version .* of epoch 1: everything is there")
+
+
+@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
+def test_ps_killed_between_a_drop_and_its_answer_gives_a_reason(
+    name: str, calm: Calm, held: Held
+) -> None:
+    faults = (Fault(0.3, "kill", (name,), 0.3),)
+    held(calm(policy="sync-replicas:aggregate=3,tokens=3", steps=16, lane="shm", faults=faults))
+
+
+def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_being_written(
+    calm: Calm, held: Held
+) -> None:
+    """The lead shard lets its new life in when the lease of the old one is over: meanwhile."""
+    for lines in range(700, 1000, 50):
+        faults = (Fault(0.5, "save"), Fault(0.5, "kill", ("ps 1",), 0.3, lines=lines))
+        held(calm(policy="hogwild", lane="shm", keeps=True, save_secs=1000.0, faults=faults))

@@ -1,0 +1,116 @@
+"""Tasks that do not reach one another, in one direction or in both; and links that are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zmqtrain.simulation.network import Connection, Frames, Network
+from zmqtrain.simulation.run import STARTS_AT
+from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.stand_ins import PIECE_SIZE
+from zmqtrain.timing import Timing
+
+Calm = Callable[..., Schedule]
+Held = Callable[[Schedule], None]
+TaleOf = Callable[[Schedule], Any]
+Silence = Callable[[str, str, float], None]
+
+AT_S = 0.4  # when a partition begins
+SHORT_S, LONG_S = 0.5, 1.2  # less and more than a lease
+HAS_LEFT = "it has left"
+BEGINS_AGAIN = "joining again"
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
+    """Has all that one task says to another be lost for a while, and nothing else."""
+    carry = Network.carry
+
+    def begin(sender: str, receiver: str, lasts_s: float) -> None:
+        def lossy(network: Network, connection: Connection, frames: Frames, *, up: bool) -> None:
+            ends = [connection.end.process.name]
+            ends += [connection.listener.process.name] if connection.listener is not None else []
+            now = network._loop.time() - STARTS_AT
+            if (ends if up else ends[::-1]) == [sender, receiver] and 0 <= now - AT_S < lasts_s:
+                network._watch(connection, up, frames, "sent")
+                network._watch(connection, up, frames, "lost")
+            else:
+                carry(network, connection, frames, up=up)
+
+        monkeypatch.setattr(Network, "carry", lossy)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("sender", "receiver"),
+    [
+        ("worker 1", "ps 0"),
+        ("ps 0", "worker 1"),
+        ("worker 1", "ps 1"),
+        ("ps 1", "worker 1"),
+        ("chief 0", "ps 0"),
+        ("ps 0", "chief 0"),
+        ("ps 1", "ps 0"),
+        ("ps 0", "ps 1"),
+    ],
+)
+def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_without(
+    silence: Silence, calm: Calm, tale_of: TaleOf, sender: str, receiver: str
+) -> None:
+    """Who is not answered is not given up; what was lost is said again."""
+    for policy, lasts_s in (("bounded-staleness:1", SHORT_S), ("sync-replicas", LONG_S)):
+        silence(sender, receiver, lasts_s)
+        tale = tale_of(calm(policy=policy, steps=12))
+        assert tale.of(f"{sender} -- {receiver}.* lost: |{receiver} -- {sender}.* lost: ")
+        left = tale.of(HAS_LEFT)
+        if sender == "worker 1" and lasts_s == LONG_S:
+            (line,) = left
+            assert f"{receiver} says: worker 1 has been silent for" in line
+        else:
+            assert left == tale.of(BEGINS_AGAIN) == []
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["late", "lost"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("worker 1",),
+        ("ps 0",),
+        ("chief 0",),
+        ("ps 1", "worker 0", "worker 1"),
+        ("ps 0", "ps 1"),
+    ],
+    ids=", ".join,
+)
+def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
+    calm: Calm, held: Held, names: tuple[str, ...], keeps: bool
+) -> None:
+    for policy, lasts_s in (("hogwild", SHORT_S), ("sync-replicas", LONG_S)):
+        held(calm(policy=policy, faults=(Fault(AT_S, "cut", names, lasts_s, mild=keeps),)))
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
+def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
+    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """A gradient takes longer than a lease. Heartbeats wait in line behind its pieces."""
+    carry_once = Network._carry_once
+    timing = Timing(heartbeat_s=0.2, lease_s=1.0, peer_timeout_s=2.0, grace_s=30.0)
+    nbytes_per_s = 4 * PIECE_SIZE / (timing.lease_s / 2)
+
+    def slow(
+        network: Network, connection: Connection, frames: Frames, up: bool, earliest: float
+    ) -> None:
+        nbytes = sum(map(len, frames))
+        if nbytes > 4 * PIECE_SIZE:  # what is small beside a piece takes no time
+            begins = max(earliest, network._loop.time(), connection.last_at[up])
+            earliest = begins + nbytes / nbytes_per_s
+        carry_once(network, connection, frames, up, earliest)
+
+    monkeypatch.setattr(Network, "_carry_once", slow)
+    tale = tale_of(calm(policy=policy, ps=1, workers=2, steps=4, in_pieces=True, timing=timing))
+    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}|has been silent") == []

@@ -1,0 +1,116 @@
+"""Tasks that stand still for a while: stopped processes, and event loops that something blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.actors import offload
+from zmqtrain.data import NoisyLine
+from zmqtrain.models import LinearRegression
+from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.optim import SGD
+from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.timing import Timing
+
+Calm = Callable[..., Schedule]
+TaleOf = Callable[[Schedule], Any]
+
+SHORT_S, LONG_S = 0.4, 3.0  # less and more than a lease
+HAS_LEFT = "it has left"
+BEGINS_AGAIN = "joining again"
+
+
+@pytest.mark.parametrize("lane", ["tcp", "shm"])
+@pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0", "worker 1"])
+def test_pause_shorter_than_a_lease_ends_no_life(
+    name: str, lane: str, calm: Calm, tale_of: TaleOf
+) -> None:
+    tale = tale_of(calm(lane=lane, faults=(Fault(0.4, "stop", (name,), SHORT_S),)))
+    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
+
+
+@pytest.mark.parametrize("lane", ["tcp", "shm"])
+@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
+    policy: str, lane: str, calm: Calm, tale_of: TaleOf
+) -> None:
+    away = Fault(0.6, "stop", ("chief 0",), 2 * LONG_S)  # so that the job is there when it wakes
+    faults = (Fault(0.4, "stop", ("worker 1",), LONG_S), away)
+    tale = tale_of(calm(policy=policy, lane=lane, faults=faults))
+    left = tale.of(HAS_LEFT)
+    assert len(left) == 2 and all("worker 1 has been silent for" in line for line in left)
+    assert tale.of(f"worker 1 says: .*{BEGINS_AGAIN}")
+
+
+@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
+@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
+def test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for_dead(
+    name: str, policy: str, calm: Calm, tale_of: TaleOf
+) -> None:
+    """What the others said meanwhile reaches it when it has already looked at its clock."""
+    late = Fault(0.4, "cut", (name,), LONG_S + 0.1, mild=True)
+    faults = (Fault(0.4, "stop", (name,), LONG_S), late)
+    tale = tale_of(calm(policy=policy, faults=faults))
+    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """A model that takes long, once, where models are called that take no time: on the loop."""
+
+    inner: LinearRegression
+    blocks_s: float
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return self.inner.parameters(seed)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        calls.append(1)
+        if len(calls) == 50:
+            time.sleep(self.blocks_s)
+        return self.inner.loss_and_gradients(parameters, batch, out)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        return self.inner.metrics(parameters, batch)
+
+
+calls: list[int] = []
+
+
+def test_event_loop_that_was_blocked_for_longer_than_a_lease_loses_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every task is on that loop. One worker waits for the other, so only heartbeats tell of it."""
+    monkeypatch.setattr(offload, "LONG_S", float("inf"))
+    calls.clear()
+    model = Blocking(LinearRegression(), blocks_s=0.5)
+    job = Job(model=model, data=NoisyLine(), optimizer=SGD(0.1), policy="sync-replicas", steps=50)
+    summary = zmqtrain.run(job, workers=2, ps=2, timing=Timing(heartbeat_s=0.05, lease_s=0.1))
+    assert len(calls) > 50
+    assert (summary.global_step, summary.pushes["applied"]) == (50, 100)
+    assert HAS_LEFT not in caplog.text
+    assert BEGINS_AGAIN not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["worker 1", "chief 0"])
+def test_task_that_stood_still_for_longer_than_a_ps_may_be_silent_does_not_give_it_up(
+    name: str, calm: Calm, tale_of: TaleOf
+) -> None:
+    """What the ps said meanwhile reaches it when it has already looked at its clock."""
+    lasts_s = 13.0
+    faults = [
+        Fault(0.4, "stop", (name,), lasts_s),
+        Fault(0.4, "cut", (name,), lasts_s + 0.1, mild=True),
+    ]
+    if name == "worker 1":  # else the job is over when it wakes
+        faults.append(Fault(0.5, "stop", ("worker 0",), lasts_s))
+        faults.append(Fault(0.5, "stop", ("worker 2",), lasts_s))
+    tale = tale_of(calm(policy="bounded-staleness:1", faults=tuple(faults)))
+    assert tale.of("PeerLostError") == []

@@ -1,0 +1,54 @@
+"""What the kernel knows of other processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from zmqtrain.roles.neighbours import has_ended, whereabouts
+
+SAY = "from zmqtrain.roles.neighbours import whereabouts; print(whereabouts(), flush=True); input()"
+
+pytestmark = pytest.mark.skipif(not whereabouts(), reason="needs /proc")
+
+
+def test_process_has_ended_once_it_is_killed_even_if_nobody_has_asked_after_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        place = process.stdout.readline().strip()
+        assert not has_ended(place)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(place), "a zombie"
+    assert has_ended(place)
+
+
+def test_another_process_under_the_same_number_is_another_process() -> None:
+    *place, started = whereabouts().split("/")
+    assert not has_ended("/".join([*place, started]))
+    assert has_ended("/".join([*place, str(int(started) - 1)]))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "/",
+        "///",
+        "here/1/2/3",
+        "{kernel}/{namespace}/-1/0",
+        "{kernel}/{namespace}/x/0",
+        "{kernel}/{namespace}/99999999999999999999999/0",
+        "{kernel}/{namespace}/1/2/3",
+        "{kernel}/0/4194304/0",
+        "other/{namespace}/4194304/0",
+    ],
+)
+def test_of_a_process_that_is_none_of_this_kernel_nothing_is_known(told: str) -> None:
+    kernel, namespace, *_ = whereabouts().split("/")
+    assert not has_ended(told.format(kernel=kernel, namespace=namespace))
