@@ -277,6 +277,7 @@ ROWS = (
         26,
         "no descriptor is left, a port is taken, a name is not there yet or changes its address",
         """
+            faults/test_resources.py::test_task_may_open_as_many_files_as_the_system_lets_it
             faults/test_resources.py::test_listener_without_descriptors_keeps_its_peers_and_lets
             faults/test_resources.py::test_name_is_looked_up_until_it_is_there_and_again_when_its
             bad_input/test_wrong_starts.py::test_mistake_ends_in_its_exit_code_with_a_remedy

@@ -23,6 +23,7 @@ from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
+from zmqtrain.roles import launch
 from zmqtrain.store.retention import checkpoints
 from zmqtrain.transport.base import Peer
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -171,3 +172,10 @@ def test_name_is_looked_up_until_it_is_there_and_again_when_its_address_changes(
         "sent before there was such a name",
         "sent to the name's new address",
     ]
+
+
+def test_task_may_open_as_many_files_as_the_system_lets_it() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with limit(resource.RLIMIT_NOFILE, 256):
+        launch._allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -91,6 +92,7 @@ def _command(role: Role) -> click.Command:
 
 def run_process(config: TaskConfig, job: Job) -> int:
     """Run a task until its end; tell of errors as a process does."""
+    _allow_descriptors()
     try:
         return uvloop.run(_serve(config, job))
     except ZmqTrainError as error:
@@ -100,6 +102,16 @@ def run_process(config: TaskConfig, job: Job) -> int:
     except Exception:
         log.exception("this is a bug in zmqtrain or in a plug-in")
         return ExitCode.CRASH
+
+
+def _allow_descriptors() -> None:
+    """Allow as many open files as the system lets us: every connection is one.
+
+    The usual 1024 are for programs that select(2), which none of our libraries does.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(config: TaskConfig, job: Job) -> int:
