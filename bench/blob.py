@@ -7,22 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from bench.jobs import RULES, dataless_job
+from bench.workload import items_of
 from zmqtrain import Job
-from zmqtrain.data import Arrays
-from zmqtrain.optim import SGD, Adam, Rule
-
-RULES: dict[str, Rule] = {"sgd": SGD(learning_rate=1e-6), "adam": Adam(learning_rate=1e-6)}
 
 
 class Blob:
-    """Parameters of so many megabytes; remembers when each step began.
+    """Parameters of so many megabytes, moved in a mode of `bench.workload`.
 
-    In mode ``touched`` every byte of the gradient is written and every byte of the parameters read,
-    as a model would; in mode ``in_place`` they are left where they lie.
+    Remembers when each step began.
     """
 
     def __init__(self, megabytes: float, mode: str) -> None:
-        self.size = max(1, int(megabytes * 1e6 / 4))
+        self.size = items_of(megabytes)
         self.mode = mode
         self.began_at: list[float] = []
         self._source = np.full(self.size, 1e-3, np.float32)
@@ -47,13 +44,10 @@ class Blob:
 
 def make_job(megabytes: float, steps: int, rule: str, mode: str) -> Job:
     """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
-    examples = np.zeros((64, 1), np.float32)
-    return Job(
-        model=Blob(megabytes, mode),
-        data=Arrays((examples,), (examples,)),
+    return dataless_job(
+        Blob(megabytes, mode),
+        steps,
         optimizer=RULES[rule],
-        batch_size=1,
-        steps=steps,
         prefetch=0,
         partition_nbytes=256 * 1024,
     )

@@ -1,14 +1,6 @@
-"""The blob job as the variables BENCH_* describe it, for processes that load a job by its name."""
-
-from __future__ import annotations
-
-import os
+"""The job that the variables BENCH_* describe, for processes that load a job by its name."""
 
 from bench.blob import make_job
+from bench.jobs import made_from_variables
 
-job = make_job(
-    float(os.environ["BENCH_MEGABYTES"]),
-    int(os.environ["BENCH_STEPS"]),
-    os.environ["BENCH_RULE"],
-    os.environ["BENCH_MODE"],
-)
+job = made_from_variables(make_job)

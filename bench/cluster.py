@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
-import psutil
 import uvloop
 from threadpoolctl import threadpool_limits
 
+from bench.jobs import variables_of
+from bench.options import flags_of
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.logs import setup_logging
-from zmqtrain.options import flag_of
 from zmqtrain.processes import LocalCluster, run_processes
 from zmqtrain.summary import Summary
 from zmqtrain.wire.messages import Status
@@ -35,14 +35,14 @@ is still there then, and stays as it is until the call returns."""
 class Plan:
     """What a run trains and with whom.
 
-    ``reference`` names the job's module for the other processes, which make it from the variables
-    ``settings``; ``make`` makes the same job here. ``overrides`` are fields of the job, ``flags``
-    options of the tasks, such as their lane.
+    ``make`` makes the job of these ``arguments``; ``reference`` names the module that does so in
+    the other processes. ``overrides`` are fields of the job, ``flags`` options of the tasks, such
+    as their lane.
     """
 
     reference: str
-    settings: Mapping[str, str]
-    make: Callable[[], Job]
+    make: Callable[..., Job]
+    arguments: Mapping[str, Any]
     cluster: LocalCluster
     overrides: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -56,15 +56,11 @@ def train(plan: Plan, look: Look) -> Summary:
     """
     setup_logging("C", "warning")
     threadpool_limits(plan.cluster.threads)
-    arguments = [
-        part
-        for name, value in {**plan.overrides, **plan.flags}.items()
-        for part in (flag_of(name), str(value))
-    ]
+    flags = flags_of({**plan.overrides, **plan.flags})
     try:
-        with _variables(plan.settings), _signals_restored():
-            job = plan.make().with_overrides(**plan.overrides)
-            running = run_processes(plan.reference, job, plan.cluster, arguments, look)
+        with _variables(variables_of(plan.arguments)), _signals_restored():
+            job = plan.make(**plan.arguments).with_overrides(**plan.overrides)
+            running = run_processes(plan.reference, job, plan.cluster, flags, look)
             summary = uvloop.run(running)
     except ZmqTrainError as error:
         raise click.ClickException(str(error)) from None
@@ -73,13 +69,8 @@ def train(plan: Plan, look: Look) -> Summary:
     return summary
 
 
-def process_of(status: Status, task: str) -> psutil.Process:
-    """Return the process that a task of a local run, such as "ps 0", is in."""
-    return psutil.Process(pid_of(status, task))
-
-
 def pid_of(status: Status, task: str) -> int:
-    """Return a task's process id, from the ``host:pid`` that it joined with."""
+    """Return the process of a task, such as "ps 0", from the ``host:pid`` that it joined with."""
     (process,) = (one.process for one in status.tasks if one.task == task)
     return int(process.rpartition(":")[2])
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from bench.counting import Counting
-from bench.options import json_option, list_of, spec_for
+from bench.options import json_option, list_of, runs_option, spec_for
 from bench.output import report
 from bench.training import Training, training_options
 from zmqtrain.policies import make_policy
@@ -52,18 +51,11 @@ def _share(counting: Counting, name: str, pushes: float) -> int:
     "specs",
     type=list_of(spec_for(make_compression), "spec"),
     default=",".join(SPECS),
-    show_default=True,
     help=f"of {FORMS}",
 )
-@click.option("--policy", type=spec_for(make_policy), default="hogwild", show_default=True)
+@click.option("--policy", type=spec_for(make_policy), default="hogwild")
 @training_options(job="digits", steps=2000)
-@click.option(
-    "--runs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="how many times all of them, one after another",
-)
+@runs_option
 @json_option
 def compression_command(
     specs: tuple[str, ...], policy: str, runs: int, as_json: bool, **options: Any
@@ -80,10 +72,5 @@ def compression_command(
       python -m bench compression --job mnist --data DIR --compression none,int8 --runs 3
     """
     training = Training(**options)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for _ in range(runs):
-            for spec in specs:
-                yield measure(training, spec, policy)
-
-    report(rows(), as_json=as_json, columns=COLUMNS)
+    rows = (measure(training, spec, policy) for _ in range(runs) for spec in specs)
+    report(rows, as_json=as_json, columns=COLUMNS)

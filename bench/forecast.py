@@ -62,6 +62,28 @@ class Stragglers:
         return worker < round(self.share * workers)
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """How many take part, what everything takes, and ``seed``: of what chance decides."""
+
+    workers: int
+    ps: int
+    costs: Costs
+    stragglers: Stragglers = Stragglers()
+    seed: int = 0
+
+    def compute_s(self, random: Random, *, is_slow: bool = False) -> float:
+        """Return how long one gradient takes."""
+        seconds = self.costs.compute_s
+        if self.costs.spread:
+            seconds *= max(0.0, random.gauss(1.0, self.costs.spread))
+        if is_slow:
+            seconds *= self.stragglers.factor
+        if random.random() < self.stragglers.chance:
+            seconds += self.stragglers.pause_s
+        return seconds
+
+
 class StuckError(Exception):
     """Nobody will ever go on; the text says why."""
 
@@ -157,30 +179,21 @@ class _Worker:
 class Simulation:
     """One cluster under one policy. Times are in seconds from the beginning."""
 
-    def __init__(
-        self,
-        policy: str,
-        *,
-        workers: int,
-        ps: int,
-        costs: Costs,
-        stragglers: Stragglers,
-        seed: int,
-    ) -> None:
-        self._costs = costs
-        self._stragglers = stragglers
-        self._ps = ps
-        self._random = Random(seed)
+    def __init__(self, policy: str, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._costs = cluster.costs
+        self._ps = cluster.ps
+        self._random = Random(cluster.seed)
         self._coordinator = Coordinator(
-            make_policy(policy), shards=ps, workers=workers, steps=NEVER
+            make_policy(policy), shards=cluster.ps, workers=cluster.workers, steps=NEVER
         )
-        self._update_s = costs.update_s / ps
-        self._half_s = costs.round_trip_s / 2
+        self._update_s = cluster.costs.update_s / cluster.ps
+        self._half_s = cluster.costs.round_trip_s / 2
         self._clock = _Clock()
         beside = self._update_s > LONG_S
         self._lead = _Server(self._clock, beside=beside)
         self._other = _Server(self._clock, beside=beside)
-        self._workers = [_Worker() for _ in range(workers)]
+        self._workers = [_Worker() for _ in range(cluster.workers)]
         self._staleness = Staleness()
         self._gradients = self._dropped = 0
         self._computed_s = self._decided_s = 0.0
@@ -233,20 +246,10 @@ class Simulation:
         made.answers -= 1
         if made.answers:
             return
-        seconds = self._compute_s(worker)
+        is_slow = self._cluster.stragglers.is_slow(worker, len(self._workers))
+        seconds = self._cluster.compute_s(self._random, is_slow=is_slow)
         self._computed_s += seconds
         self._clock.at(self._clock.now + seconds + self._half_s, self._pushed, worker)
-
-    def _compute_s(self, worker: int) -> float:
-        costs, stragglers, random = self._costs, self._stragglers, self._random
-        seconds = costs.compute_s
-        if costs.spread:
-            seconds *= max(0.0, random.gauss(1.0, costs.spread))
-        if stragglers.is_slow(worker, len(self._workers)):
-            seconds *= stragglers.factor
-        if random.random() < stragglers.chance:
-            seconds += stragglers.pause_s
-        return seconds
 
     # The ps
 

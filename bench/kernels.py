@@ -12,31 +12,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import click
 import numpy as np
 
-from zmqtrain.optim import (
-    SGD,
-    Adagrad,
-    Adam,
-    Ftrl,
-    Momentum,
-    RMSProp,
-    Rule,
-    Update,
-    new_slots,
-)
+from bench.jobs import RULES
+from bench.options import json_option, sizes_type
+from bench.output import report
+from bench.workload import items_of
+from zmqtrain.optim import Update, new_slots
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
-
-RULES: dict[str, Rule] = {
-    "sgd": SGD(1e-6),
-    "momentum": Momentum(1e-6),
-    "adagrad": Adagrad(1e-6),
-    "rmsprop": RMSProp(1e-6),
-    "adam": Adam(1e-6),
-    "ftrl": Ftrl(1.0),
-}
 
 # Class, arguments and ways of running of torch's optimizer, where it has the rule.
 TORCH: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
@@ -56,7 +42,7 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
     ``gb_per_second`` is the median over the updates, in bytes of parameters.
     """
     nbytes = megabytes * 1e6
-    steps = _steps(rule, max(1, int(nbytes / 4)))
+    steps = _steps(rule, items_of(megabytes))
     seconds: dict[str, list[float]] = {backend: [] for backend in steps}
     for _ in range(WARM_UP + min(200, max(15, int(2e9 / nbytes)))):
         for backend, step in steps.items():
@@ -112,9 +98,26 @@ def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:
     parameters, gradient = map(torch.from_numpy, _arrays(size))
     parameters.requires_grad_()
     parameters.grad = gradient
-    return getattr(torch.optim, name)([parameters], lr=1e-6, **arguments, **{way: True}).step
+    optimizer = getattr(torch.optim, name)([parameters], lr=1e-6, **arguments, **{way: True})
+    step: Callable[[], object] = optimizer.step
+    return step
 
 
 def _arrays(size: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.standard_normal(size, np.float32), rng.standard_normal(size, np.float32)
+
+
+@click.command("kernels")
+@click.option("--rule", type=click.Choice(list(RULES)), default="adam")
+@click.option("--megabytes", "sizes", type=sizes_type, default="1,13,100")
+@json_option
+def kernels_command(rule: str, sizes: tuple[float, ...], as_json: bool) -> None:
+    """Time one update on one core, in gigabytes of parameters a second.
+
+    \b
+    Examples:
+      python -m bench kernels
+      python -m bench kernels --rule sgd --megabytes 100 --json
+    """
+    report((row for megabytes in sizes for row in measure(rule, megabytes)), as_json=as_json)

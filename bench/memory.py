@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.blob import RULES
-from bench.cluster import Plan, pid_of, process_of, train
-from bench.options import json_option, list_of, steps_for
+from bench.cluster import Plan, pid_of, train
+from bench.jobs import RULES, USUAL_RULES
+from bench.options import json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
-from bench.weights import ITEM_NBYTES, make_job
+from bench.weights import make_job
+from bench.workload import ITEM_NBYTES, Row, items_of
 from zmqtrain.processes import LocalCluster
 from zmqtrain.roles.intake import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
@@ -28,7 +29,6 @@ EMPTY_STEPS = 200
 PS = "ps 0"
 STOPS = 3  # of a slow ps
 STOP_S = 2.0  # less than a lease, or workers would be taken for dead
-LANES = ("shm", "tcp")
 
 COLUMNS = (
     *("lane", "rule", "workers", "pushes", "stops", "rss", "anon_shmem", "file"),
@@ -59,9 +59,8 @@ class Shard:
     @property
     def formula_nbytes(self) -> int:
         """Parameters, slots of the rule, a gradient for each worker, and the allowance."""
-        size = max(1, int(self.megabytes * 1e6 / ITEM_NBYTES))
         arrays = 1 + len(RULES[self.rule].slots) + self.workers
-        return arrays * size * ITEM_NBYTES + ALLOWANCE_NBYTES
+        return arrays * items_of(self.megabytes) * ITEM_NBYTES + ALLOWANCE_NBYTES
 
     @property
     def ceiling_nbytes(self) -> int:
@@ -108,12 +107,12 @@ class Watch:
             self._stop(status)
 
     def _stop(self, status: Status) -> None:
-        process = process_of(status, PS)
-        process.suspend()
+        pid = pid_of(status, PS)
+        os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(STOP_S)
         finally:
-            process.resume()
+            os.kill(pid, signal.SIGCONT)
 
 
 def measure(shard: Shard, steps: int, stops: int = 0) -> dict[str, Any]:
@@ -122,10 +121,7 @@ def measure(shard: Shard, steps: int, stops: int = 0) -> dict[str, Any]:
     watch = _run(shard, steps, stops)
     return {
         "bench": "memory",
-        "lane": shard.lane,
-        "rule": shard.rule,
-        "megabytes": shard.megabytes,
-        "workers": shard.workers,
+        **asdict(shard),
         "pushes": watch.pushes,
         "stops": watch.stops,
         **sizes(shard, watch.reading, empty.reading),
@@ -152,52 +148,38 @@ def sizes(shard: Shard, full: Reading, empty: Reading) -> dict[str, float]:
     return {f"{name}_mb": round(value / 1e6, 1) for name, value in nbytes.items()}
 
 
-def without_units(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_units(row: Row) -> dict[str, Any]:
     """Return a row for people, whose sizes are all in the unit that the legend names."""
     return {name.removesuffix("_mb"): value for name, value in row.items()}
 
 
-def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
-    settings = {
-        "BENCH_MEGABYTES": str(shard.megabytes),
-        "BENCH_STEPS": str(steps),
-        "BENCH_RULE": shard.rule,
-    }
-    plan = Plan(
+def plan_of(shard: Shard, steps: int) -> Plan:
+    """Return the run whose ps 0 holds the shard."""
+    return Plan(
         reference="bench.weights_job",
-        settings=settings,
-        make=partial(make_job, shard.megabytes, steps, shard.rule),
+        make=make_job,
+        arguments={"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule},
         cluster=LocalCluster(workers=shard.workers),
         flags={"lane": shard.lane},
     )
+
+
+def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
     watch = Watch(stops)
-    train(plan, watch)
+    train(plan_of(shard, steps), watch)
     return watch
 
 
 @click.command("memory")
-@click.option(
-    "--lane",
-    "lanes",
-    type=list_of(click.Choice(LANES), "lane"),
-    default=",".join(LANES),
-    show_default=True,
-)
+@lanes_option
 @click.option(
     "--rule",
     "rules",
-    type=list_of(click.Choice(list(RULES)), "rule"),
-    default=",".join(RULES),
-    show_default=True,
+    type=list_of(click.Choice(USUAL_RULES), "rule"),
+    default=",".join(USUAL_RULES),
 )
-@click.option(
-    "--megabytes",
-    type=click.FloatRange(0, min_open=True),
-    default=13.0,
-    show_default=True,
-    help="size of the parameters",
-)
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--megabytes", type=size_type, default=13.0, help="size of the parameters")
+@click.option("--workers", type=click.IntRange(1, 64), default=2)
 @click.option(
     "--steps", type=click.IntRange(1), help="global steps; default: some seconds' worth of them"
 )
@@ -229,7 +211,6 @@ def memory_command(
     """
     count = steps or workers * steps_for(megabytes)
     stops = STOPS if slow_ps else 0
-
     shards = [Shard(lane, rule, megabytes, workers) for lane in lanes for rule in rules]
     rows = (measure(shard, count, stops) for shard in shards)
     if as_json:

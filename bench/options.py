@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import click
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.options import flag_of
 
+LANES = ("shm", "tcp")  # between processes; peers are compared with the first
 STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps
 STEPS_BEYOND = 20
 
 Item = TypeVar("Item")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="print one JSON object a line")
+runs_option = click.option(
+    "--runs", type=click.IntRange(1), default=1, help="how many times, one after another"
+)
+batch_size_option = click.option("--batch-size", type=click.IntRange(1), default=100)
+data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="directory with MNIST's files",
+)
 
 
 def list_of(item: Callable[[str], Item], name: str) -> Callable[[str], tuple[Item, ...]]:
@@ -41,7 +53,16 @@ def spec_for(make: Callable[[str], object]) -> Callable[[str], str]:
     return convert
 
 
-megabytes_type = list_of(click.FloatRange(0, min_open=True), "number")
+lanes_option = click.option(
+    "--lane", "lanes", type=list_of(click.Choice(LANES), "lane"), default=",".join(LANES)
+)
+size_type = click.FloatRange(0, min_open=True)  # in megabytes
+sizes_type = list_of(size_type, "number")
+
+
+def flags_of(options: Mapping[str, object]) -> list[str]:
+    """Return options as the parts of a command line; ``batch_size`` is the flag --batch-size."""
+    return [part for name, value in options.items() for part in (flag_of(name), str(value))]
 
 
 def steps_for(megabytes: float) -> int:

@@ -5,35 +5,35 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.workload import Row
+
 ROOT = Path(__file__).parent.parent
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 
-Row = Mapping[str, Any]
 
-
-def report(rows: Iterable[Row], *, as_json: bool, columns: Sequence[str] = ()) -> None:
+def report(rows: Iterable[Row], *, as_json: bool, columns: Sequence[str] = ()) -> list[Row]:
     """Print results: as JSON each as soon as it is there, else all of them as one table.
 
-    A table has the columns ``columns``, or all keys of the first row.
+    A table has the columns ``columns``, or all keys of the first row. Returns the results.
     """
-    if as_json:
-        for row in rows:
+    collected = []
+    for row in rows:
+        collected.append(row)
+        if as_json:
             click.echo(json.dumps(row))
-        return
-    collected = list(rows)
-    if collected:
+    if collected and not as_json:
         console = Console(width=140)
         console.print(headline(), highlight=False, markup=False)
         console.print(table(collected, columns or list(collected[0])))
+    return collected
 
 
 def table(rows: Iterable[Row], columns: Sequence[str]) -> Table:

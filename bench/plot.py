@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bench.workload import Row
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Row = Mapping[str, Any]
 
 # From the palette of Okabe and Ito, which people with any colour vision can tell apart; with each
 # the colour of text on it.

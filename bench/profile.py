@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bench.counting import Counting
-from bench.options import json_option, list_of, spec_for
+from bench.options import json_option, lanes_option, list_of, spec_for
 from bench.output import headline, report
 from bench.training import Training, training_options
 from zmqtrain.policies import make_policy
 
-LANES = ("shm", "tcp")
 POLICIES = ("hogwild", "bounded-staleness:4", "sync-replicas")
 PARTS = {
     "data": "getting the batch",
@@ -85,15 +83,8 @@ def _plot_file(context: click.Context, option: click.Parameter, path: Path | Non
     "policies",
     type=list_of(spec_for(make_policy), "spec"),
     default=",".join(POLICIES),
-    show_default=True,
 )
-@click.option(
-    "--lane",
-    "lanes",
-    type=list_of(click.Choice(LANES), "lane"),
-    default=",".join(LANES),
-    show_default=True,
-)
+@lanes_option
 @training_options(job="digits", steps=4000)
 @click.option(
     "--plot",
@@ -122,19 +113,14 @@ def profile_command(
       python -m bench profile --job mnist --data DIR --hidden 1000 --plot step.png
     """
     training = Training(**options)
-    measured: list[Mapping[str, Any]] = []
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for policy in policies:
-            for lane in lanes:
-                row = measure(training, policy, lane)
-                measured.append(row)
-                yield row
-
-    report(rows(), as_json=as_json, columns=COLUMNS)
+    rows = report(
+        (measure(training, policy, lane) for policy in policies for lane in lanes),
+        as_json=as_json,
+        columns=COLUMNS,
+    )
     if not as_json:
         click.echo(legend())
     if plot is not None:
         from bench.plot import draw
 
-        draw(plot, measured, PARTS, headline())
+        draw(plot, rows, PARTS, headline())

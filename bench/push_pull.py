@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import uvloop
 
+from bench import options
 from bench.blob import Blob, make_job
+from bench.jobs import USUAL_RULES, variables_of
+from bench.options import flags_of, json_option, sizes_type, steps_for
+from bench.output import report
+from bench.workload import MODES, Workload, push_pull_row
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.job import Job
@@ -28,69 +33,48 @@ from zmqtrain.transport.keys import Owner, add_keys
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
 
-LANES = ("shm", "tcp", "memory")
+LANES = (*options.LANES, "memory")
 WARM_UP = 3  # steps not counted
 
 
-def measure(
-    lane: str,
-    megabytes: float,
-    *,
-    workers: int,
-    ps: int,
-    rule: str,
-    mode: str,
-    steps: int,
-    crash_safe: bool = True,
-    encrypted: bool = False,
-) -> dict[str, Any]:
-    """Return one row of results. Worker 0 and the chief run in this process.
+@dataclass(frozen=True, slots=True)
+class PushPull(Workload):
+    """A push+pull of ours.
 
-    ``encrypted``: every task has a key, and what travels on lane tcp is encrypted.
+    ``crash_safe`` says nothing on lane memory, where nothing outlives the process. ``encrypted``:
+    every task has a key, and what travels on lane tcp is encrypted.
     """
-    settings = {
-        "BENCH_MEGABYTES": str(megabytes),
-        "BENCH_STEPS": str(steps * workers),
-        "BENCH_RULE": rule,
-        "BENCH_MODE": mode,
+
+    rule: str = "sgd"
+    crash_safe: bool = True
+    encrypted: bool = False
+
+
+def measure(workload: PushPull) -> dict[str, Any]:
+    """Return one row of results. Worker 0 and the chief run in this process."""
+    arguments: dict[str, Any] = {
+        "megabytes": workload.megabytes,
+        "steps": steps_for(workload.megabytes) * workload.workers,
+        "rule": workload.rule,
+        "mode": workload.mode,
     }
-    job = make_job(megabytes, steps * workers, rule, mode)
-    with _keys(workers, ps) if encrypted else contextlib.nullcontext() as keys:
-        uvloop.run(_run(lane, job, workers, ps, settings, crash_safe=crash_safe, keys=keys))
+    job = make_job(**arguments)
+    with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
+        uvloop.run(_run(workload, job, variables_of(arguments), keys))
     model = job.model
     assert isinstance(model, Blob)
-    times = [b - a for a, b in zip(model.began_at, model.began_at[1:], strict=False)][WARM_UP:]
-    return {
-        "bench": "push-pull",
-        "lane": lane,
-        "mode": mode,
-        "megabytes": megabytes,
-        "workers": workers,
-        "ps": ps,
-        "rule": rule,
-        "crash_safe": crash_safe and lane != "memory",
-        "encrypted": encrypted,
-        "median_ms": 1e3 * statistics.median(times),
-        "min_ms": 1e3 * min(times),
-        "per_second": 1 / statistics.median(times),
-    }
+    row = push_pull_row(workload, model.began_at, WARM_UP)
+    return {**row, "crash_safe": workload.crash_safe and workload.lane != "memory"}
 
 
 async def _run(
-    lane: str,
-    job: Job,
-    workers: int,
-    ps: int,
-    settings: dict[str, str],
-    *,
-    crash_safe: bool,
-    keys: str | None,
+    workload: PushPull, job: Job, variables: Mapping[str, str], keys: str | None
 ) -> None:
-    with _addresses(lane, ps) as addresses, contextlib.ExitStack() as stack:
+    with _addresses(workload) as addresses, contextlib.ExitStack() as stack:
         memory = MemoryTransport()
 
         def transport(config: TaskConfig) -> Transport:
-            made = memory if lane == "memory" else ZmqTransport(config.security)
+            made = memory if config.lane == "memory" else ZmqTransport(config.security)
             stack.callback(made.close)
             return made
 
@@ -100,9 +84,9 @@ async def _run(
                 job="bench.blob_job",
                 index=index,
                 ps=addresses,
-                workers=workers,
-                lane=lane,
-                crash_safe=crash_safe,
+                workers=workload.workers,
+                lane=workload.lane,
+                crash_safe=workload.crash_safe,
                 keys=keys,
             )
 
@@ -111,49 +95,90 @@ async def _run(
             Chief(chief, job, transport(chief), lambda status: None),
             Worker(worker, job, transport(worker)),
         ]
-        others = [(Role.WORKER, index) for index in range(1, workers)]
-        if lane == "memory":
-            actors += [ParameterServer(config(Role.PS, index), job, memory) for index in range(ps)]
-            actors += [Worker(config(*other), job, memory) for other in others]
-            processes = []
+        servers = [config(Role.PS, index) for index in range(workload.ps)]
+        workers = [config(Role.WORKER, index) for index in range(1, workload.workers)]
+        processes = []
+        if workload.lane == "memory":
+            actors += [ParameterServer(server, job, memory) for server in servers]
+            actors += [Worker(other, job, memory) for other in workers]
         else:
-            others += [(Role.PS, index) for index in range(ps)]
-            processes = [await _start(config(*other), settings) for other in others]
+            processes = [await _start(task, variables) for task in (*workers, *servers)]
         await asyncio.gather(*(actor.run() for actor in actors))
         for process in processes:
             await process.wait()
 
 
-async def _start(config: TaskConfig, settings: dict[str, str]) -> asyncio.subprocess.Process:
-    command = [
-        *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", "--job", config.job),
-        *("--index", str(config.index), "--ps", ",".join(config.ps), "--metrics-port", "0"),
-        *("--workers", str(config.workers), "--threads", "1", "--log-level", "warning"),
-        *("--lane", config.lane, "--crash-safe" if config.crash_safe else "--no-crash-safe"),
-    ]
+async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+    flags = {
+        "job": config.job,
+        "index": config.index,
+        "ps": ",".join(config.ps),
+        "workers": config.workers,
+        "lane": config.lane,
+        "metrics_port": 0,
+        "threads": 1,
+        "log_level": "warning",
+    }
     if config.keys is not None:
-        command += ["--keys", config.keys]
-    return await asyncio.create_subprocess_exec(*command, env={**os.environ, **settings})
+        flags["keys"] = config.keys
+    command = [
+        *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", *flags_of(flags)),
+        "--crash-safe" if config.crash_safe else "--no-crash-safe",
+    ]
+    return await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
 
 
 @contextlib.contextmanager
-def _keys(workers: int, ps: int) -> Iterator[str]:
+def _keys(workload: Workload) -> Iterator[str]:
     """Yield a directory with a key for every task."""
-    counts = {"ps": ps, "worker": workers, "chief": 1}
+    counts = {"ps": workload.ps, "worker": workload.workers, "chief": 1}
     owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
-    with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
+    with _directory() as directory:
         add_keys(Path(directory), {owner: make_pair() for owner in owners})
         yield directory
 
 
 @contextlib.contextmanager
-def _addresses(lane: str, ps: int) -> Iterator[tuple[str, ...]]:
+def _addresses(workload: Workload) -> Iterator[tuple[str, ...]]:
     """Yield an address for each ps: Unix sockets, as a local run has them, except on lane tcp."""
-    if lane == "tcp":
-        yield tuple(f"127.0.0.1:{24600 + index}" for index in range(ps))
+    numbers = range(workload.ps)
+    if workload.lane == "tcp":
+        yield tuple(f"127.0.0.1:{24600 + number}" for number in numbers)
         return
-    directory = Path(tempfile.mkdtemp(prefix="zmqtrain-bench-"))
-    try:
-        yield tuple(f"ipc://{directory}/ps-{index}.sock" for index in range(ps))
-    finally:
-        shutil.rmtree(directory)
+    with _directory() as directory:
+        yield tuple(f"ipc://{directory}/ps-{number}.sock" for number in numbers)
+
+
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="zmqtrain-bench-")
+
+
+@click.command("push-pull")
+@click.option("--lane", type=click.Choice(LANES), default="tcp")
+@click.option("--megabytes", "sizes", type=sizes_type, default="0.0003,0.3,1,13,100")
+@click.option("--workers", type=click.IntRange(1, 64), default=1)
+@click.option("--ps", type=click.IntRange(1, 64), default=1)
+@click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd")
+@click.option("--crash-safe/--no-crash-safe", default=True)
+@click.option("--keys", "encrypted", is_flag=True, help="encrypt what travels on lane tcp")
+@json_option
+def push_pull_command(
+    lane: str, sizes: tuple[float, ...], encrypted: bool, as_json: bool, **cluster: Any
+) -> None:
+    """Time one push+pull by size, with every byte touched and in place.
+
+    \b
+    Examples:
+      python -m bench push-pull
+      python -m bench push-pull --lane tcp --megabytes 0.0003,13 --workers 2 --rule adam
+      python -m bench push-pull --lane shm --no-crash-safe
+      python -m bench push-pull --lane tcp --keys
+    """
+    if encrypted and lane != "tcp":
+        raise click.UsageError(f"--keys is for lane tcp; tensors do not travel on lane {lane}")
+    workloads = (
+        PushPull(lane, mode, megabytes, encrypted=encrypted, **cluster)
+        for megabytes in sizes
+        for mode in MODES
+    )
+    report(map(measure, workloads), as_json=as_json)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import click
 
 import zmqtrain
-from bench.forecast import Costs, Forecast, Simulation, Stragglers, StuckError
+from bench.forecast import Cluster, Costs, Simulation, Stragglers, StuckError
 from bench.options import json_option, list_of, spec_for
 from bench.output import report
 from bench.sleeper import make_job
@@ -49,24 +48,18 @@ def stragglers_of(text: str) -> Stragglers:
     return Stragglers(**fields)
 
 
-def foresee(
-    policy: str, *, workers: int, ps: int, gradients: int, costs: Costs, stragglers: Stragglers,
-    seed: int,
-) -> dict[str, Any]:  # fmt: skip
+def foresee(policy: str, cluster: Cluster, gradients: int) -> dict[str, Any]:
     """Return one row: a forecast of ``gradients`` gradients by each worker.
 
     Raises:
         StuckError: the policy lets nobody go on.
     """
-    simulation = Simulation(
-        policy, workers=workers, ps=ps, costs=costs, stragglers=stragglers, seed=seed
-    )
-    found = simulation.run(gradients * workers)
+    found = Simulation(policy, cluster).run(gradients * cluster.workers)
     return {
         "bench": "simulate",
         "policy": policy,
-        "workers": workers,
-        "ps": ps,
+        "workers": cluster.workers,
+        "ps": cluster.ps,
         "steps_per_second": found.steps / found.seconds,
         "gradients_per_second": found.gradients / found.seconds,
         "computing": found.computing,
@@ -82,18 +75,12 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
 
     The real cluster is in this process; its gradients take their time by sleeping.
     """
-    simulation = Simulation(
-        policy,
-        workers=COMPARE_WORKERS,
-        ps=1,
-        costs=replace(costs, update_s=COMPARE_UPDATE_S),
-        stragglers=stragglers,
-        seed=seed,
-    )
-    found: Forecast = simulation.run(10 * COMPARE_GRADIENTS)
+    small = replace(costs, update_s=COMPARE_UPDATE_S)
+    cluster = Cluster(COMPARE_WORKERS, 1, small, stragglers, seed)
+    found = Simulation(policy, cluster).run(10 * COMPARE_GRADIENTS)
     foreseen = found.gradients / found.seconds
     per_step = 1 if make_policy(policy).step_per_push else COMPARE_WORKERS
-    job = make_job(policy, COMPARE_GRADIENTS // per_step, costs, stragglers, seed)
+    job = make_job(policy, COMPARE_GRADIENTS // per_step, cluster)
     summary = zmqtrain.run(job, workers=COMPARE_WORKERS)
     measured = summary.steps_per_second * per_step
     return {
@@ -106,43 +93,32 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
 
 
 @click.command("simulate")
-@click.option("--workers", type=numbers_type, default="1000", show_default=True)
-@click.option("--ps", type=numbers_type, default="32", show_default=True)
+@click.option("--workers", type=numbers_type, default="1000")
+@click.option("--ps", type=numbers_type, default="32")
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     type=spec_for(make_policy),
     default=POLICIES,
-    show_default=True,
     help="may be given several times",
 )
 @click.option(
     "--gradients",
     type=click.IntRange(5),
     default=20,
-    show_default=True,
     help="that each worker computes; the first fifth is not counted",
 )
+@click.option("--compute-ms", type=milliseconds_type, default=100.0, help="mean time of a gradient")
 @click.option(
-    "--compute-ms",
-    type=milliseconds_type,
-    default=100.0,
-    show_default=True,
-    help="mean time of a gradient",
-)
-@click.option(
-    "--spread",
-    type=click.FloatRange(0, 10),
-    default=0.1,
-    show_default=True,
-    help="its relative standard deviation",
+    "--spread", type=click.FloatRange(0, 10), default=0.1, help="its relative standard deviation"
 )
 @click.option(
     "--straggler",
     "stragglers",
     type=stragglers_of,
     default="",
+    show_default=False,
     metavar="SPEC",
     help="slow:SHARE:FACTOR, pause:CHANCE:SECONDS, or both with a comma",
 )
@@ -150,25 +126,22 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     "--update-ms",
     type=milliseconds_type,
     default=10.0,
-    show_default=True,
     help="updating the whole model by one push, on one ps",
 )
 @click.option(
     "--take-ms",
     type=milliseconds_type,
     default=0.1,
-    show_default=True,
     help="taking in one push, on each ps",
 )
 @click.option(
     "--report-ms",
     type=milliseconds_type,
     default=0.03,
-    show_default=True,
     help="on ps 0: hearing from another ps that a push is there",
 )
-@click.option("--round-trip-ms", type=milliseconds_type, default=0.3, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--round-trip-ms", type=milliseconds_type, default=0.3)
+@click.option("--seed", type=click.IntRange(0), default=0)
 @click.option(
     "--compare",
     "with_real",
@@ -186,7 +159,7 @@ def simulate_command(
     with_real: bool,
     as_json: bool,
     **times: float,
-) -> None:  # fmt: skip
+) -> None:
     """Foresee how policies do on a large cluster, from what things cost on a small one.
 
     What a gradient, an update and a round trip take, push-pull, kernels and profile measure.
@@ -207,19 +180,16 @@ def simulate_command(
     if with_real and stragglers.share:
         raise click.UsageError("--compare knows pauses alone: give --straggler pause:...")
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for policy in policies:
-            if with_real:
-                yield compare(policy, costs, stragglers, seed)
-                continue
-            for count in workers:
-                for shards in ps:
-                    yield foresee(
-                        policy, workers=count, ps=shards, gradients=gradients, costs=costs,
-                        stragglers=stragglers, seed=seed,
-                    )  # fmt: skip
-
+    if with_real:
+        rows = (compare(policy, costs, stragglers, seed) for policy in policies)
+    else:
+        rows = (
+            foresee(policy, Cluster(count, shards, costs, stragglers, seed), gradients)
+            for policy in policies
+            for count in workers
+            for shards in ps
+        )
     try:
-        report(rows(), as_json=as_json, columns=COMPARED if with_real else COLUMNS)
+        report(rows, as_json=as_json, columns=COMPARED if with_real else COLUMNS)
     except StuckError as error:
         raise click.ClickException(str(error)) from None

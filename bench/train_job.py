@@ -1,9 +1,6 @@
-"""The classifier that the variables BENCH_* describe, for processes that load a job by name."""
-
-from __future__ import annotations
-
-import os
+"""The classifier that the variables BENCH_* describe, for processes that load it by its name."""
 
 from bench.classifier import make_job
+from bench.jobs import made_from_variables
 
-job = make_job(os.environ["BENCH_JOB"], int(os.environ["BENCH_HIDDEN"]), os.environ["BENCH_RULE"])
+job = made_from_variables(make_job)

@@ -1,10 +1,9 @@
-"""Training runs that a benchmark looks into, and the options that describe one."""
+"""Training runs that a benchmark times or looks into, and the options that describe one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ import click
 
 from bench.classifier import DATA, RULES, make_job
 from bench.cluster import Look, Plan, train
+from bench.options import batch_size_option, data_option
 from zmqtrain.processes import LocalCluster
 from zmqtrain.summary import Summary
+
+REFERENCE = "bench.train_job"
 
 Command = Callable[..., Any]
 
@@ -26,10 +28,10 @@ class Training:
     hidden: int
     batch_size: int
     rule: str
-    steps: int
-    data: Path | None
     ps: int
     workers: int
+    steps: int
+    data: Path | None
 
     def run(self, look: Look, *, lane: str, **overrides: str) -> Summary:
         """Train with the fields ``overrides`` of the job replaced.
@@ -37,58 +39,49 @@ class Training:
         Raises:
             ClickException: the run failed or was stopped; the text says how.
         """
-        settings = {
-            "BENCH_JOB": self.job,
-            "BENCH_HIDDEN": str(self.hidden),
-            "BENCH_RULE": self.rule,
-        }
-        sizes = {"steps": self.steps, "batch_size": self.batch_size}
-        data = {} if self.data is None else {"data": str(self.data.absolute())}
         plan = Plan(
-            reference="bench.train_job",
-            settings=settings,
-            make=partial(make_job, self.job, self.hidden, self.rule),
+            reference=REFERENCE,
+            make=make_job,
+            arguments=self.arguments,
             cluster=LocalCluster(ps=self.ps, workers=self.workers),
-            overrides={**sizes, **data, **overrides},
+            overrides={**self.overrides, **overrides},
             flags={"lane": lane},
         )
         return train(plan, look)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """Those that the job is made of."""
+        return {"job": self.job, "hidden": self.hidden, "rule": self.rule}
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What is replaced in the job that was made."""
+        data = {} if self.data is None else {"data": str(self.data.absolute())}
+        return {"steps": self.steps, "batch_size": self.batch_size, **data}
+
+    @property
     def row(self) -> dict[str, Any]:
         """What of it a row of results tells."""
-        return {
-            "job": self.job,
-            "hidden": self.hidden,
-            "batch_size": self.batch_size,
-            "rule": self.rule,
-            "ps": self.ps,
-            "workers": self.workers,
-            "steps": self.steps,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "data"}
 
 
 def training_options(*, job: str, steps: int) -> Callable[[Command], Command]:
     """Return a decorator that gives a command an option for each field of :class:`Training`."""
     options = (
-        click.option("--job", type=click.Choice(list(DATA)), default=job, show_default=True),
+        click.option("--job", type=click.Choice(list(DATA)), default=job),
         click.option(
             "--hidden",
             type=click.IntRange(0),
             default=100,
-            show_default=True,
             help="units of the hidden layer; 0: a linear softmax model",
         ),
-        click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True),
-        click.option("--ps", type=click.IntRange(1, 64), default=1, show_default=True),
-        click.option("--workers", type=click.IntRange(1, 256), default=2, show_default=True),
-        click.option("--rule", type=click.Choice(list(RULES)), default="adam", show_default=True),
-        click.option("--steps", type=click.IntRange(1), default=steps, show_default=True),
-        click.option(
-            "--data",
-            type=click.Path(file_okay=False, path_type=Path),
-            help="directory with MNIST's files",
-        ),
+        batch_size_option,
+        click.option("--ps", type=click.IntRange(1, 64), default=1),
+        click.option("--workers", type=click.IntRange(1, 256), default=2),
+        click.option("--rule", type=click.Choice(list(RULES)), default="adam"),
+        click.option("--steps", type=click.IntRange(1), default=steps),
+        data_option,
     )
 
     def decorate(command: Command) -> Command:

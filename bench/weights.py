@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.blob import RULES
+from bench.jobs import RULES, dataless_job
+from bench.workload import items_of
 from zmqtrain import Job
-from zmqtrain.data import Arrays
-
-ITEM_NBYTES = 4  # float32
 
 
 class Weights:
@@ -38,12 +36,4 @@ class Weights:
 
 def make_job(megabytes: float, steps: int, rule: str) -> Job:
     """Return the job with ``megabytes`` of parameters."""
-    examples = np.zeros((64, 1), np.float32)
-    return Job(
-        model=Weights(max(1, int(megabytes * 1e6 / ITEM_NBYTES))),
-        data=Arrays((examples,), (examples,)),
-        optimizer=RULES[rule],
-        batch_size=1,
-        steps=steps,
-        prefetch=0,
-    )
+    return dataless_job(Weights(items_of(megabytes)), steps, optimizer=RULES[rule], prefetch=0)

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from bench.options import json_option, list_of, megabytes_type
+from bench.options import (
+    LANES,
+    batch_size_option,
+    data_option,
+    json_option,
+    list_of,
+    sizes_type,
+)
 from bench.output import report
 from bench.peers.compare import compared
 from bench.peers.lineup import (
-    OUR_LANES,
     PEERS,
     POLICIES,
     Peer,
-    Training,
     push_pull_of,
     push_pull_of_ours,
     training_of,
     training_of_ours,
 )
-from bench.push_pull import LANES
+from bench.training import Training
+from bench.workload import TRAINERS, Row
 from zmqtrain.data import Mnist
 from zmqtrain.errors import ZmqTrainError
 
@@ -36,12 +43,68 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared, and for how long; the fields are those of the options."""
+
+    what: tuple[str, ...]
+    megabytes: tuple[float, ...]
+    data: Path | None
+    hidden: int
+    batch_size: int
+    steps: int
+    rounds: int
+    timeout_s: float
+
+    def rows(self, peers: Sequence[Peer]) -> Iterator[Row]:
+        """Yield the results of us and of these peers."""
+        if "push-pull" in self.what:
+            for megabytes in self.megabytes:
+                yield from self._push_pull(peers, megabytes)
+        if "train" in self.what:
+            if self.data is None:
+                _note("training is left out: --data DIR names the directory with MNIST's files")
+            else:
+                yield from self._training(peers, self.data.absolute())
+
+    def _push_pull(self, peers: Sequence[Peer], megabytes: float) -> Sequence[Row]:
+        """Return the rows of one size; none if no peer moves so much."""
+        theirs = [
+            push_pull_of(peer, megabytes) for peer in peers if megabytes <= peer.most_megabytes
+        ]
+        ours = [push_pull_of_ours(lane, megabytes) for lane in LANES]
+        return compared(ours, theirs, self.rounds, self.timeout_s) if theirs else []
+
+    def _training(self, peers: Sequence[Peer], data: Path) -> Iterator[Row]:
+        """Yield the rows of each policy by which some peer trains."""
+        training = Training(
+            job="mnist",
+            hidden=self.hidden,
+            batch_size=self.batch_size,
+            rule="adam",
+            ps=1,
+            workers=TRAINERS,
+            steps=self.steps,
+            data=data,
+        )
+        with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
+            examples = Path(directory) / "examples.npz"
+            for policy in POLICIES:
+                trainers = [peer for peer in peers if policy in peer.policies]
+                if not trainers:
+                    continue
+                if not examples.exists():
+                    write_examples(examples, data)
+                ours = [training_of_ours(policy, training)]
+                theirs = [training_of(peer, policy, training, examples) for peer in trainers]
+                yield from compared(ours, theirs, self.rounds, self.timeout_s)
+
+
 @click.command("peers")
 @click.option(
     "--what",
     type=list_of(click.Choice(WORKLOADS), "name"),
     default=",".join(WORKLOADS),
-    show_default=True,
     help="workloads to compare",
 )
 @click.option(
@@ -49,55 +112,27 @@ COLUMNS = (
     type=list_of(click.Choice(NAMES), "name"),
     help=f"of {', '.join(NAMES)}; default: all",
 )
+@click.option("--megabytes", type=sizes_type, default="0.0003,13,100", help="sizes of a push+pull")
+@data_option
+@click.option("--hidden", type=click.IntRange(1), default=100)
+@batch_size_option
 @click.option(
-    "--megabytes",
-    type=megabytes_type,
-    default="0.0003,13,100",
-    show_default=True,
-    help="sizes of a push+pull",
+    "--steps", type=click.IntRange(1), default=3000, help="global steps of a training run"
 )
+@click.option("--rounds", type=click.IntRange(1), default=3)
 @click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="directory with MNIST's files, to train on",
-)
-@click.option("--hidden", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=100, show_default=True)
-@click.option(
-    "--steps",
-    type=click.IntRange(1),
-    default=3000,
-    show_default=True,
-    help="global steps of a training run",
-)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option(
-    "--timeout-s",
-    type=click.FloatRange(1),
-    default=300.0,
-    show_default=True,
-    help="seconds that one run may take",
+    "--timeout-s", type=click.FloatRange(1), default=300.0, help="seconds that one run may take"
 )
 @click.option("--install", is_flag=True, help="first make the environments that are missing")
 @json_option
 def peers_command(
-    what: tuple[str, ...],
-    only: tuple[str, ...] | None,
-    megabytes: tuple[float, ...],
-    data: Path | None,
-    hidden: int,
-    batch_size: int,
-    steps: int,
-    rounds: int,
-    timeout_s: float,
-    install: bool,
-    as_json: bool,
+    only: tuple[str, ...] | None, install: bool, as_json: bool, **options: Any
 ) -> None:
     """Compare with peers: gloo, torch.distributed.rpc, Ray, TensorFlow's parameter servers.
 
     All sides take turns, round by round. A ratio is how many times as long as ours a side takes;
-    ours is the first lane of those that are there. The peers' environments are made in
-    ~/.cache/zmqtrain-bench, or where BENCH_ENVIRONMENTS says.
+    of our lanes that is shm. The peers' environments are made in ~/.cache/zmqtrain-bench, or where
+    BENCH_ENVIRONMENTS says.
 
     \b
     Examples:
@@ -105,19 +140,7 @@ def peers_command(
       python -m bench peers --what push-pull --only gloo,echo --megabytes 0.0003,13
     """
     peers = installed([peer for peer in PEERS if only is None or peer.name in only], install)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        if "push-pull" in what:
-            for size in megabytes:
-                yield from compare_push_pull(peers, size, rounds, timeout_s)
-        if "train" in what:
-            if data is None:
-                _note("training is left out: --data DIR names the directory with MNIST's files")
-            else:
-                training = Training(data.absolute(), hidden, batch_size, steps)
-                yield from compare_training(peers, training, rounds, timeout_s)
-
-    report(rows(), as_json=as_json, columns=COLUMNS)
+    report(Comparison(**options).rows(peers), as_json=as_json, columns=COLUMNS)
 
 
 def installed(peers: Sequence[Peer], install: bool) -> list[Peer]:
@@ -136,35 +159,6 @@ def installed(peers: Sequence[Peer], install: bool) -> list[Peer]:
                 f"python -m bench peers --only {peer.name} --install"
             )
     return there
-
-
-def compare_push_pull(
-    peers: Sequence[Peer], megabytes: float, rounds: int, timeout_s: float
-) -> list[dict[str, Any]]:
-    """Return the rows of one size; none if no peer moves so much."""
-    sides = [push_pull_of(peer, megabytes) for peer in peers if megabytes <= peer.most_megabytes]
-    if not sides:
-        return []
-    for lane in set(OUR_LANES) - set(LANES):
-        _note(f"our lane {lane} is left out: this version does not have it")
-    ours = [push_pull_of_ours(lane, megabytes) for lane in OUR_LANES if lane in LANES]
-    return compared(ours, sides, rounds, timeout_s)
-
-
-def compare_training(
-    peers: Sequence[Peer], training: Training, rounds: int, timeout_s: float
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each policy by which some peer trains."""
-    with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
-        examples = Path(directory) / "examples.npz"
-        for policy in POLICIES:
-            trainers = [peer for peer in peers if policy in peer.policies]
-            if not trainers:
-                continue
-            if not examples.exists():
-                write_examples(examples, training.data)
-            sides = [training_of(peer, policy, training, examples) for peer in trainers]
-            yield from compared([training_of_ours(policy, training)], sides, rounds, timeout_s)
 
 
 def write_examples(path: Path, data: Path) -> None:

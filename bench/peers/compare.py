@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import cycle
 from typing import Any, TypeVar
 
 import click
 
-from bench.peers.lineup import Entrant, Row
+from bench.peers.lineup import Entrant
 from bench.processes import RunError, json_lines_of
+from bench.workload import Row, Workload
 
-SAME = ("bench", "lane", "mode", "megabytes", "workers", "ps")  # of all runs of a side
+SAME = ("bench", *(field.name for field in fields(Workload)))  # of all runs of a side
 
 Side = TypeVar("Side")
 

@@ -16,22 +16,21 @@ import zmq
 import zmq.asyncio
 
 from bench.peers import shared
+from bench.workload import Row
 
 COPIED_MEGABYTES = 0.0655  # below: pyzmq's own threshold, from which on copying costs more
 
 
-def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
+def push_pull(arguments: argparse.Namespace) -> list[Row]:
     """Time round trips of one message of the given size."""
     copy = arguments.megabytes < COPIED_MEGABYTES
     ours, theirs = shared.PROCESSES.Pipe()
-    shared.PROCESSES.Process(target=_serve, args=(theirs, copy), daemon=True).start()
+    shared.started(_serve, theirs, copy)
     port = ours.recv()
-    rows = []
-    for mode in shared.MODES:
-        traffic = shared.Traffic(arguments.megabytes, mode)
-        times = asyncio.run(_began_at(port, traffic, arguments.steps, copy))
-        rows.append(shared.push_pull_row("raw echo", mode, arguments.megabytes, times))
-    return rows
+    return [
+        traffic.row(asyncio.run(_began_at(port, traffic, arguments.steps, copy)))
+        for traffic in shared.traffics("raw echo", arguments)
+    ]
 
 
 def _serve(connection: Connection, copy: bool) -> None:

@@ -13,24 +13,23 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.peers import shared
+from bench.workload import Row, Workload, train_row
 
 RANKS = 2
 POLICIES = ("sync-replicas",)
 
 
-def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
+def push_pull(arguments: argparse.Namespace) -> list[Row]:
     """Time all-reduces of a tensor of the given size; both ranks go in lockstep."""
-    times: list[list[float]] = _on_all_ranks(_reduce, arguments)
-    return [
-        shared.push_pull_row("gloo", mode, arguments.megabytes, began_at, workers=RANKS, ps=0)
-        for mode, began_at in zip(shared.MODES, times, strict=True)
-    ]
+    rows: list[Row] = _on_all_ranks(_reduce, arguments)
+    return rows
 
 
-def train(arguments: argparse.Namespace) -> shared.Row:
+def train(arguments: argparse.Namespace) -> Row:
     """Train data-parallel: each step, every rank adds the mean gradient of its own batch."""
     per_second, accuracy, nbytes = _on_all_ranks(_train, arguments)
-    return shared.train_row("gloo", arguments, per_second, accuracy, nbytes, workers=RANKS, ps=0)
+    workload = Workload("gloo", arguments.policy, nbytes / 1e6, workers=RANKS, ps=0)
+    return train_row(workload, per_second, accuracy)
 
 
 def _on_all_ranks(task: Callable[[int, argparse.Namespace], Any], arguments: Any) -> Any:
@@ -38,12 +37,8 @@ def _on_all_ranks(task: Callable[[int, argparse.Namespace], Any], arguments: Any
     with tempfile.TemporaryDirectory() as directory:
         meeting = f"file://{directory}/ranks"
         others = [
-            shared.PROCESSES.Process(target=_joined, args=(task, rank, meeting, arguments))
-            for rank in range(1, RANKS)
+            shared.started(_joined, task, rank, meeting, arguments) for rank in range(1, RANKS)
         ]
-        for other in others:
-            other.daemon = True
-            other.start()
         result = _joined(task, 0, meeting, arguments)
         for other in others:
             other.join()
@@ -63,21 +58,20 @@ def _joined(task: Callable[..., Any], rank: int, meeting: str, arguments: Any) -
         distributed.destroy_process_group()
 
 
-def _reduce(rank: int, arguments: argparse.Namespace) -> list[list[float]]:
+def _reduce(rank: int, arguments: argparse.Namespace) -> list[Row]:
     import torch
     from torch import distributed
 
-    times = []
-    for mode in shared.MODES:
-        traffic = shared.Traffic(arguments.megabytes, mode)
+    def exchange_for(traffic: shared.Traffic) -> shared.Step:
         tensor = torch.from_numpy(traffic.gradient)
 
-        def exchange(tensor: Any = tensor, result: Any = traffic.gradient) -> Any:
+        def exchange() -> Any:
             distributed.all_reduce(tensor)
-            return result
+            return traffic.gradient
 
-        times.append(shared.began_at(traffic, exchange, arguments.steps))
-    return times
+        return exchange
+
+    return shared.push_pull_rows("gloo", arguments, exchange_for, workers=RANKS, ps=0)
 
 
 def _train(rank: int, arguments: argparse.Namespace) -> tuple[float, float, int]:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.options import steps_for
+from bench.classifier import make_job
+from bench.options import flags_of, steps_for
 from bench.peers.environments import RAY, TENSORFLOW, TORCH, Environment
+from bench.training import Training
+from bench.workload import ITEM_NBYTES, Row, Workload, train_row
 
-Row = Mapping[str, Any]
-
-OUR_LANES = ("shm", "tcp")  # the first that there is, is what the others are compared with
-FEATURES, CLASSES = 784, 10
-OUR_WORKERS = 2  # that train, as the peers' scripts have it
 POLICIES = ("hogwild", "sync-replicas")
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The training workload: 784-hidden-10 by Adam, 1 ps and 2 workers."""
-
-    data: Path
-    hidden: int
-    batch_size: int
-    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,61 +56,36 @@ class Entrant:
 
 def push_pull_of_ours(lane: str, megabytes: float) -> Entrant:
     """Return our push-pull over a lane."""
-    options = ["--lane", lane, "--megabytes", str(megabytes), "--json"]
-    command = [sys.executable, "-m", "bench", "push-pull", *options]
+    flags = flags_of({"lane": lane, "megabytes": megabytes})
+    command = [sys.executable, "-m", "bench", "push-pull", "--json", *flags]
     name = f"zmqtrain {lane}"
     return Entrant(name, command, lambda row: {**row, "lane": name})
 
 
 def push_pull_of(peer: Peer, megabytes: float) -> Entrant:
     """Return a peer's push-pull, with as many steps as ours."""
-    options = ["--megabytes", str(megabytes), "--steps", str(steps_for(megabytes))]
-    return Entrant(peer.name, [*peer.command(), "push-pull", *options])
+    flags = flags_of({"megabytes": megabytes, "steps": steps_for(megabytes)})
+    return Entrant(peer.name, [*peer.command(), "push-pull", *flags])
 
 
 def training_of_ours(policy: str, training: Training) -> Entrant:
     """Return our training by a policy."""
-    parameters = (FEATURES + 1) * training.hidden + (training.hidden + 1) * CLASSES
-    megabytes = 4e-6 * parameters
-    options = {
-        "--policy": policy,
-        "--data": training.data,
-        "--workers": OUR_WORKERS,
-        **_sizes(training),
-    }
-    command = [sys.executable, "-m", "bench", "train", "--json", *_flags(options)]
-    return Entrant("zmqtrain", command, lambda row: {**_training_row(row), "megabytes": megabytes})
+    flags = flags_of({"policy": policy, **asdict(training)})
+    command = [sys.executable, "-m", "bench", "train", "--json", *flags]
+    return Entrant("zmqtrain", command, lambda summary: _row_of(summary, training))
 
 
 def training_of(peer: Peer, policy: str, training: Training, examples: Path) -> Entrant:
     """Return a peer's training by a policy, on the ``examples`` in a file made for it."""
-    options = {"--policy": policy, "--examples": examples, **_sizes(training)}
-    return Entrant(peer.name, [*peer.command(), "train", *_flags(options)])
+    sizes = {name: getattr(training, name) for name in ("hidden", "batch_size", "steps")}
+    flags = flags_of({"policy": policy, "examples": examples, **sizes})
+    return Entrant(peer.name, [*peer.command(), "train", *flags])
 
 
-def _sizes(training: Training) -> dict[str, object]:
-    return {
-        "--hidden": training.hidden,
-        "--batch-size": training.batch_size,
-        "--steps": training.steps,
-    }
-
-
-def _flags(options: Mapping[str, object]) -> list[str]:
-    return [part for flag, value in options.items() for part in (flag, str(value))]
-
-
-def _training_row(row: Row) -> Row:
-    """Return the summary of one of our runs with the keys that the peers' rows have."""
-    ms = 1e3 / row["steps_per_second"]
-    return {
-        "bench": "train",
-        "lane": "zmqtrain",
-        "mode": row["policy"],
-        "workers": row["workers"],
-        "ps": row["ps"],
-        "median_ms": ms,
-        "min_ms": ms,
-        "per_second": row["steps_per_second"],
-        "accuracy": row["accuracy"],
-    }
+def _row_of(summary: Row, training: Training) -> Row:
+    """Return the summary of one of our runs as a row like those of the peers."""
+    parameters = make_job(**training.arguments).model.parameters(seed=0)
+    megabytes = ITEM_NBYTES * sum(values.size for values in parameters.values()) / 1e6
+    workers, ps = summary["workers"], summary["ps"]
+    workload = Workload("zmqtrain", summary["policy"], megabytes, workers, ps)
+    return train_row(workload, summary["steps_per_second"], summary["accuracy"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.peers import shared
+from bench.workload import Row
 
 STORED = 16  # arrays of one push+pull's size that the object store has room for
 LEAST_STORE_NBYTES = 200_000_000
@@ -28,7 +29,7 @@ class Ps:
         return self._parameters
 
 
-def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
+def push_pull(arguments: argparse.Namespace) -> list[Row]:
     """Time calls of the actor; the driver is the worker."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -41,16 +42,12 @@ def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
         object_store_memory=max(LEAST_STORE_NBYTES, STORED * nbytes),
         _node_ip_address="127.0.0.1",
     )
-    rows = []
-    for mode in shared.MODES:
-        traffic = shared.Traffic(arguments.megabytes, mode)
+
+    def exchange_for(traffic: shared.Traffic) -> shared.Step:
         ps = ray.remote(Ps).remote(traffic.gradient.size)
+        return lambda: ray.get(ps.push.remote(traffic.gradient))
 
-        def exchange(ps: Any = ps, gradient: Any = traffic.gradient) -> Any:
-            return ray.get(ps.push.remote(gradient))
-
-        times = shared.began_at(traffic, exchange, arguments.steps)
-        rows.append(shared.push_pull_row("ray", mode, arguments.megabytes, times))
+    rows = shared.push_pull_rows("ray", arguments, exchange_for)
     ray.shutdown()
     return rows
 

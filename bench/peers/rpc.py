@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any
 
 from bench.peers import shared
+from bench.workload import TRAINERS, Row, Workload, train_row
 
 POLICIES = ("hogwild",)
-WORKERS = 2  # that train
 TIMEOUT_S = 120.0  # of one call
 
 # Of the ps's process. Calls run in several threads there: the lock keeps Adam's state whole.
@@ -21,43 +21,31 @@ _lock = Lock()
 _held: dict[str, Any] = {"pushes": 0}
 
 
-def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
+def push_pull(arguments: argparse.Namespace) -> list[Row]:
     """Time calls that send a gradient, apply it by SGD, and return the parameters."""
-    rows = []
     with _cluster(arguments, workers=1):
         import torch
         from torch.distributed import rpc
 
-        for mode in shared.MODES:
-            traffic = shared.Traffic(arguments.megabytes, mode)
+        def exchange_for(traffic: shared.Traffic) -> shared.Step:
             gradient = torch.from_numpy(traffic.gradient)
+            return lambda: rpc.rpc_sync("ps", push_sgd, (gradient,)).numpy()
 
-            def exchange(gradient: Any = gradient) -> Any:
-                return rpc.rpc_sync("ps", push_sgd, (gradient,)).numpy()
-
-            times = shared.began_at(traffic, exchange, arguments.steps)
-            rows.append(shared.push_pull_row("torch.rpc", mode, arguments.megabytes, times))
-    return rows
+        return shared.push_pull_rows("torch.rpc", arguments, exchange_for)
 
 
-def train(arguments: argparse.Namespace) -> shared.Row:
+def train(arguments: argparse.Namespace) -> Row:
     """Train asynchronously: the ps applies every gradient by Adam when it arrives."""
-    with _cluster(arguments, WORKERS) as all_are_ready:
+    with _cluster(arguments, TRAINERS) as all_are_ready:
         from torch.distributed import rpc
 
         step, model = _training(arguments)
         per_second = shared.steps_per_second(
             step, lambda: int(rpc.rpc_sync("ps", pushes)), arguments.steps, all_are_ready
         )
-    return shared.train_row(
-        "torch.rpc",
-        arguments,
-        per_second,
-        model.accuracy(),
-        model.gradient.nbytes,
-        workers=WORKERS,
-        ps=1,
-    )
+    megabytes = model.gradient.nbytes / 1e6
+    workload = Workload("torch.rpc", arguments.policy, megabytes, workers=TRAINERS)
+    return train_row(workload, per_second, model.accuracy())
 
 
 def push_sgd(gradient: Any) -> Any:
@@ -100,12 +88,9 @@ def _cluster(arguments: argparse.Namespace, workers: int) -> Iterator[Callable[[
     with tempfile.TemporaryDirectory() as directory:
         size = workers + 1
         meeting = (f"file://{directory}/tasks", size)
-        tasks = [shared.PROCESSES.Process(target=_serve, args=(meeting, arguments), daemon=True)]
+        shared.started(_serve, meeting, arguments)
         for index, event in enumerate(ready, start=1):
-            work = (meeting, arguments, index, event, finished)
-            tasks.append(shared.PROCESSES.Process(target=_work, args=work, daemon=True))
-        for task in tasks:
-            task.start()
+            shared.started(_work, meeting, arguments, index, event, finished)
         with _joined(meeting, "worker-0", 0):
             try:
                 yield lambda: all(event.is_set() for event in ready)
@@ -144,11 +129,7 @@ def _work(
 ) -> None:
     with _joined(meeting, f"worker-{index}", index):
         step, _ = _training(arguments)
-        for _ in range(shared.WARM_UP):
-            step()
-        ready.set()
-        while not finished.is_set():
-            step()
+        shared.train_until(finished.is_set, step, ready)
 
 
 def _training(arguments: argparse.Namespace) -> tuple[Callable[[], None], Any]:

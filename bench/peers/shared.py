@@ -6,23 +6,23 @@ import argparse
 import json
 import multiprocessing
 import socket
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
 
-MODES = ("touched", "in_place")
+from bench.workload import MODES, Row, Workload, items_of, push_pull_row
+
 WARM_UP = 10  # push+pulls, or each worker's training steps, that are not counted
 LEARNING_RATE = 1e-6  # of the SGD that applies a push
-CLASSES = 10
 CHECK_EVERY = 20  # a worker's steps between two looks at the global step
 
 PROCESSES = multiprocessing.get_context("spawn")
 
-Row = dict[str, Any]
+Step = Callable[[], Any]
 PushPull = Callable[[argparse.Namespace], Sequence[Row]]
 Train = Callable[[argparse.Namespace], Row]
 
@@ -51,15 +51,12 @@ def run(push_pull: PushPull, train: Train | None = None, policies: Sequence[str]
 
 
 class Traffic:
-    """A gradient of so many megabytes, and a place to read the parameters into.
+    """The gradient of a workload, and a place to read the parameters into."""
 
-    In mode ``touched`` every byte of the gradient is written and every byte of the parameters read,
-    as a model would; in mode ``in_place`` they are left where they lie.
-    """
-
-    def __init__(self, megabytes: float, mode: str) -> None:
-        self.gradient = np.full(max(1, int(megabytes * 1e6 / 4)), 1e-3, np.float32)
-        self.touched = mode == "touched"
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.gradient = np.full(items_of(workload.megabytes), 1e-3, np.float32)
+        self.touched = workload.mode == "touched"
         self._source = self.gradient.copy()
         self._sink = np.zeros_like(self.gradient)
 
@@ -76,12 +73,34 @@ class Traffic:
         """Whether parameters came back that an update has moved from zero."""
         return not self.touched or bool(np.all(self._sink))
 
+    def row(self, began_at: Sequence[float]) -> Row:
+        """Return the row of push+pulls that began at these times; the last is the end."""
+        return push_pull_row(self.workload, began_at, WARM_UP)
 
-def began_at(traffic: Traffic, exchange: Callable[[], Any], steps: int) -> list[float]:
-    """Return when each of ``steps`` push+pulls began, in seconds, and when the last had ended.
 
-    ``exchange`` pushes the traffic's gradient and returns the new parameters.
+def traffics(lane: str, arguments: argparse.Namespace, **cluster: int) -> Iterator[Traffic]:
+    """Yield what is to be moved, in each mode; ``cluster`` says how many workers and ps."""
+    for mode in MODES:
+        yield Traffic(Workload(lane, mode, arguments.megabytes, **cluster))
+
+
+def push_pull_rows(
+    lane: str,
+    arguments: argparse.Namespace,
+    exchange_for: Callable[[Traffic], Step],
+    **cluster: int,
+) -> list[Row]:
+    """Return a row for each mode.
+
+    ``exchange_for`` returns what pushes a traffic's gradient and returns the new parameters.
     """
+    return [
+        traffic.row(_began_at(traffic, exchange_for(traffic), arguments.steps))
+        for traffic in traffics(lane, arguments, **cluster)
+    ]
+
+
+def _began_at(traffic: Traffic, exchange: Step, steps: int) -> list[float]:
     times = []
     for _ in range(WARM_UP + steps):
         times.append(time.perf_counter())
@@ -92,26 +111,8 @@ def began_at(traffic: Traffic, exchange: Callable[[], Any], steps: int) -> list[
     return [*times, time.perf_counter()]
 
 
-def push_pull_row(
-    lane: str, mode: str, megabytes: float, times: Sequence[float], *, workers: int = 1, ps: int = 1
-) -> Row:
-    """Return the row of push+pulls that began at these times."""
-    durations = [after - before for before, after in pairwise(times)][WARM_UP:]
-    return {
-        "bench": "push-pull",
-        "lane": lane,
-        "mode": mode,
-        "megabytes": megabytes,
-        "workers": workers,
-        "ps": ps,
-        "median_ms": 1e3 * statistics.median(durations),
-        "min_ms": 1e3 * min(durations),
-        "per_second": 1 / statistics.median(durations),
-    }
-
-
 def steps_per_second(
-    step: Callable[[], Any],
+    step: Step,
     global_step: Callable[[], int],
     steps: int,
     all_are_ready: Callable[[], bool] = lambda: True,
@@ -133,29 +134,20 @@ def steps_per_second(
             return done / (time.perf_counter() - started)
 
 
-def train_row(
-    lane: str,
-    arguments: argparse.Namespace,
-    per_second: float,
-    accuracy: float,
-    nbytes: int,
-    *,
-    workers: int,
-    ps: int,
-) -> Row:
-    """Return the row of a training run whose parameters have so many bytes."""
-    return {
-        "bench": "train",
-        "lane": lane,
-        "mode": arguments.policy,
-        "megabytes": nbytes / 1e6,
-        "workers": workers,
-        "ps": ps,
-        "median_ms": 1e3 / per_second,
-        "min_ms": 1e3 / per_second,
-        "per_second": per_second,
-        "accuracy": accuracy,
-    }
+def train_until(finished: Callable[[], bool], step: Step, ready: Event) -> None:
+    """Train as one of the other workers; ``ready`` is set when this one has warmed up."""
+    for _ in range(WARM_UP):
+        step()
+    ready.set()
+    while not finished():
+        step()
+
+
+def started(target: Callable[..., Any], *arguments: Any) -> SpawnProcess:
+    """Return a process that carries this out, and ends with this one at the latest."""
+    process = PROCESSES.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def free_ports(count: int) -> list[int]:

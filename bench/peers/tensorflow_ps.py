@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from bench.peers import shared
+from bench.workload import CLASSES, ITEM_NBYTES, TRAINERS, Row, Workload, items_of, train_row
 
 POLICIES = ("hogwild", "sync-replicas")
-WORKERS = 2  # that train
 CLOSING_S = 1  # how long a session waits for its threads at its end
 # The fastest of what was tried with 3 processes on 2 cores: one thread within an operation gains a
 # third in hogwild over the default; 1 or 2 threads between operations lose in sync-replicas what
@@ -26,15 +26,14 @@ PS, WORKER = "/job:ps/task:0", "/job:worker/task:{}"
 Cluster = dict[str, list[str]]
 
 
-def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
+def push_pull(arguments: argparse.Namespace) -> list[Row]:
     """Time runs of a graph that sends a gradient to the ps, applies it and reads the parameters.
 
     In mode ``in_place`` the gradient is a variable of the worker and the parameters stay in its
     runtime; else they are fed from, and fetched to, NumPy.
     """
     tf = _tensorflow()
-    size = shared.Traffic(arguments.megabytes, "in_place").gradient.size
-    rows = []
+    size = items_of(arguments.megabytes)
     with _cluster(arguments, workers=1) as (cluster, _):
         server = tf.train.Server(cluster, "worker", 0, config=_config(tf))
         with tf.device(PS):
@@ -44,17 +43,15 @@ def push_pull(arguments: argparse.Namespace) -> list[shared.Row]:
             held = tf.get_variable("gradient", initializer=tf.fill([size], 1e-3))
         with tf.Session(server.target) as session:
             session.run(tf.global_variables_initializer())
-            for mode in shared.MODES:
-                traffic = shared.Traffic(arguments.megabytes, mode)
+
+            def exchange_for(traffic: shared.Traffic) -> shared.Step:
                 received = _received(tf, parameters, fed if traffic.touched else held)
                 if traffic.touched:
-                    run = session.make_callable(received, [fed])
-                    exchange = partial(run, traffic.gradient)
-                else:
-                    exchange = session.make_callable(received.op)
-                times = shared.began_at(traffic, exchange, arguments.steps)
-                rows.append(shared.push_pull_row("tensorflow", mode, arguments.megabytes, times))
-    return rows
+                    return partial(session.make_callable(received, [fed]), traffic.gradient)
+                run: shared.Step = session.make_callable(received.op)
+                return run
+
+            return shared.push_pull_rows("tensorflow", arguments, exchange_for)
 
 
 def _received(tf: Any, parameters: Any, gradient: Any) -> Any:
@@ -65,9 +62,9 @@ def _received(tf: Any, parameters: Any, gradient: Any) -> Any:
         return tf.identity(updated)
 
 
-def train(arguments: argparse.Namespace) -> shared.Row:
+def train(arguments: argparse.Namespace) -> Row:
     """Train with Adam on the ps: asynchronously, or by SyncReplicasOptimizer."""
-    with _cluster(arguments, WORKERS) as (cluster, all_are_ready):
+    with _cluster(arguments, TRAINERS) as (cluster, all_are_ready):
         graph = _Graph(arguments, cluster, 0)
         with graph.session() as session:
             per_second = shared.steps_per_second(
@@ -77,9 +74,8 @@ def train(arguments: argparse.Namespace) -> shared.Row:
                 all_are_ready,
             )
             accuracy = float(session.run(graph.accuracy))
-    return shared.train_row(
-        "tensorflow", arguments, per_second, accuracy, graph.nbytes, workers=WORKERS, ps=1
-    )
+    workload = Workload("tensorflow", arguments.policy, graph.nbytes / 1e6, workers=TRAINERS)
+    return train_row(workload, per_second, accuracy)
 
 
 class _Graph:
@@ -99,7 +95,7 @@ class _Graph:
         with tf.device(place):
             self.global_step = tf.train.get_or_create_global_step()
             x, y, x_test, y_test = self._examples(arguments.examples)
-            self._layers = self._new_layers([int(x.shape[1]), arguments.hidden, shared.CLASSES])
+            self._layers = self._new_layers([int(x.shape[1]), arguments.hidden, CLASSES])
             rows = tf.random.uniform([arguments.batch_size], 0, int(x.shape[0]), tf.int32)
             loss = tf.reduce_mean(
                 tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -110,7 +106,7 @@ class _Graph:
             self.step = optimizer.minimize(loss, global_step=self.global_step)
             right = tf.equal(tf.argmax(self._logits(x_test), 1, output_type=tf.int32), y_test)
             self.accuracy = tf.reduce_mean(tf.cast(right, tf.float32))
-        self.nbytes = sum(4 * int(np.prod(layer.shape)) for layer in self._layers)
+        self.nbytes = sum(ITEM_NBYTES * int(np.prod(layer.shape)) for layer in self._layers)
 
     def session(self) -> Any:
         return self._tf.train.MonitoredTrainingSession(
@@ -157,7 +153,7 @@ class _Graph:
         adam = self._tf.train.AdamOptimizer(0.001)
         if policy == "hogwild":
             return adam, []
-        optimizer = self._tf.train.SyncReplicasOptimizer(adam, WORKERS, WORKERS)
+        optimizer = self._tf.train.SyncReplicasOptimizer(adam, TRAINERS, TRAINERS)
         return optimizer, [optimizer.make_session_run_hook(is_chief=self._index == 0)]
 
 
@@ -173,12 +169,9 @@ def _cluster(
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {"ps": addresses[:1], "worker": addresses[1:]}
     ready = [shared.PROCESSES.Event() for _ in range(1, workers)]
-    tasks = [shared.PROCESSES.Process(target=_serve, args=(cluster,), daemon=True)]
+    tasks = [shared.started(_serve, cluster)]
     for index, event in enumerate(ready, start=1):
-        work = (arguments, cluster, index, event)
-        tasks.append(shared.PROCESSES.Process(target=_work, args=work, daemon=True))
-    for task in tasks:
-        task.start()
+        tasks.append(shared.started(_work, arguments, cluster, index, event))
     try:
         yield cluster, lambda: all(event.is_set() for event in ready)
     finally:
@@ -194,11 +187,7 @@ def _serve(cluster: Cluster) -> None:
 def _work(arguments: argparse.Namespace, cluster: Cluster, index: int, ready: Any) -> None:
     graph = _Graph(arguments, cluster, index)
     with graph.session() as session:
-        for _ in range(shared.WARM_UP):
-            session.run(graph.step)
-        ready.set()
-        while True:
-            session.run(graph.step)
+        shared.train_until(lambda: False, lambda: session.run(graph.step), ready)
 
 
 def _config(tf: Any, **options: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from bench.peers.shared import CLASSES
+from bench.workload import CLASSES
 
 
 class Mlp:
