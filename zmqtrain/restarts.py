@@ -12,7 +12,7 @@ from zmqtrain.errors import ExitCode
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
-HEALTHY_S = 60.0
+HEALTHY_S = 5.0
 """A life that lasted so long went well: the delays begin anew after it."""
 
 _WANTED = frozenset({ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED})

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
+
+from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Stage
 
 
-@pytest.mark.parametrize("order", [*permutations(["ps", "chief", "worker"])], ids="-".join)
+@pytest.mark.parametrize(
+    "order",
+    [("ps", "worker", "chief"), ("chief", "ps", "worker"), ("worker", "chief", "ps")],
+    ids="-".join,
+)
 def test_tasks_started_in_any_order_find_one_another(stage: Stage, order: tuple[str, ...]) -> None:
     cluster = stage.cluster(stage.job(steps=20))
     tasks = {}
@@ -42,6 +48,25 @@ def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> 
     assert "pushes 400 applied, 0 dropped" in chief.output
     for task in (chief, worker):
         assert len(task.lines(r"waiting for ps 0: .*has not welcomed us yet")) == 1, str(task)
+
+
+@pytest.mark.parametrize("policy", ["bounded-staleness:2", "sync-replicas"])
+def test_worker_beyond_those_of_the_start_joins_and_may_leave_again(
+    stage: Stage, policy: str
+) -> None:
+    cluster = stage.cluster(stage.job(gated=True, policy=policy), workers=1)
+    tasks = [cluster.start("ps"), cluster.start("chief"), cluster.start("worker")]
+    cluster.until_status(lambda status: status.step > 0, "the first steps")
+
+    more = cluster.start("worker", 1, "--workers", "2")
+    cluster.until_status(
+        lambda status: any(t.task == "worker 1" and t.step > 1 for t in status.tasks),
+        "steps of worker 1",
+    )
+    more.signal(signal.SIGTERM)
+    assert more.exit_code() == ExitCode.TERMINATED
+    stage.open_gate()
+    assert [task.exit_code() for task in tasks] == [0] * 3, stage.report
 
 
 def test_ps_and_worker_say_that_they_wait_for_the_chief(stage: Stage) -> None:

@@ -44,9 +44,10 @@ def supervise_command(command: tuple[str, ...], max_restarts: int, within_s: flo
     """Run COMMAND, and run it again when it crashes.
 
     A restart follows if a signal killed it, if it lost a peer, or if it ended with a code that
-    zmqtrain does not know; first after 0.2 s, then after twice as long each time, up to 30 s. Any
-    other code ends the supervision too, and it is its exit code. SIGTERM and Ctrl-C are passed on,
-    and there is no restart after them. COMMAND dies with its supervisor.
+    zmqtrain does not know; after 0.2 s, then after twice as long for each life in a row that was
+    shorter than 5 s, up to 30 s. Any other code ends the supervision too, and it is its exit code.
+    SIGTERM and Ctrl-C are passed on, and there is no restart after them. COMMAND dies with its
+    supervisor.
 
     \b
     Examples:
