@@ -50,12 +50,12 @@ def test_run_starts_killed_tasks_again_and_goes_on(stage: Any) -> None:
     assert run.summary()["global_step"] == 300
 
 
-def test_run_whose_worker_fails_leaves_no_segment_of_a_killed_ps(stage: Any) -> None:
+def test_run_that_ends_leaves_no_segment_of_a_killed_ps(stage: Any) -> None:
     run = stage.train(stage.job(gated=True), "--workers", 1)
     stage.until_status(stage.run_address(), lambda status: status.step > 0, "steps")
     run.signal(signal.SIGSTOP)  # so that it starts nobody again meanwhile
-    for role in ("ps", "worker"):
-        started_by(run, role).kill()
+    for task in [started_by(run, role) for role in ("ps", "worker")]:
+        task.kill()
     run.signal(signal.SIGINT)
     run.signal(signal.SIGCONT)
     run.exit_code()

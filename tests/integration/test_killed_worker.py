@@ -25,10 +25,8 @@ def worker_1(status: Status) -> TaskStatus:
 @pytest.mark.parametrize(
     ("policy", "gradients"),
     [
-        ("hogwild", 1),
         ("bounded-staleness:2", 1),
         ("sync-replicas", None),  # of one worker or two
-        ("sync-replicas:aggregate=1", 1),
         ("sync-replicas:aggregate=4", 4),
     ],
 )

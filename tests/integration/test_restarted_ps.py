@@ -35,7 +35,6 @@ def counting_job(stage: Stage, policy: str, **fields: Any) -> str:
     ("ps", "policy", "lane"),
     [
         (1, "hogwild", "shm"),
-        (1, "bounded-staleness:2", "tcp"),
         (2, "hogwild", "tcp"),
         (2, "sync-replicas:aggregate=1", "shm"),
     ],

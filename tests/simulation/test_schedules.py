@@ -14,7 +14,7 @@ from zmqtrain.simulation.run import run_seed, simulate, smallest
 from zmqtrain.simulation.schedule import Fault, Schedule, draw
 
 BLOCK = 20
-FIRST = range(0, 200, 20)
+FIRST = range(0, 120, 20)
 
 Calm = Callable[..., Schedule]
 
