@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,20 @@ class Watched:
 
     job: RemoteJob
     steps: int
+    is_over: Callable[[], bool]  # the chief has ended, and with it the job
     began: float = field(default_factory=time.monotonic)
     samples: list[Sample] = field(default_factory=list)
+    last: Status | None = None
     switched: int = 0
     most_nbytes: int = 0  # that a ps has held, beside programs and libraries
 
     def status(self) -> Status:
-        status = self.job.status()
+        try:
+            status = self.last = self.job.status()
+        except ZmqTrainError:
+            if self.last is None or not self.is_over():
+                raise
+            return replace(self.last, stop=self.last.stop or "it ended between two looks")
         at_s = time.monotonic() - self.began
         mean = status.staleness.get("mean", 0.0)
         self.samples.append(Sample(at_s, status.step, status.loss, mean, status.policy))
@@ -137,6 +144,9 @@ class Stage:
         """Return the job as people see it, who have a key of their own."""
         return find_job(",".join(self.addresses), keys=self.keys)
 
+    def is_over(self) -> bool:
+        return self.processes["chief 0"].poll() is not None
+
     def exit_codes(self) -> dict[str, int | None]:
         """Wait for the end; None: it did not end."""
         deadline = time.monotonic() + FAREWELL_S
@@ -197,7 +207,7 @@ def headline_command(
         try:
             stage.start()
             _until_training(stage)
-            watched = Watched(stage.job(), steps)
+            watched = Watched(stage.job(), steps, stage.is_over)
             told: Callable[[str], None] = (lambda line: None) if as_json else click.echo
             chaos = Chaos(watched, told).run(seed, acts, seconds)
             _watch_to_the_end(stage, watched)
@@ -206,7 +216,7 @@ def headline_command(
             left = stage.end()
         checks = _checks(stage, watched, chaos, codes, left)
     rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in checks]
-    rows += [_recovery(seed, row) for row in figures(chaos)]
+    rows += [_recovery(seed, row, chaos.ended) for row in figures(chaos)]
     report(iter(rows), as_json=as_json)
     if plot is not None:
         from bench.headline_plot import draw
@@ -228,7 +238,7 @@ def _until_training(stage: Stage) -> None:
 
 def _watch_to_the_end(stage: Stage, watched: Watched) -> None:
     """Let the policies change that are still to come, until the chief has ended."""
-    while stage.processes["chief 0"].poll() is None:
+    while not stage.is_over():
         with contextlib.suppress(ZmqTrainError):
             if watched.status().stop:
                 return
@@ -318,7 +328,7 @@ def _undisturbed(steps: int) -> float:
     return float(summary["accuracy"])
 
 
-def _recovery(seed: int, row: tuple[Any, ...]) -> dict[str, Any]:
+def _recovery(seed: int, row: tuple[Any, ...], ended: str) -> dict[str, Any]:
     role, acts, back, median, worst = row
     times = f"back after {median:.1f} s, at worst {worst:.1f} s" if median is not None else ""
     promise = f"kills of a {role}"
@@ -326,7 +336,7 @@ def _recovery(seed: int, row: tuple[Any, ...]) -> dict[str, Any]:
         "bench": "headline",
         "seed": seed,
         "promise": promise,
-        "kept": acts == back,
+        "kept": acts == back or bool(ended),  # there is nobody to come back to a job that ended
         "seen": f"{acts}: {times}",
     }
 

@@ -64,6 +64,8 @@ class Segment:
         self.nonce = nonce or secrets.token_hex(16)
         self._descriptor = descriptor
         self._gradients: dict[int, Flat] = {}
+        # Gradients that are reached from this process, and by whom.
+        self.holders: weakref.WeakValueDictionary[int, _Inside] = weakref.WeakValueDictionary()
         memory = _map(descriptor, layout.gradients_at)
         if not nonce:
             fixed = (MAGIC, LAYOUT_VERSION, len(layout.slots), bytes.fromhex(self.nonce))
@@ -170,9 +172,12 @@ class Segment:
         return gradient
 
     def is_held(self, number: int) -> bool:
-        """Say whether some process has gradient ``number`` mapped to write to it."""
+        """Say whether some process has gradient ``number`` mapped to write to it.
+
+        In this process it is held by whoever reached it, for as long as that object lives.
+        """
         if self._descriptor is None:
-            return False
+            return number in self.holders
         lock = _lock_of(self.layout.gradient_at(number))
         found = fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, lock)
         return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
@@ -275,6 +280,8 @@ class _Inside:
         self.slots = {key: _read_only(slot) for key, slot in segment.slots.items()}
 
     def gradient(self, number: int) -> Flat:
+        if self._segment.holders.setdefault(number, self) is not self:
+            raise SegmentError(f"gradient {number} is held by another task")
         return self._segment.gradient(number)
 
 
