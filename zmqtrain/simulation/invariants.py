@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
@@ -166,8 +167,14 @@ class _Learned:
             yield f"staleness {self._summary.staleness}, at most {most} is possible"
 
     def _worker_was_lost(self) -> bool:
-        """Say whether some worker lived more than once, or did not see the end of the run."""
+        """Say whether some worker lived more than once, or did not see the end of the run.
+
+        Or was taken for dead, although the end came before it knew.
+        """
         if len(self._witness.lives) > self._schedule.workers:
+            return True
+        counters = [life.actor.metrics.lease_expirations for life in self._cluster.lives]
+        if any(counter[Role.WORKER.value].exposed() > (0.0,) for counter in counters):
             return True
         stayed = [end for end in self._cluster.ends if end.name.startswith("worker")]
         return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers
