@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.harness import Stage, stage
 from zmqtrain import Job
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
@@ -39,15 +38,7 @@ from zmqtrain.wire.messages import (
     Welcome,
 )
 
-HARNESS = Path(__file__).parents[1] / "integration" / "conftest.py"
-
-_spec = importlib.util.spec_from_file_location("integration_harness", HARNESS)
-assert _spec is not None and _spec.loader is not None
-harness = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = harness
-_spec.loader.exec_module(harness)
-
-stage = harness.stage
+__all__ = ["stage"]
 
 PS = ("ipc://memory/0", "ipc://memory/1")
 LIMIT_S = 10.0
@@ -227,7 +218,7 @@ def make_job() -> Callable[..., Job]:
 @pytest.fixture(scope="session")
 def make_stage() -> Callable[[Path], Any]:
     """Make a directory to start processes in, for tests that share them."""
-    return harness.Stage
+    return Stage
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,7 @@
-"""The benchmarks are no part of the package: they are imported from the project's root."""
-
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from zmqtrain.wire.messages import Status, TaskStatus
-
-sys.path.append(str(Path(__file__).parents[2]))
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import json
 import re
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
+from tests.deploy import queries
 from zmqtrain.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -28,16 +28,14 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def exposed(queries: ModuleType) -> set[str]:
+def exposed() -> set[str]:
     """Every series name that a task of some role exposes."""
     tasks = [Metrics("ps", 0), Metrics("worker"), Metrics("chief")]
     text = "".join(generate_latest(task.registry).decode() for task in tasks)
     return queries.exposed_names(text)
 
 
-def test_queries_read_only_metrics_that_some_role_exposes(
-    queries: ModuleType, exposed: set[str]
-) -> None:
+def test_queries_read_only_metrics_that_some_role_exposes(exposed: set[str]) -> None:
     known = exposed | queries.recorded_names()
     unknown = {
         (query.where, name)
@@ -47,9 +45,7 @@ def test_queries_read_only_metrics_that_some_role_exposes(
     assert not unknown
 
 
-def test_every_metric_that_zmqtrain_declares_is_shown_on_the_dashboard(
-    queries: ModuleType, exposed: set[str]
-) -> None:
+def test_every_metric_that_zmqtrain_declares_is_shown_on_the_dashboard(exposed: set[str]) -> None:
     shown = set().union(*(queries.metric_names(q.expr) for q in queries.dashboard_queries()))
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in exposed}
     shown = {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
@@ -121,11 +117,11 @@ def test_variables_in_queries_are_declared(dashboard: dict[str, Any]) -> None:
         ("scalar(max(a)) - a", {"a"}),
     ],
 )
-def test_names_are_found_in_a_query(queries: ModuleType, expr: str, names: set[str]) -> None:
+def test_names_are_found_in_a_query(expr: str, names: set[str]) -> None:
     assert queries.metric_names(expr) == names
 
 
-def test_rules_file_is_read_completely(queries: ModuleType) -> None:
+def test_rules_file_is_read_completely() -> None:
     text = queries.RULES.read_text()
     assert len(queries.rule_queries()) == text.count("expr:")
 

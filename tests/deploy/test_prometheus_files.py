@@ -3,9 +3,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.deploy import queries
 
 PROMETHEUS = Path(__file__).parents[2] / "deploy/prometheus"
 
@@ -32,7 +33,7 @@ def test_file_for_prometheus_passes_promtool(command: tuple[str | Path, ...]) ->
 
 
 @needs_promtool
-def test_every_query_of_the_dashboard_parses(queries: ModuleType, tmp_path: Path) -> None:
+def test_every_query_of_the_dashboard_parses(tmp_path: Path) -> None:
     rules = ["groups:", "  - name: dashboard", "    rules:"]
     for number, query in enumerate(queries.dashboard_queries()):
         rules += [f"      - record: query:{number}", f"        expr: {query.expr!r}"]
@@ -42,7 +43,7 @@ def test_every_query_of_the_dashboard_parses(queries: ModuleType, tmp_path: Path
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_every_alert_has_a_test_in_which_it_fires(queries: ModuleType) -> None:
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
     tests = (PROMETHEUS / "rules_test.yml").read_text()
     alerts = {query.where for query in queries.rule_queries()} - queries.recorded_names()
     untested = {

@@ -5,31 +5,18 @@ And the harness of the whole-run tests, for what needs real processes.
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
+from tests.harness import check_counts_fixture, stage
 from zmqtrain.simulation.run import simulate
 from zmqtrain.simulation.schedule import LOCAL, Schedule, draw
 from zmqtrain.timing import Timing
 
-sys.path.append(str(Path(__file__).parents[2]))  # for what is no part of the package
-
-HARNESS = Path(__file__).parents[1] / "integration" / "conftest.py"
-
-_spec = importlib.util.spec_from_file_location("faults_harness", HARNESS)
-assert _spec is not None and _spec.loader is not None
-harness = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = harness
-_spec.loader.exec_module(harness)
-
-stage = harness.stage
-check_counts = harness._check_counts
+__all__ = ["check_counts_fixture", "stage"]
 
 TIMING = Timing(heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0)
 USUAL = replace(

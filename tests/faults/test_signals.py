@@ -13,7 +13,7 @@ import pytest
 from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
     from zmqtrain.wire.messages import Status
 
 pytestmark = pytest.mark.integration

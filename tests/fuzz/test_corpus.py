@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz import inputs
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
 
-
-def _load(path: Path) -> ModuleType:
-    """Import a helper that lies beside the tests; they are not on the import path."""
-    spec = importlib.util.spec_from_file_location(f"fuzz_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-inputs = _load(Path(__file__).with_name("inputs.py"))
 CORPUS = {path.name: path.read_bytes() for path in sorted(inputs.CORPUS.iterdir())}
 MADE = {name: content for name, content in CORPUS.items() if not name.startswith("found-")}
 

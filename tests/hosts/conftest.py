@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import secrets
 import shutil
@@ -17,10 +16,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pytest
 
+from tests.harness import Cluster, Process, Stage, check_counts_fixture, stage
 from zmqtrain.cli.main import main
 from zmqtrain.client import ask
 from zmqtrain.errors import ZmqTrainError
@@ -28,19 +28,7 @@ from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Status, TaskStatus
 
-if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
-
-HARNESS = Path(__file__).parents[1] / "integration" / "conftest.py"
-
-_spec = importlib.util.spec_from_file_location("hosts_harness", HARNESS)
-assert _spec is not None and _spec.loader is not None
-harness = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = harness
-_spec.loader.exec_module(harness)
-
-stage = harness.stage
-check_counts = harness._check_counts
+__all__ = ["check_counts_fixture", "stage"]
 
 WORKERS = 2
 NAMESPACES = Path("/var/run/netns")
@@ -177,7 +165,7 @@ class SpreadJob:
         """``flags`` are for every task."""
         self.stage = stage
         self.hosts = hosts
-        self.cluster = harness.Cluster(stage, job, [f"{hosts.address(0)}:2222"], WORKERS)
+        self.cluster = Cluster(stage, job, [f"{hosts.address(0)}:2222"], WORKERS)
         self.tasks: dict[str, Process] = {}
         self._flags = flags
         self._make_directories()

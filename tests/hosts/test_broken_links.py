@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tests.harness import Stage
     from tests.hosts.conftest import Hosts, SpreadJob
-    from tests.integration.conftest import Stage
 
 pytestmark = pytest.mark.hosts
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.harness import Stage
     from tests.hosts.conftest import SpreadJob
-    from tests.integration.conftest import Stage
 
 
 def test_job_over_three_hosts_trains_to_its_end_over_tcp(

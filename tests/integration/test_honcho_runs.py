@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
+    from tests.harness import Process, Stage
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"
 

@@ -12,7 +12,7 @@ import pytest
 from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
     from zmqtrain.wire.messages import Status, TaskStatus
 
 STEPS = 300

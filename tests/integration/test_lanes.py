@@ -22,7 +22,7 @@ from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
+    from tests.harness import Process, Stage
     from zmqtrain.wire.messages import Status, TaskStatus
 
 STEPS = 20

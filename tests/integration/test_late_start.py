@@ -10,7 +10,7 @@ import pytest
 from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
 
 
 @pytest.mark.parametrize(

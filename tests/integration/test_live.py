@@ -8,17 +8,17 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.deploy import queries
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import Done, SwitchPolicy
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
 
 
 def fetch(url: str) -> tuple[int, str]:
@@ -63,9 +63,7 @@ def test_policy_is_switched_often_at_full_speed_and_no_push_is_lost(
     check_counts(Path(run.json()["checkpoint"]))
 
 
-def test_every_task_of_a_run_tells_its_health_and_its_metrics(
-    stage: Stage, queries: ModuleType
-) -> None:
+def test_every_task_of_a_run_tells_its_health_and_its_metrics(stage: Stage) -> None:
     run = stage.train(stage.job(gated=True), "--ps", 2)
     status = stage.until_status(
         stage.run_address(),

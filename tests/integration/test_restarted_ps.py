@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
 
 STEPS = 200
 

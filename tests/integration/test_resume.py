@@ -13,7 +13,7 @@ from zmqtrain.job import load_job
 from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
+    from tests.harness import Process, Stage
 
 
 def saved(stage: Stage) -> list[str]:

@@ -12,7 +12,7 @@ import zmqtrain
 from zmqtrain.job import load_job
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Stage
+    from tests.harness import Stage
 
 BATCH = 50
 

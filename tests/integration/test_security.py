@@ -20,7 +20,7 @@ from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status, SwitchPolicy
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
+    from tests.harness import Process, Stage
 
 CLIENT = Owner("client")
 STEPS = 300

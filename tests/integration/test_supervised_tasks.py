@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.integration.conftest import Process, Stage
+    from tests.harness import Process, Stage
     from zmqtrain.wire.messages import Status
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"

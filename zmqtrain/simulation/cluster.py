@@ -89,6 +89,7 @@ class SimulatedCluster:
     def start_all(self) -> None:
         for name in self.schedule.names:
             self._start(name)
+        self._expired_before = self._expired()
         for fault in self.schedule.faults:
             self._loop.call_later(fault.at, self._commit, fault)
 
@@ -111,6 +112,16 @@ class SimulatedCluster:
     def has_failed(self) -> bool:
         """Whether the chief has given the job up for good."""
         return any(end.name == "chief 0" and 0 < end.code < RETRYABLE for end in self.ends)
+
+    @property
+    def expirations(self) -> float:
+        """How many leases of workers have run out, on all shards."""
+        return self._expired() - self._expired_before
+
+    def _expired(self) -> float:
+        """Count since the first run in this process: metrics are the same in all of them."""
+        counters = [self.server(n).metrics.lease_expirations for n in range(self.schedule.ps)]
+        return sum(counter[Role.WORKER.value].exposed()[0] for counter in counters)
 
     def server(self, index: int) -> ParameterServer:
         """Return the last life of a ps."""

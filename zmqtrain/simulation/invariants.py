@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
@@ -171,10 +170,7 @@ class _Learned:
 
         Or was taken for dead, although the end came before it knew.
         """
-        if len(self._witness.lives) > self._schedule.workers:
-            return True
-        counters = [life.actor.metrics.lease_expirations for life in self._cluster.lives]
-        if any(counter[Role.WORKER.value].exposed() > (0.0,) for counter in counters):
+        if len(self._witness.lives) > self._schedule.workers or self._cluster.expirations:
             return True
         stayed = [end for end in self._cluster.ends if end.name.startswith("worker")]
         return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers

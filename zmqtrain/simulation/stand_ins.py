@@ -206,5 +206,5 @@ def log_told(tell: Callable[[str], None] | None) -> Iterator[None]:
 
 @functools.cache
 def _metrics(role: str, index: int) -> Metrics:
-    """Making them takes longer than all else that a task does at its start; nobody reads them."""
+    """Making them takes longer than all else that a task does at its start; few read them."""
     return Metrics(role, index)
