@@ -86,7 +86,7 @@ class Someone:
 
     async def join(self, fingerprint: dict[str, str]) -> None:
         """Become a member."""
-        reply = await self.ask(Join(f"{self.sender}/1", fingerprint, "here:1", "", ""))
+        reply = await self.ask(Join(f"{self.sender}/1", fingerprint, "here:1", "", "", 0))
         assert isinstance(reply.message, Welcome), reply.message
         self.be(reply.message.incarnation, reply.epoch)
 

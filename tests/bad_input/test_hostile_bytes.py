@@ -110,7 +110,7 @@ class Siege:
         await self.trained(5)
         for life in (1, 2):
             self.as_earlier_traitor = self.as_traitor
-            join = Join(f"traitor/{life}", self.fingerprint, "there:1", "", "")
+            join = Join(f"traitor/{life}", self.fingerprint, "there:1", "", "", 0)
             welcome = (await self.traitor.ask(self.told(join, Sender("worker", 1)))).message
             assert isinstance(welcome, Welcome)
             self.as_traitor = Sender("worker", 1, welcome.incarnation)
@@ -229,10 +229,10 @@ def other_versions(siege: Siege, dice: Random) -> Iterator[Hostile]:
 
 def other_layouts(siege: Siege, dice: Random) -> Iterator[Hostile]:
     other = siege.fingerprint | {"seed": str(dice.randrange(1, 99))}
-    join = Join("stranger/1", other, "there:2", "", "")
+    join = Join("stranger/1", other, "there:2", "", "", 0)
     yield Hostile("other job", siege.told(join, Sender("worker", 2)), is_message=True)
     endless = siege.fingerprint | {str(n): "y" * dice.randrange(9000) for n in range(100)}
-    join = Join("stranger/1", endless, "there:2", "", "")
+    join = Join("stranger/1", endless, "there:2", "", "", 0)
     yield Hostile("endless job", siege.told(join, Sender("worker", 2)), is_message=True)
     size = dice.choice([0, 1, 3, 1000, 600_000])
     push, piece = next_push(siege), Piece(next_push(siege).sequence, dice.choice([-1, 0, 1, 9]))

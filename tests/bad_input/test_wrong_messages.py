@@ -146,7 +146,7 @@ async def test_task_that_the_cluster_does_not_have_cannot_join(
     table: Table, make_job: MakeJob, role: str, index: int
 ) -> None:
     async with table(make_job()) as t:
-        join = Join("n/1", t.fingerprint, "here:1", "", "")
+        join = Join("n/1", t.fingerprint, "here:1", "", "", 0)
         answer = await t.someone(role, index).refused(join)
         assert answer == ("RefusedError", f"the cluster has no {role} {index}")
 
@@ -154,7 +154,7 @@ async def test_task_that_the_cluster_does_not_have_cannot_join(
 async def test_task_with_another_job_hears_of_both_sides(table: Table, make_job: MakeJob) -> None:
     async with table(make_job()) as t:
         other = make_job(steps=7, seed=3).fingerprint(2)
-        answer = await t.someone("worker", 1).refused(Join("n/1", other, "here:1", "", ""))
+        answer = await t.someone("worker", 1).refused(Join("n/1", other, "here:1", "", "", 0))
         assert answer == (
             "RefusedError",
             (

@@ -67,6 +67,9 @@ ROWS = (
         """
             simulation/test_schedules.py::test_everything_holds_whatever_is_drawn
             actors/test_link_resends.py::test_push_whose_reply_was_lost_is_sent_again
+            faults/test_lost_words.py::test_report_of_a_written_slice_that_is_lost
+            faults/test_lost_words.py::test_word_to_end_that_is_lost
+            faults/test_lost_words.py::test_refusal_by_one_shard_is_heard
             coordination/test_coordinator.py::test_repeated_report_changes_nothing
         """,
     ),
@@ -132,6 +135,7 @@ ROWS = (
             store/test_checkpoint_commit.py::test_next_life_saves_and_cleans_up_whatever_the_last
             store/test_checkpoint_commit.py::test_everything_is_flushed_before_it_is_published_and
             faults/test_deaths.py::test_ps_killed_between_a_drop_and_its_answer
+            faults/test_lost_words.py::test_ps_restarted_while_the_chief_begins
             faults/test_deaths.py::test_ps_killed_shortly_before_the_last_checkpoint
             faults/test_deaths.py::test_task_killed_while_a_checkpoint_is_written
         """,
@@ -168,6 +172,7 @@ ROWS = (
         "the chief is killed: another one comes, late or never",
         """
             faults/test_deaths.py::test_job_waits_complete_for_a_chief_that_returns
+            faults/test_lost_words.py::test_ps_that_gives_up_leaves_nothing
             integration/test_supervised_tasks.py::test_job_of_honcho_ends_well_although_every_task
             bad_input/test_lost_tasks.py::test_killed_ps_ends_the_worker_and_the_chief
         """,
@@ -177,6 +182,7 @@ ROWS = (
         "a task stands still for less or for more than a lease",
         """
             faults/test_pauses.py::test_pause_shorter_than_a_lease_ends_no_life
+            faults/test_lost_words.py::test_worker_whose_lease_ran_out_hears_of_the_end
             faults/test_pauses.py::test_worker_that_stood_still_for_longer_than_its_lease_begins
             faults/test_pauses.py::test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for
             integration/test_lanes.py::test_worker_whose_lease_ran_out_joins_again
@@ -200,6 +206,8 @@ ROWS = (
         "the network is slow beside the tensors",
         """
             faults/test_partitions.py::test_link_that_takes_half_a_lease_for_a_piece
+            faults/test_lost_words.py::test_worker_that_is_told_to_stop_is_sent_no_parameters
+            faults/test_lost_words.py::test_ps_waits_for_goodbyes_as_long_as
             hosts/test_broken_links.py::test_slow_link_costs
         """,
         f"{NOT_THERE}a lease that suits a link which does not carry a piece within it:"
@@ -230,6 +238,8 @@ ROWS = (
         "the wall clock is set by an hour",
         """
             faults/test_clock_jump.py::test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job
+            faults/test_clock_jump.py::test_numbers_of_lives_outlive_a_ps_whose
+            faults/test_clock_jump.py::test_numbers_of_lives_outlive_a_ps_that
             roles/test_peers.py::test_life_after_a_restored_checkpoint_comes_after
         """,
     ),
@@ -315,6 +325,7 @@ ROWS = (
             policies/test_policy_tables.py::test_staleness_bound_holds_the_worker_that_runs_ahead
             policies/test_sync_replicas.py::test_backup_workers_late_gradients_are_dropped
             policies/test_sync_replicas.py::test_step_does_not_wait_for_a_worker_whose_gradient_will
+            faults/test_lost_words.py::test_steps_of_live_workers_may_take_longer
             simulation/test_checks.py::test_worker_that_is_too_far_ahead_is_found
             bench/test_simulate.py::test_looser_policies_bear_stragglers_better
         """,

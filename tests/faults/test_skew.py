@@ -95,7 +95,7 @@ async def test_ps_tells_a_task_of_another_version_both_and_waits_for_others(
     heard: asyncio.Queue[Envelope] = asyncio.Queue()
     end = transport.connect(PS[1])
     end.start(lambda _, frames: heard.put_nowait(decode(frames)))
-    join = encode(Envelope(Join("n/1", {}, "here:1", "", ""), Sender("worker", 0), 7))
+    join = encode(Envelope(Join("n/1", {}, "here:1", "", "", 0), Sender("worker", 0), 7))
     async with asyncio.timeout(LIMIT_S):
         end.send(relabelled(join, version))
         answer = await heard.get()

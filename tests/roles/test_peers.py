@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.errors import FencedError, RefusedError
-from zmqtrain.roles.peers import Peers
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.roles.peers import AHEAD_MS, Peers
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Join, Pull
 
-LATER = 1 << 60  # than any clock says
+LATER = int(time.time() * 1000) + 3_600_000  # than the clock says
 
 
-def from_worker(message: Any, incarnation: int = 0) -> Request:
+class Asking(Request):
+    """A request whose refusal is kept."""
+
+    __slots__ = ("refusal",)
+
+    def refuse(self, error: Any) -> None:
+        self.refusal = error
+
+
+def from_worker(message: Any, incarnation: int = 0) -> Asking:
     nobody: Any = None
-    return Request(nobody, nobody, b"", Envelope(message, Sender("worker", 0, incarnation)))
+    return Asking(nobody, nobody, b"", Envelope(message, Sender("worker", 0, incarnation)))
 
 
-def join(nonce: str) -> Join:
-    return Join(nonce, {}, "host:1", "", "")
+def join(nonce: str, whereabouts: str = "") -> Join:
+    return Join(nonce, {}, "host:1", "", whereabouts, 0)
 
 
 def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> None:
@@ -34,3 +45,45 @@ def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> N
         peers.member(from_worker(Pull(""), LATER))
     with pytest.raises(RefusedError, match="worker 0 has a newer life already"):
         peers.join(from_worker(join("first/2"), LATER), join("first/2"))
+
+
+def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqtrain.roles.peers.has_ended", lambda told: told == "dead")
+    for told, is_free in (("alive", False), ("dead", True)):
+        peers = Peers(5.0, 1, lambda peer: False)
+        for message in (join("first/1", told), join("second/1")):
+            peer = peers.join(from_worker(message), message)
+        assert (peer is not None) is is_free
+
+
+def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("zmqtrain.roles.peers.time.monotonic", lambda: now)
+    peers = Peers(5.0, 1, lambda peer: False)
+    first, second = join("first/1"), join("second/1")
+    peers.join(from_worker(first), first)
+    waiting = from_worker(second)
+    assert peers.join(waiting, second) is None
+    now += 100.0
+    peers.renew_all()
+    assert peers.settle_contests() == []
+    assert not hasattr(waiting, "refusal")
+    now += 6.0
+    assert peers.settle_contests() == [waiting]
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "after"),
+    [(-1, 0), (1 << 63, 0), (0, 1 << 63), (0, LATER + 2 * AHEAD_MS)],
+    ids=["negative", "too large", "too large before", "years ahead"],
+)
+def test_life_that_cannot_have_been_is_refused_and_lifts_no_number(
+    incarnation: int, after: int
+) -> None:
+    peers = Peers(5.0, 1, lambda peer: False)
+    message = replace(join("first/1"), after=after)
+    with pytest.raises(ProtocolError, match="worker 0 tells of incarnation"):
+        peers.join(from_worker(message, incarnation), message)
+    assert peers.newest == 0

@@ -146,15 +146,15 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
             "Orders.orders: Order.workers: expected int, got '1'",
         ),
         (
-            {"kind": "Join", "body": ["nonce", [], "host:7", "", ""]},
+            {"kind": "Join", "body": ["nonce", [], "host:7", "", "", 0]},
             "Join.fingerprint: expected a map, got []",
         ),
         (
-            {"kind": "Join", "body": ["nonce", {b"k": "v"}, "host:7", "", ""]},
+            {"kind": "Join", "body": ["nonce", {b"k": "v"}, "host:7", "", "", 0]},
             "Join.fingerprint: expected str as key, got b'k'",
         ),
         (
-            {"kind": "Join", "body": ["nonce", {"k": 1}, "host:7", "", ""]},
+            {"kind": "Join", "body": ["nonce", {"k": 1}, "host:7", "", "", 0]},
             "Join.fingerprint: expected str, got 1",
         ),
         ({"kind": "Initialize", "body": [1]}, "Initialize.checkpoint: expected str, got 1"),

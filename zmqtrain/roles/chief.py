@@ -316,8 +316,12 @@ class Chief(JobActor):
         return self.stop_code, "stopped by a signal"
 
     async def _level_shards(self) -> None:
-        """Wait until every shard has applied the last update, which may be under way, or queued."""
+        """Wait until every shard has applied the last update, which may be under way, or queued.
+
+        A ps that was restarted needs the lead shard to let it in before it gets its orders.
+        """
         step = (await self.status()).step
+        limit = time.monotonic() + self.timing.peer_timeout_s
         deadline = time.monotonic() + self.timing.lease_s
         while True:
             replies = [
@@ -327,7 +331,10 @@ class Chief(JobActor):
             versions = [getattr(reply.message, "version", 0) for reply in replies]
             if min(versions) >= step:
                 return
-            if time.monotonic() > deadline:
+            tasks, now = (await self.status()).tasks, time.monotonic()
+            if any(t.task.startswith("ps") and t.silent_s > self.timing.lease_s / 2 for t in tasks):
+                deadline = now + self.timing.lease_s
+            if now > min(deadline, limit):
                 log.warning("the shards end at versions %s, not all at step %d", versions, step)
                 return
             await asyncio.sleep(0.01)

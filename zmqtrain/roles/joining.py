@@ -54,7 +54,12 @@ async def join(actor: JobActor, link: Link) -> Joined:
     """
     link.joined = False
     message = Join(
-        actor.nonce, actor.fingerprint, actor.process, actor.metrics_address, whereabouts()
+        actor.nonce,
+        actor.fingerprint,
+        actor.process,
+        actor.metrics_address,
+        whereabouts(),
+        actor.last_incarnation,
     )
     envelope = await link.request(
         message,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.cluster import Role
-from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.roles.neighbours import has_ended
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Join, Release, Wait
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 ORDERS = "orders"
 """The fact in a follower's heartbeat that counts the orders of this epoch it has carried out."""
+
+AHEAD_MS = 10 * 365 * 86_400_000
+"""How far the clock of one host may be ahead of another's. Nobody can lift numbers beyond that."""
 
 Name = tuple[str, int]
 """Role and index."""
@@ -121,10 +124,18 @@ class Peers:
 
         Raises:
             RefusedError: an older life joins after a newer one, or the cluster has no such task.
+            ProtocolError: it tells of a life that cannot have been.
         """
         sender = request.sender
         if not 0 <= sender.index < self._limits.get(sender.role, 0):
             raise RefusedError(f"the cluster has no {sender}")
+        latest = time.time() * 1000 + AHEAD_MS
+        wrong = [n for n in (sender.incarnation, message.after) if not 0 <= n < latest]
+        if wrong:
+            raise ProtocolError(
+                f"{sender} tells of incarnation {wrong[0]}: it is no number of milliseconds since "
+                "1970, or the clocks of two hosts are years apart"
+            )
         name = (sender.role, sender.index)
         peer = self._peers.get(name)
         if peer is not None and peer.nonce == message.nonce and not peer.gone:
@@ -198,7 +209,8 @@ class Peers:
         if sender.incarnation and sender.incarnation < known:
             raise RefusedError(f"{sender} has a newer life already: this one is over")
         # Milliseconds, so that incarnations rise even if this ps forgets those it gave.
-        incarnation = sender.incarnation or max(self.newest + 1, int(time.time() * 1000))
+        before = max(self.newest, message.after)
+        incarnation = sender.incarnation or max(before + 1, int(time.time() * 1000))
         self._incarnations[name] = incarnation
         self.outlive(incarnation)
         peer = self._peers[name] = Peer(

@@ -23,7 +23,6 @@ from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import (
-    ExitCode,
     FencedError,
     OrphanedError,
     PeerLostError,
@@ -39,7 +38,7 @@ from zmqtrain.roles.gradients import Gradients
 from zmqtrain.roles.intake import CREDIT_NBYTES, Intake
 from zmqtrain.roles.peers import ORDERS, Peer, Peers
 from zmqtrain.roles.recovery import packed_peer, recover
-from zmqtrain.roles.shard_memory import note_alive, open_segment, tell_of_memory
+from zmqtrain.roles.shard_memory import let_go, note_alive, open_segment, tell_of_memory
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
@@ -136,18 +135,9 @@ class ParameterServer(JobActor):
         self.execution.after_orders(partial(self.shard.bind, update))
 
     def release(self, error: BaseException | None) -> None:
-        """Leave the segment for the next life of this ps only if there can be one."""
         self.execution.close()
-        segment = self._segment
-        if segment is None:
-            return
-        given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
-        is_over = error is None and self.shutdown is not None
-        if is_over or given_up or not self.config.crash_safe or not self.initialised:
-            segment.remove()
-        else:
-            log.info("its next life will find its memory in %s; or zmqtrain clean", segment.path)
-            segment.close()
+        if self._segment is not None:
+            let_go(self, self._segment, error)
 
     async def _farewell(self) -> int:
         """Leave: at the chief's word, or, after SIGTERM, when it does not come in time."""

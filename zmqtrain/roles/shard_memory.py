@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from zmqtrain.errors import SegmentError
+from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.roles.intake import MESSAGES_NBYTES
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
@@ -54,6 +54,21 @@ def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tu
     segment.words[JOB] = _digest(ps)
     note_alive(segment)
     return segment, left is not None
+
+
+def let_go(ps: ParameterServer, segment: Segment, error: BaseException | None) -> None:
+    """Leave the segment for the next life of a ps that ends, with ``error`` if that is why.
+
+    It is removed if there can be no such life, or nothing for it to go on with.
+    """
+    given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
+    is_over = error is None and ps.shutdown is not None
+    is_wanted = ps.config.crash_safe and ps.initialised and segment.path is not None
+    if is_over or given_up or not is_wanted:
+        segment.remove()
+    else:
+        log.info("its next life will find its memory in %s; or zmqtrain clean", segment.path)
+        segment.close()
 
 
 def note_alive(segment: Segment) -> None:

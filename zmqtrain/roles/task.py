@@ -32,6 +32,7 @@ class JobActor(Actor):
         self.fingerprint = job.fingerprint(self.ps)
         self.process = process_name()
         self.nonce = ""
+        self.last_incarnation = 0  # of the life before
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
@@ -46,6 +47,7 @@ class JobActor(Actor):
 
     def begin_life(self) -> None:
         """Forget the incarnation; the next join gets a new one."""
+        self.last_incarnation = max(self.incarnation, self.last_incarnation)
         self.incarnation = 0
         self._lives += 1
         self.nonce = f"{self._process_nonce}/{self._lives}"

@@ -42,6 +42,7 @@ class Join:
     process: str  # host:pid, for people
     metrics: str  # address of the task's metrics, "" if none
     whereabouts: str  # of the process, for those of the same kernel, "" if unknown
+    after: int  # incarnation of its life before, 0 if it had none
 
 
 @dataclass(slots=True)

@@ -1,0 +1,143 @@
+"""Single messages that are lost, and refusals that come while something else is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.errors import RefusedError
+from zmqtrain.roles.desk import Desk
+from zmqtrain.roles.execution import Execution
+from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.worker import Worker
+from zmqtrain.simulation.run import simulate
+from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.wire.messages import Release
+
+Calm = Callable[..., Schedule]
+Held = Callable[[Schedule], None]
+TaleOf = Callable[[Schedule], Any]
+
+
+def losing_the_first(patch: pytest.MonkeyPatch, owner: type, handler: str) -> list[Request]:
+    """Have an actor never see the first message of a kind; return those that came."""
+    handle, came = getattr(owner, handler), []
+
+    def lose(self: Any, request: Request) -> None:
+        came.append(request)
+        if len(came) > 1:
+            handle(self, request)
+
+    patch.setattr(owner, handler, lose)
+    return came
+
+
+def test_report_of_a_written_slice_that_is_lost_is_given_again(
+    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = losing_the_first(monkeypatch, Desk, "_on_slice")
+    held(calm(ps=2, keeps=True, save_secs=1000.0))
+    assert len(came) > 1
+
+
+def test_word_to_end_that_is_lost_is_given_again(
+    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = losing_the_first(monkeypatch, ParameterServer, "_on_shutdown")
+    tale = tale_of(calm(ps=1))
+    assert len(came) == 2
+    assert tale.of("ps 0 ended: exit code 0")
+    assert tale.of("it has not confirmed the end") == []
+
+
+async def test_refusal_by_one_shard_is_heard_while_another_says_nothing() -> None:
+    silent, refused = (asyncio.get_running_loop().create_future() for _ in range(2))
+    refused.set_exception(RefusedError("no"))
+    requests: Any = [SimpleNamespace(future=future) for future in (silent, refused)]
+    worker: Any = None
+    with pytest.raises(RefusedError):
+        await asyncio.wait_for(Worker._replies(worker, requests), 5.0)
+
+
+def test_worker_that_is_told_to_stop_is_sent_no_parameters() -> None:
+    """They would keep the end of the run back on a slow link."""
+    replies: list[str] = []
+    request: Any = SimpleNamespace(
+        reply=lambda message: replies.append("words"),
+        reply_with=lambda message, flat: replies.append("parameters"),
+    )
+    shard = SimpleNamespace(parameters=None)
+    ps: Any = SimpleNamespace(job=SimpleNamespace(consistent_reads=False), shard=shard)
+    execution: Any = SimpleNamespace(_ps=ps)
+    peer: Any = SimpleNamespace(lane="tcp")
+    for stop in (False, True):
+        Execution.send_release(execution, request, peer, Release(1, "applied", 1, stop=stop))
+    assert replies == ["parameters", "words"]
+
+
+async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zmqtrain.roles.ps.FAREWELL_S", 0.01)
+    looks = 0
+
+    class Late:
+        """A worker whose goodbye is on its way for a while."""
+
+        name, gone = ("worker", 0), False
+
+        @property
+        def silent_s(self) -> float:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                gone.set()
+            return 0.0
+
+    gone = asyncio.Event()
+    timing = SimpleNamespace(heartbeat_s=1.0, peer_timeout_s=60.0)
+    ps: Any = SimpleNamespace(timing=timing, peers=[Late()], _workers_gone=gone)
+    await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
+    assert gone.is_set()
+
+    gone.clear()
+    ps.peers = [SimpleNamespace(name=("worker", 0), gone=False, silent_s=10.0)]
+    await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
+    assert not gone.is_set()
+
+
+def test_ps_restarted_while_the_chief_begins_ends_no_job(calm: Calm, held: Held) -> None:
+    for lines in range(1, 120, 4):
+        kill = Fault(0.0015, "kill", ("ps 1",), 0.1, lines=lines)
+        held(calm(ps=2, lane="shm", steps=4, faults=(kill,)))
+
+
+def test_worker_whose_lease_ran_out_hears_of_the_end(calm: Calm, tale_of: TaleOf) -> None:
+    stop = Fault(0.5, "stop", ("worker 0",), 20.0)
+    cut = Fault(0.5, "cut", ("worker 0",), 20.1, mild=True)
+    tale = tale_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))
+    assert tale.of("ps 0 says: worker 0 has been silent for .*: it has left")
+    assert tale.of("worker 0 ended: exit code 0")
+
+
+def test_ps_that_gives_up_leaves_nothing_for_a_next_life(calm: Calm) -> None:
+    lines: list[str] = []
+    simulate(
+        calm(ps=1, lane="shm", faults=(Fault(0.5, "kill", ("chief 0",), 1000.0),)), lines.append
+    )
+    tale = "\n".join(lines)
+    assert "ps 0 ended: OrphanedError" in tale
+    assert "its next life will find its memory" not in tale
+
+
+def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for(
+    calm: Calm, tale_of: TaleOf
+) -> None:
+    timing = calm().timing.model_copy(update={"join_timeout_s": 0.3})
+    tale = tale_of(calm(ps=1, steps=2, workers=2, slow=0, timing=timing))
+    assert tale.of("worker 1 has waited 0.3 s for worker 0")
