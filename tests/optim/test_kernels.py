@@ -259,7 +259,7 @@ def test_kernel_whose_code_cannot_be_cached_is_compiled_all_the_same(
 
     monkeypatch.setattr(numba, "njit", njit)
     caplog.set_level("INFO", "zmqtrain")
-    kernel = cpu.load.__wrapped__("scaled_sum")
+    kernel = cpu.load_scaled_sum.__wrapped__()
     out, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
     kernel(out, ones, ones, np.float32(2))
     assert out.tolist() == [4, 4, 4]

@@ -55,10 +55,10 @@ def block_size(like: Flat, host: int = BLOCK_SIZE) -> int:
     return host if isinstance(like, np.ndarray) else DEVICE_BLOCK_SIZE
 
 
-def runs(size: int, length: int) -> Iterator[slice]:
-    """Cut ``size`` elements into runs of ``length``, of which the last may be shorter."""
-    for start in range(0, size, length):
-        yield slice(start, min(start + length, size))
+def runs(size: int, length: int, start: int = 0) -> Iterator[slice]:
+    """Cut the elements from ``start`` to ``size`` into runs of ``length``, the last not longer."""
+    for begin in range(start, size, length):
+        yield slice(begin, min(begin + length, size))
 
 
 def approach(average: Flat, target: Flat, share: np.float32, scratch: Flat) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Flat, Rule, Slot
 from zmqtrain.optim.blocks import approach, block_size, blocks, runs
 from zmqtrain.optim.checks import check_decay, check_non_negative
+from zmqtrain.optim.redo import Redo
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
@@ -72,25 +74,30 @@ class Update:
     def update(
         self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
     ) -> None:
-        self.bind(parameters, slots).apply(gradient, step)
+        self.bind(parameters, slots).apply_mean([gradient], 1, step)
 
     def bind(
-        self, parameters: Flat, slots: Mapping[str, Flat], scratch: Flat | None = None
+        self, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None = None
     ) -> BoundUpdate:
         """Return this update for memory that it will be applied to many times.
 
-        ``scratch``: shape (2, m), to make means in, m at least the elements or ``RUN_SIZE``.
+        ``redo``: of ``parameters`` and every slot, if a killed process is to leave them whole.
         """
-        return BoundUpdate(self, parameters, slots, scratch)
+        return BoundUpdate(self, parameters, slots, redo)
 
-    def warm_up(self, parameters: Flat) -> None:
-        """Compile, or load, the kernels that updates of such memory need: up to a second each."""
-        if isinstance(self.rule, Update):
-            self.rule.warm_up(parameters)
-        kernel = kernels.find(self.rule, parameters) if self.fused else None
-        if kernel is not None:
-            kernel.load(averaging=self.moving_average is not None)
-        kernels.load_scaled_sum(parameters)
+    def warm_up(self, parameters: Flat, *, guarded: bool = False) -> None:
+        """Compile, or load, the kernels that updates of such memory need: a second each or two.
+
+        Each is called once as well, for Numba's first call of a function takes some 20 ms.
+        """
+        memory = parameters[:0]
+        slots = new_slots(self, memory)
+        arrays = [memory, *slots.values()]
+        redo = Redo(arrays, arrays, np.zeros(2, np.int64)) if guarded else None
+        with contextlib.suppress(ConfigError):  # the update itself will tell
+            self.bind(memory, slots, redo).apply_mean([memory], 1, 0)
+        if self.fused:
+            kernels.scaled_sum(memory, memory, memory, _ZERO)
 
     def update_unfused(
         self,
@@ -130,57 +137,56 @@ class BoundUpdate:
         update: Update,
         parameters: Flat,
         slots: Mapping[str, Flat],
-        scratch: Flat | None = None,
+        redo: Redo | None = None,
     ) -> None:
         self._update = update
         self._parameters = parameters
         self._slots = slots
+        self._redo = redo
         kernel = kernels.find(update.rule, parameters) if update.fused else None
         self._kernel: kernels.BoundKernel | None = None
         if kernel is not None:
-            average = None if update.moving_average is None else slots[AVERAGE]
-            self._kernel = kernel.bind(parameters, slots, average, np.float32(update.l2))
-        self._runs: list[tuple[slice, BoundUpdate]] = []
-        self._scratch = scratch
-
-    def apply(self, gradient: Flat, step: int) -> None:
-        """Apply one gradient of shape (n,), which is only read, as update ``step``."""
-        update = self._update
-        share = update.share(step + 1)
-        if self._kernel is None:
-            update.update_unfused(self._parameters, gradient, self._slots, share, step)
-        else:
-            self._kernel(gradient, _ZERO if share is None else share, step)
+            average = None if update.moving_average is None else AVERAGE
+            self._kernel = kernel.bind(parameters, slots, average, np.float32(update.l2), redo)
+        self._scratch: Flat | None = None
 
     def apply_mean(self, gradients: Sequence[Flat], count: int, step: int) -> None:
-        """Apply, as one update, the sum of ``gradients`` in this order, divided by ``count``.
+        """Apply, as update ``step``, the sum of ``gradients`` in this order, divided by ``count``.
 
         ``gradients`` are at least one, of shape (n,), and only read. The mean is made and used run
-        by run, so memory is passed over once.
+        by run, so memory is passed over once. A guarded update goes on where it was interrupted.
         """
-        if count == len(gradients) == 1:
-            self.apply(gradients[0], step)
+        share = self._update.share(step + 1)
+        size, start = len(self._parameters), 0 if self._redo is None else self._redo.done
+        if count == len(gradients) == 1 or not size:
+            self._apply(gradients[0][start:] if start else gradients[0], share, step, start)
             return
-        scratch = self._cut()
-        for run, bound in self._runs:
-            mean = kernels.mean(
-                [gradient[run] for gradient in gradients],
-                count,
-                [buffer[: run.stop - run.start] for buffer in scratch],
-            )
-            bound.apply(mean, step)
-
-    def _cut(self) -> Flat:
-        """Bind the update to each run of the memory, once; return two buffers for a run's mean."""
-        parameters, slots = self._parameters, self._slots
-        size, length = len(parameters), block_size(parameters, host=RUN_SIZE)
-        if not self._runs:
-            for run in runs(size, length):
-                state = {name: slot[run] for name, slot in slots.items()}
-                self._runs.append((run, BoundUpdate(self._update, parameters[run], state)))
+        length = block_size(self._parameters, host=RUN_SIZE)
         if self._scratch is None:
-            self._scratch = np.empty_like(parameters, shape=(2, min(size, length)))
-        return self._scratch
+            self._scratch = np.empty_like(self._parameters, shape=(2, min(size, length)))
+        for run in runs(size, length, start):
+            parts = [gradient[run] for gradient in gradients]
+            scratch = [buffer[: run.stop - run.start] for buffer in self._scratch]
+            self._apply(kernels.mean(parts, count, scratch), share, step, run.start)
+
+    def _apply(self, gradient: Flat, share: np.float32 | None, step: int, start: int) -> None:
+        """Apply the gradient of the run that begins at ``start``."""
+        if self._kernel is not None:
+            self._kernel(gradient, _ZERO if share is None else share, step, start)
+            return
+        update, run = self._update.update_unfused, slice(start, start + len(gradient))
+        slots = {name: slot[run] for name, slot in self._slots.items()}
+        if self._redo is None or not len(gradient):
+            update(self._parameters[run], gradient, slots, share, step)
+            return
+        for part, (parameters, *areas) in self._redo.runs(run.stop):
+            np.copyto(parameters, self._parameters[part])
+            for area, slot in zip(areas, self._slots.values(), strict=True):
+                np.copyto(area, slot[part])
+            beside = dict(zip(self._slots, areas, strict=True))
+            update(
+                parameters, gradient[part.start - start : part.stop - start], beside, share, step
+            )
 
 
 def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:

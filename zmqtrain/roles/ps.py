@@ -131,7 +131,8 @@ class ParameterServer(JobActor):
 
     async def _fuse(self, update: Update) -> None:
         """Change to compiled kernels. Until they are loaded, NumPy gives the same, more slowly."""
-        await asyncio.to_thread(update.warm_up, np.empty(0, np.float32))
+        memory, guarded = np.empty(0, np.float32), self.shard.safe
+        await asyncio.to_thread(update.warm_up, memory, guarded=guarded)
         self.execution.after_orders(partial(self.shard.bind, update))
 
     def release(self, error: BaseException | None) -> None:

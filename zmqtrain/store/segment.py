@@ -33,6 +33,7 @@ from zmqtrain.store.segment_layout import (
     MAGIC,
     MARK_NBYTES,
     MAX_WORKERS,
+    PROGRESS,
     WORDS,
     WORDS_AT,
     Flat,
@@ -78,10 +79,11 @@ class Segment:
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
-        self.undo = [
-            _flat(memory, layout.undo_at + 4 * layout.block * place, layout.block)
+        self.redo = [
+            _flat(memory, layout.redo_at + 4 * layout.redo_size * place, layout.redo_size)
             for place in range(1 + len(layout.slots))
         ]
+        self.progress = np.frombuffer(memory, np.int64, 2, WORDS_AT + 8 * PROGRESS)
 
     @classmethod
     def private(cls, layout: SegmentLayout) -> Segment:

@@ -7,7 +7,7 @@ for gradients are locked one by one:
     change        the update under way: see changes.py
     marks         what each worker has sent and was told: see marks.py
     journal       what the lead shard decided: see journal.py
-    undo          a block of the parameters and of every slot, as before the update under way
+    redo          new values of a run of the parameters and of every slot: see optim/redo.py
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 """Rises with every change to what lies where in a segment."""
 
 MAGIC = b"zmqtrain"
@@ -46,8 +46,8 @@ WORDS_AT = 64
     ORDERS,  # orders of this epoch carried out
     ACKNOWLEDGED,  # orders that all other shards have carried out, as the lead shard knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
-    BLOCKS_DONE,  # of the change under way
-    BLOCKS_KEPT,  # of it: one more while the old bytes of the next block lie in the undo area
+    PROGRESS,  # of the change under way: elements that are done
+    _,  # elements whose new values are ready
     JOURNAL,  # which half of the journal is valid, 0 or 1
     JOURNAL_END,  # where the entries in half 0 end
     _,  # in half 1
@@ -63,27 +63,27 @@ CHANGE_NBYTES = 64 << 10
 JOURNAL_NBYTES = 256 << 10
 """Of each of its two halves: some 8,000 events, decided anew in a fraction of a second."""
 
-MIN_BLOCK = 65_536
-MAX_BLOCKS = 4096
+REDO_SIZE = 65_536
+"""Elements of a redo area: with fewer, rules without a kernel take longer."""
 
 
 class SegmentLayout:
     """Where the regions of a segment lie, in bytes from its start.
 
-    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``block``:
-    elements that are changed at once, 256 KiB unless that made too many blocks.
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``redo_size``:
+    elements that are changed at once, at most.
     """
 
     def __init__(self, size: int, slots: Sequence[str]) -> None:
         self.size = size
         self.slots = tuple(slots)
-        self.block = min(max(MIN_BLOCK, -(-size // MAX_BLOCKS)), max(size, 1))
+        self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
         self.change_at = PAGE
         self.marks_at = self.change_at + _pages(CHANGE_NBYTES)
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
-        self.undo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
-        self.parameters_at = self.undo_at + _pages(4 * self.block * (1 + len(self.slots)))
+        self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
+        self.parameters_at = self.redo_at + _pages(4 * self.redo_size * (1 + len(self.slots)))
         self.slots_at = {
             name: self.parameters_at + (1 + place) * self.stride
             for place, name in enumerate(self.slots)

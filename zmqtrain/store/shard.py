@@ -36,6 +36,7 @@ class Shard:
     ) -> None:
         self.layout = layout
         self.rule = update
+        self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self._changes = Changes(self.segment, update, safe=safe)
         self._staged: dict[int, Contribution] = {}  # by worker

@@ -1,9 +1,7 @@
 """Fused kernels: each rule as one loop over memory, compiled for the CPU or for a GPU.
 
-A rule's kernel does the whole update, L2 and the moving average included. Its arguments are the
-parameters, the gradient, the rule's slots and the average (None for those that the options leave
-out), the average's share, l2, the rule's hyper-parameters, and its switches. Which kernel belongs
-to which rule is said here and nowhere else.
+A rule's kernel does the whole update, L2 and the moving average included. Which kernel belongs to
+which rule, and what it takes of it, is said here and nowhere else.
 
 Beside the rules only ``scaled_sum`` has a kernel: NumPy's sums and products of two arrays run at
 the speed of the memory as they are.
@@ -21,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from zmqtrain.optim.base import Flat, Rule
+from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
 
 log = logging.getLogger(__name__)
@@ -28,16 +27,27 @@ log = logging.getLogger(__name__)
 _ONE = np.float32(1)
 
 
+Kernel: TypeAlias = Callable[..., None]
+"""Called with arrays, gradient, start, share, l2, numbers, areas, progress.
+
+``arrays`` are parameters, slots and average, None for what an update has not; ``gradient`` is of
+the run of them that begins at element ``start``; ``share`` is the average's; ``numbers`` are the
+rule's hyper-parameters and switches. ``areas`` and ``progress`` are those of a guarded update
+(redo.py), else None.
+"""
+
+BoundKernel: TypeAlias = Callable[[Flat, np.float32, int, int], None]
+"""Applies a gradient, with the average's share, at a step, to the run from an element on."""
+
+
 class Backend(Protocol):
     """The kernels of one kind of processor."""
 
-    def load(self, name: str, absent: frozenset[str] = ...) -> Callable[..., None]:
-        """Return a kernel, ready to run, for calls with None for the arrays named in ``absent``."""
+    def load(self, name: str, present: tuple[bool, ...], guarded: bool) -> Kernel:
+        """Return a kernel, ready to run, for the arrays that are ``present``."""
         ...
 
-
-BoundKernel: TypeAlias = Callable[[Flat, np.float32, int], None]
-"""Applies a gradient, with the average's share, at a step."""
+    def load_scaled_sum(self) -> Callable[..., None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,35 +77,42 @@ class FusedRule:
     signature: Signature
     backend: Backend
 
-    def load(self, averaging: bool) -> Callable[..., None]:
+    def load(self, averaging: bool, guarded: bool = False) -> Kernel:
         """Return the kernel for the rule's options, compiled here if need be."""
         own = {slot.name for slot in self.rule.slots}
-        absent = {name for name in self.signature.slots if name not in own}
-        if not averaging:
-            absent.add("average")
-        return self.backend.load(self.signature.kernel, frozenset(absent))
+        slots = (name in own for name in self.signature.slots)
+        return self.backend.load(self.signature.kernel, (True, *slots, averaging), guarded)
 
     def bind(
         self,
         parameters: Flat,
         slots: Mapping[str, Flat],
-        average: Flat | None,
+        average: str | None,
         l2: np.float32,
+        redo: Redo | None,
     ) -> BoundKernel:
-        """Return the kernel for this memory.
+        """Return the kernel for this memory; ``average`` names the slot of the moving average.
 
         It does what the rule's own ``update`` does, with L2 before and the average behind it.
         """
         own = {slot.name for slot in self.rule.slots}
-        state = [slots[name] if name in own else None for name in self.signature.slots]
-        switches = [getattr(self.rule, name) for name in self.signature.switches]
-        kernel, hyperparameters = self.load(average is not None), self.rule.hyperparameters
+        names = [name if name in own else None for name in self.signature.slots]
 
-        def update(gradient: Flat, share: np.float32, step: int) -> None:
-            kernel(
-                *(parameters, gradient, *state, average),
-                *(share, l2, *hyperparameters(step), *switches),
-            )
+        def chosen(parameters: Flat, slots: Mapping[str, Flat]) -> tuple[Flat | None, ...]:
+            others = (None if name is None else slots[name] for name in (*names, average))
+            return (parameters, *others)
+
+        arrays, areas, progress = chosen(parameters, slots), None, None
+        if redo is not None:
+            areas = chosen(redo.areas[0], dict(zip(slots, redo.areas[1:], strict=True)))
+            progress = redo.progress
+        kernel = self.load(average is not None, redo is not None)
+        hyperparameters = self.rule.hyperparameters
+        switches = tuple(getattr(self.rule, name) for name in self.signature.switches)
+
+        def update(gradient: Flat, share: np.float32, step: int, start: int) -> None:
+            numbers = hyperparameters(step) + switches
+            kernel(arrays, gradient, start, share, l2, numbers, areas, progress)
 
         return update
 
@@ -133,19 +150,13 @@ def mean(gradients: Sequence[Flat], count: int, scratch: Sequence[Flat]) -> Flat
 
 def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
     """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
-    kernel = load_scaled_sum(out)
-    if kernel is None:
+    backend = backend_of(out)
+    if backend is None:
         with np.errstate(all="ignore"):
             np.add(a, b, out=out)
             np.multiply(out, scale, out=out)
     else:
-        kernel(out, a, b, scale)
-
-
-def load_scaled_sum(like: Flat) -> Callable[..., None] | None:
-    """Return the kernel of ``scaled_sum`` for memory such as ``like``, None if there is none."""
-    backend = backend_of(like)
-    return None if backend is None else backend.load("scaled_sum")
+        backend.load_scaled_sum()(out, a, b, scale)
 
 
 def backend_of(array: Flat) -> Backend | None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import cupy
+import numpy as np
 
 from zmqtrain.optim.base import Flat
 
@@ -107,13 +108,11 @@ _SOURCES = {
 
 
 @cache
-def load(name: str, absent: frozenset[str] = frozenset()) -> Callable[..., None]:
-    """Return a kernel. One serves for all calls, whatever is in ``absent``.
+def load(name: str, present: tuple[bool, ...], guarded: bool) -> Callable[..., None]:
+    """Return a kernel. One serves for all calls; none is guarded, for no device outlives a process.
 
     It is queued on the current stream; CuPy compiles it at its first call and caches the code.
     """
-    if name == "scaled_sum":
-        return _scaled_sum()
     source = _SOURCES[name]
     arrays = (*source.arrays, "average")
     kernel = cupy.ElementwiseKernel(
@@ -125,16 +124,27 @@ def load(name: str, absent: frozenset[str] = frozenset()) -> Callable[..., None]
         f"zmqtrain_{name}",
         options=("--fmad=false",),
     )
+    flags = present[1:]
 
-    def run(w: Flat, g: Flat, *arguments: Any) -> None:
-        given, numbers = arguments[: len(arrays)], arguments[len(arrays) :]
-        flags = [array is not None for array in given]
-        kernel(g, *numbers, *flags, w, *(w if array is None else array for array in given))
+    def run(
+        arrays: tuple[Flat | None, ...],
+        g: Flat,
+        start: int,
+        share: np.float32,
+        l2: np.float32,
+        numbers: tuple[Any, ...],
+        areas: None,
+        progress: None,
+    ) -> None:
+        given = [array if array is None else array[start : start + g.size] for array in arrays]
+        w = given[0]
+        kernel(g, share, l2, *numbers, *flags, *(w if array is None else array for array in given))
 
     return run
 
 
-def _scaled_sum() -> Callable[..., None]:
+@cache
+def load_scaled_sum() -> Callable[..., None]:
     kernel = cupy.ElementwiseKernel(
         _declared("float32", "a", "b", "scale"),
         _declared("float32", "out"),

@@ -1,0 +1,178 @@
+"""Guarded updates: their bits are those of others, and a killed process leaves memory whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.optim.killed import SIZE, UPDATES_NBYTES, Killable
+from zmqtrain.optim import SGD, Adam, Flat, Ftrl, Momentum, RMSProp, Update, kernels, new_slots
+from zmqtrain.optim.kernels import loops
+from zmqtrain.optim.redo import DONE, READY, Redo
+
+AREA = 3 * loops.BLOCK
+
+UPDATES = [
+    Update(SGD(0.1)),
+    Update(SGD(0.1), l2=0.1, moving_average=0.9),
+    Update(Momentum(0.1, nesterov=True), moving_average=0.9),
+    Update(RMSProp(0.1, momentum=0.5, centered=True)),
+    Update(RMSProp(0.1, rho=0.5, centered=True), moving_average=0.9),
+    Update(Adam(0.1), l2=0.1),
+    Update(Ftrl(0.1, l1=0.4)),
+    Update(Ftrl(0.1, learning_rate_power=-0.3), moving_average=0.9),  # has no kernel
+    Update(Update(Adam(0.1), moving_average=0.9), l2=0.1),
+]
+
+every_update = pytest.mark.parametrize("update", UPDATES, ids=lambda update: repr(update)[:70])
+
+
+class Memory:
+    """Parameters, slots and a gradient of their own for every worker; redo areas beside them."""
+
+    def __init__(self, update: Update, size: int, area: int = AREA) -> None:
+        self.parameters = normal(size, 99)
+        self.slots = new_slots(update, self.parameters)
+        arrays = [self.parameters, *self.slots.values()]
+        areas = [np.full(area, np.nan, np.float32) for _ in arrays]
+        self.redo = Redo(arrays, areas, np.zeros(2, np.int64))
+
+    @property
+    def bits(self) -> list[bytes]:
+        return [array.tobytes() for array in self.redo.arrays]
+
+
+def normal(size: int, seed: int) -> Flat:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
+
+
+@every_update
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("size", [0, 1, loops.BLOCK - 1, loops.BLOCK + 1, 2 * AREA + 77])
+@pytest.mark.parametrize(("gradients", "count"), [(1, 1), (3, 4)])
+def test_guarded_update_gives_the_bits_of_an_unguarded_one(
+    update: Update, size: int, gradients: int, count: int, fused: bool
+) -> None:
+    guarded, plain = Memory(update, size), Memory(update, size)
+    bound = as_fused(update, fused).bind(guarded.parameters, guarded.slots, guarded.redo)
+    reference = update.bind(plain.parameters, plain.slots)
+    for step in range(2):
+        pushed = [normal(size, 10 * step + number) for number in range(gradients)]
+        guarded.redo.begin()
+        bound.apply_mean(pushed, count, step)
+        reference.apply_mean(pushed, count, step)
+    assert guarded.bits == plain.bits
+    assert guarded.redo.progress.tolist() == [size, size]
+
+
+def as_fused(update: Update, fused: bool) -> Update:
+    return Update(update.rule, update.l2, update.moving_average, fused=fused)
+
+
+@every_update
+@pytest.mark.parametrize("first", [True, False], ids=["kernel first", "NumPy first"])
+def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, first: bool) -> None:
+    size, gradient = 2 * AREA + 77, normal(2 * AREA + 77, 1)
+    memory, whole = Memory(update, size), Memory(update, size)
+    update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
+    part = slice(0, AREA)  # of it the process had done all, and had the next run ready in part
+    slots = {name: slot[part] for name, slot in memory.slots.items()}
+    left = Redo([a[part] for a in memory.redo.arrays], memory.redo.areas, memory.redo.progress)
+    as_fused(update, first).bind(memory.parameters[part], slots, left).apply_mean(
+        [gradient[part]], 1, 0
+    )
+    for array, area in zip(memory.redo.arrays, memory.redo.areas, strict=True):
+        area[:10] = array[AREA : AREA + 10]  # the old values, for which nothing has counted yet
+    memory.redo.resume()
+    second = as_fused(update, not first)
+    second.bind(memory.parameters, memory.slots, memory.redo).apply_mean([gradient], 1, 0)
+    assert memory.bits == whole.bits
+
+
+class KilledHere(BaseException):
+    """Stands for SIGKILL: nothing answers to it."""
+
+
+def dying_at(line: int, work: Callable[[], None]) -> bool:
+    """Do ``work`` and be killed before line ``line`` of the loop; False: it has fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != loops.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                raise KilledHere
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KilledHere:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_loop_killed_at_any_line_leaves_what_can_be_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop as Python runs it; that compiled code keeps its order, real kills show below."""
+    monkeypatch.setattr(loops, "BLOCK", 2)
+    update = Update(Momentum(0.1), moving_average=0.9)
+    whole, gradient = Memory(update, 5), normal(5, 1)
+    update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
+    loop = loops.loop_of(loops.FORMULAS["momentum"])
+    monkeypatch.setattr(kernels.cpu, "load", lambda *_: loop)
+    line, found = 0, set()
+    while True:
+        memory = Memory(update, 5, area=2)
+        bound = update.bind(memory.parameters, memory.slots, memory.redo)
+        if not dying_at(line, lambda bound=bound: bound.apply_mean([gradient], 1, 0)):  # type: ignore[misc]
+            break
+        progress = memory.redo.progress
+        found.add((int(progress[DONE]), int(progress[READY])))
+        memory.redo.resume()
+        bound.apply_mean([gradient], 1, 0)
+        assert memory.bits == whole.bits, f"killed at line {line}"
+        line += 1
+    assert found == {(0, 0), (0, 2), (2, 2), (2, 4), (4, 4), (4, 5), (5, 5)}
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+def test_memory_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_path: Path) -> None:
+    """SIGKILL in compiled code, 12 times: what was counted is there, and nothing else."""
+    seed = random.randrange(10**6)
+    choose = random.Random(seed)
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(UPDATES_NBYTES))
+    memory, reference = Killable(path, rule), Killable(None, rule)
+    interrupted = 0
+    for _ in range(12):
+        updater = subprocess.Popen(
+            [sys.executable, "-m", "tests.optim.killed", str(path), rule], stdout=subprocess.PIPE
+        )
+        assert updater.stdout is not None
+        assert updater.stdout.readline() == b"begun\n"
+        time.sleep(choose.uniform(0, 0.02))  # anywhere in one of its updates
+        os.kill(updater.pid, signal.SIGKILL)
+        updater.communicate()
+        interrupted += 0 < memory.progress[DONE] < SIZE
+        memory.finish()
+        reference.update_to(memory.version)
+        assert memory.bits == reference.bits, f"seed {seed}, version {memory.version}"
+    assert interrupted
