@@ -93,7 +93,7 @@ def test_readme_lists_every_exit_code() -> None:
 
 def test_readme_and_design_name_every_command() -> None:
     for command in COMMANDS:
-        assert f"zmqtrain {command.name}" in README
+        assert f"zmqtrain {command}" in README
 
 
 def test_every_dependency_earns_its_place_in_the_design() -> None:

@@ -13,11 +13,12 @@ import os
 import random
 import re
 import shutil
-import sys
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -27,6 +28,7 @@ from zmqtrain.cluster import Role, Task
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.nursery import Nursery, TaskProcess
 from zmqtrain.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
@@ -74,11 +76,11 @@ class StoppedError(ZmqTrainError):
 
 @dataclass(slots=True)
 class Child:
-    """One started task and where its log goes. ``process`` is that of its present life."""
+    """One task, how it is started, where its log goes; ``process`` is that of its present life."""
 
     task: Task
-    process: asyncio.subprocess.Process
-    command: Sequence[str]
+    process: TaskProcess
+    start: Callable[[], Awaitable[TaskProcess]]
     log: Path
 
     def last_words(self) -> str:
@@ -99,10 +101,12 @@ async def run_processes(
     arguments: Sequence[str],
     on_progress: Callable[[Status], None],
     segment_dir: str | None = None,
+    nursery: Nursery | None = None,
 ) -> Summary:
     """Train ``job``, which ``reference`` and the flags ``arguments`` give to every task.
 
     ``segment_dir``: where they have the ps keep their memory, if not in shared memory.
+    ``nursery``: where tasks are started, if there is one already.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -113,6 +117,9 @@ async def run_processes(
         directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         config = _chief_config(reference, cluster, directory)
+        if nursery is None:
+            nursery = Nursery()
+            stack.callback(nursery.close)
         transport = ZmqTransport()
         stack.callback(transport.close)
         chief = Chief(config, job, transport, on_progress)
@@ -121,9 +128,10 @@ async def run_processes(
         stack.enter_context(run_file.published(reference, config.ps))
         try:
             for task in _tasks(cluster):
-                command = _command(config, cluster, task, arguments)
+                flags = _flags(config, cluster, task, arguments)
                 path = directory / f"{task.role}-{task.index}.log"
-                children.append(Child(task, await _start(command, path), command, path))
+                start = partial(nursery.start, task.role, flags, path)
+                children.append(Child(task, await start(), start, path))
                 chief.accompany(_mind(children[-1], children, chief, failures))
             await chief.run()
         finally:
@@ -161,7 +169,7 @@ def _tasks(cluster: LocalCluster) -> list[Task]:
     ]
 
 
-def _command(
+def _flags(
     config: TaskConfig, cluster: LocalCluster, task: Task, arguments: Sequence[str]
 ) -> list[str]:
     timing = [
@@ -170,24 +178,12 @@ def _command(
         for part in (f"--{name.replace('_', '-')}", str(getattr(cluster, name)))
     ]
     return [
-        *(sys.executable, "-m", f"zmqtrain.roles.{task.role}"),
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ",".join(config.ps), "--workers", str(config.workers)),
         *("--metrics-port", "0", "--threads", str(cluster.threads)),
         *timing,
         *arguments,
     ]
-
-
-async def _start(command: Sequence[str], log_path: Path) -> asyncio.subprocess.Process:
-    with log_path.open("ab") as output:
-        return await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C is for the chief, which ends the run in order
-        )
 
 
 async def _mind(
@@ -227,7 +223,7 @@ async def _lives(child: Child, chief: Chief) -> int:
             return code
         log.warning("%s %s: it starts again", child.task, endings[-1])
         await asyncio.sleep(decision.delay_s)
-        child.process = await _start(child.command, child.log)
+        child.process = await child.start()
 
 
 def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
@@ -245,10 +241,10 @@ async def _end(children: Sequence[Child], *, in_order: bool) -> None:
     """
     for child in children:
         if not in_order:
-            _signal(child, child.process.kill)
+            child.process.signal(signal.SIGKILL)
     await _leave([child for child in children if child.task.role is Role.PS])
     for child in children:
-        _signal(child, child.process.terminate)  # a worker that came too late to hear of the end
+        child.process.signal(signal.SIGTERM)  # a worker that came too late to hear of the end
     await _leave(children)
 
 
@@ -262,11 +258,5 @@ async def _leave(children: Sequence[Child]) -> None:
         for child in children:
             if child.process.returncode is None:
                 log.warning("%s does not leave: it is killed", child.task)
-                _signal(child, child.process.kill)
+                child.process.signal(signal.SIGKILL)
                 await child.process.wait()
-
-
-def _signal(child: Child, send: Callable[[], None]) -> None:
-    if child.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):  # it ended this moment
-            send()

@@ -29,11 +29,10 @@ def test_killed_ps_ends_the_worker_and_the_chief_that_need_it(stage: Any) -> Non
     assert lead.lines("ERROR the chief has been silent for [67] s and ended no run"), str(lead)
 
 
-def started_by(run: Any, role: str) -> psutil.Process:
-    """Return the task of this role that a ``zmqtrain run`` has started."""
-    tasks = psutil.Process(run.pid).children()
-    (found,) = (task for task in tasks if f"zmqtrain.roles.{role}" in task.cmdline())
-    return found
+def started_by(run: Any, role: str) -> list[psutil.Process]:
+    """Return the tasks of this role that a ``zmqtrain run`` has started."""
+    below = psutil.Process(run.pid).children(recursive=True)
+    return [task for task in below if task.name() == f"zmqtrain {role}"]
 
 
 def test_run_starts_killed_tasks_again_and_goes_on(stage: Any) -> None:
@@ -43,7 +42,8 @@ def test_run_starts_killed_tasks_again_and_goes_on(stage: Any) -> None:
         least = step + 1
         status = stage.until_status(stage.run_address(), lambda s, n=least: s.step >= n, "steps")
         step = status.step
-        started_by(run, role).send_signal(signal.SIGKILL)
+        (task,) = started_by(run, role)
+        task.send_signal(signal.SIGKILL)
         run.until_line(f"{role} 0 was killed by signal 9 .*: it starts again")
     stage.until_status(stage.run_address(), lambda s: s.step > step + 1, "steps after that")
     stage.open_gate()
@@ -54,7 +54,7 @@ def test_run_that_ends_leaves_no_segment_of_a_killed_ps(stage: Any) -> None:
     run = stage.train(stage.job(gated=True), "--workers", 1)
     stage.until_status(stage.run_address(), lambda status: status.step > 0, "steps")
     run.signal(signal.SIGSTOP)  # so that it starts nobody again meanwhile
-    for task in [started_by(run, role) for role in ("ps", "worker")]:
+    for task in started_by(run, "ps") + started_by(run, "worker"):
         task.kill()
     run.signal(signal.SIGINT)
     run.signal(signal.SIGCONT)
@@ -65,12 +65,7 @@ def test_run_that_ends_leaves_no_segment_of_a_killed_ps(stage: Any) -> None:
 def test_run_goes_on_when_one_of_its_workers_is_told_to_leave(stage: Any) -> None:
     run = stage.train(stage.job(gated=True), "--workers", 2)
     stage.until_status(stage.run_address(), lambda status: status.step > 0, "the first step")
-    workers = [
-        task
-        for task in psutil.Process(run.pid).children()
-        if "zmqtrain.roles.worker" in task.cmdline()
-    ]
-    workers[0].terminate()
+    started_by(run, "worker")[0].terminate()
     run.until_line("training goes on with 1 workers")
     stage.open_gate()
     assert run.summary()["global_step"] == 300

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from zmqtrain import Job
-from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.processes import LocalCluster, run_processes
+from zmqtrain.errors import ExitCode
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AT_ONCE = 4
@@ -275,15 +273,3 @@ def test_bug_of_a_task_is_shown_with_its_traceback(endings: Endings) -> None:
     assert ending.says("ps 0 ended with exit code 1: this is a bug in zmqtrain or in a plug-in")
     assert ending.says("Traceback (most recent call last):")
     assert ending.said.rstrip().endswith(BUG.text)
-
-
-async def test_temporary_directory_too_long_for_sockets_is_named(
-    make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("x" * 90)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    text = f"{deep} is too long a path for Unix sockets: set TMPDIR to a shorter one"
-    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
-        await run_processes("job.py", make_job(), LocalCluster(), [], lambda status: None)
-    assert list(deep.iterdir()) == []

@@ -20,18 +20,18 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_teaches_by_example(command: click.Command) -> None:
-    result = CliRunner().invoke(cli, [str(command.name), "--help"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command: str) -> None:
+    result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0
     assert "Examples:\n" in result.output
-    assert f"\n    zmqtrain {command.name} " in result.output
+    assert f"\n    zmqtrain {command} " in result.output
 
 
 def test_help_lists_the_commands_in_their_order_and_in_full() -> None:
     lines = CliRunner().invoke(cli, ["--help"]).output.splitlines()
     listed = [line.split() for line in lines[lines.index("Commands:") + 1 :]]
-    assert [words[0] for words in listed] == [command.name for command in COMMANDS]
+    assert [words[0] for words in listed] == list(COMMANDS)
     assert all(words[-1].endswith(".") and not words[-1].endswith("..") for words in listed)
 
 
@@ -63,7 +63,8 @@ def command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setitem(module.cli.commands, "fail", fail)
+    monkeypatch.setitem(COMMANDS, "fail", f"{module.__name__}:fail")
+    monkeypatch.setattr(module, "fail", fail, raising=False)
 
 
 @pytest.mark.parametrize("kind", ERRORS)

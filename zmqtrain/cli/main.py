@@ -4,46 +4,53 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 import click
 
 from zmqtrain import __version__
-from zmqtrain.cli.chaos import chaos_command
-from zmqtrain.cli.check import check_command
-from zmqtrain.cli.clean import clean_command
-from zmqtrain.cli.control import policy_command, save_command
-from zmqtrain.cli.keys import keys_command
-from zmqtrain.cli.placement import placement_command
-from zmqtrain.cli.run import run_command
-from zmqtrain.cli.status import status_command
-from zmqtrain.cli.supervise import supervise_command
-from zmqtrain.cli.why import why_command
 from zmqtrain.invoke import invoke
+from zmqtrain.nursery import Nursery
 
-COMMANDS: tuple[click.Command, ...] = (
-    run_command,
-    status_command,
-    why_command,
-    policy_command,
-    save_command,
-    placement_command,
-    check_command,
-    clean_command,
-    keys_command,
-    supervise_command,
-    chaos_command,
-)
-"""In the order in which the help lists them."""
+COMMANDS = {
+    "run": "zmqtrain.cli.run:run_command",
+    "status": "zmqtrain.cli.status:status_command",
+    "why": "zmqtrain.cli.why:why_command",
+    "policy": "zmqtrain.cli.control:policy_command",
+    "save": "zmqtrain.cli.control:save_command",
+    "placement": "zmqtrain.cli.placement:placement_command",
+    "check": "zmqtrain.cli.check:check_command",
+    "clean": "zmqtrain.cli.clean:clean_command",
+    "keys": "zmqtrain.cli.keys:keys_command",
+    "supervise": "zmqtrain.cli.supervise:supervise_command",
+    "chaos": "zmqtrain.cli.chaos:chaos_command",
+}
+"""Where each is, in the order in which the help lists them."""
 
 
-class _Ordered(click.Group):
-    """Lists its commands as they were added, not by the alphabet."""
+class _Lazy(click.Group):
+    """Imports the command that is called, and no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "run" and "--help" not in args:
+            ctx.obj = Nursery()  # it imports while we do
+            ctx.call_on_close(ctx.obj.close)
+        return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Ordered, commands=COMMANDS, context_settings={"max_content_width": 100})
+@click.group(cls=_Lazy, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="zmqtrain", message="%(prog)s %(version)s")
 def cli() -> None:
     """Train with parameter servers over ZeroMQ, and look after jobs that run.

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from zmqtrain.config import ENVIRON, TaskConfig, load_overrides
 from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.logs import setup_logging
+from zmqtrain.nursery import Nursery
 from zmqtrain.options import flag_of, given, load, options_of
 from zmqtrain.processes import LocalCluster, run_processes
 from zmqtrain.roles.progress import ProgressLog
@@ -41,7 +42,10 @@ LaneOptions = create_model("LaneOptions", **_FIELDS)
 @options_of(LocalCluster, LaneOptions, JobOverrides)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
 @click.option("--verbose", is_flag=True, help="log what the chief does")
-def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
+@click.pass_obj
+def run_command(
+    nursery: Nursery | None, /, job_reference: str, as_json: bool, verbose: bool, **flags: Any
+) -> None:
     """Train JOB with a local cluster of processes and show how it goes.
 
     JOB is file.py, file.py:name or package.module:name. Ctrl-C stops in order: a job with a logdir
@@ -63,7 +67,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     threadpool_limits(cluster.threads)
     with _display(job_reference) as show:
         running = run_processes(
-            job_reference, job, cluster, arguments, show, lanes.get("segment_dir")
+            job_reference, job, cluster, arguments, show, lanes.get("segment_dir"), nursery
         )
         summary = uvloop.run(running)
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))

@@ -21,7 +21,7 @@ from zmqtrain.wire.messages import Piece
 Flat: TypeAlias = NDArray[np.float32]
 
 PIECE_SIZE = FRAME_NBYTES // 4
-"""Elements in a piece, 2 MiB."""
+"""Elements in a piece, 1 MiB."""
 
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
 """Makes what travels of ``flat[start : start + n]``, given the start and that run of it."""

@@ -1,0 +1,25 @@
+"""Paths that are too long for what they are for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zmqtrain import Job
+from zmqtrain.errors import ConfigError
+from zmqtrain.processes import LocalCluster, run_processes
+
+
+async def test_temporary_directory_too_long_for_sockets_is_named(
+    make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    text = f"{deep} is too long a path for Unix sockets: set TMPDIR to a shorter one"
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
+        await run_processes("job.py", make_job(), LocalCluster(), [], lambda status: None)
+    assert list(deep.iterdir()) == []

@@ -1,0 +1,106 @@
+"""Tasks as processes that are forked: as if each had been started by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.nursery import Nursery, TaskProcess
+
+JOB = """
+import os
+import numpy as np
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.models import MLP
+from zmqtrain.optim import SGD
+
+print("random", np.random.random(), "input", os.read(0, 1), flush=True)
+job = Job(
+    model=MLP(64, 5, 10), data=Digits(), optimizer=SGD(0.1), policy="hogwild", batch_size=9, steps=1
+)
+"""
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def nursery() -> AsyncIterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    return path
+
+
+async def waiting_ps(nursery: Nursery, job: Path) -> TaskProcess:
+    """Start a ps that nobody will ever call."""
+    flags = ("--job", str(job), "--ps", f"ipc://{job.parent}/s", "--metrics-port", "0")
+    return await nursery.start("ps", flags, job.parent / "ps.log")
+
+
+async def test_task_ends_with_its_exit_code_and_says_why_in_its_log(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("before\n")
+    task = await nursery.start("worker", ["--nope"], log)
+    assert await task.wait() == task.returncode == ExitCode.USAGE
+    assert log.read_text().startswith("before\n")
+    assert "No such option" in log.read_text()
+    task.signal(signal.SIGKILL)  # of which nothing comes
+
+
+async def test_tasks_share_neither_random_numbers_nor_input(nursery: Nursery, job: Path) -> None:
+    said = set()
+    for name in ("a", "b"):
+        log = job.parent / name
+        task = await nursery.start("worker", ["--job", str(job), "--join-timeout-s", "0.5"], log)
+        assert await task.wait() == ExitCode.PEER_LOST
+        said.add(log.read_text().splitlines()[0])
+    assert len(said) == 2
+    pattern = r"random 0\.\d+ input b''"
+    assert all(re.fullmatch(pattern, line) for line in said), said
+
+
+async def test_killed_task_is_told_of_and_can_be_started_again(nursery: Nursery, job: Path) -> None:
+    for _ in range(2):
+        task = await waiting_ps(nursery, job)
+        assert task.returncode is None
+        assert psutil.Process(task.pid).is_running()
+        task.signal(signal.SIGKILL)
+        assert await task.wait() == -signal.SIGKILL
+        assert not psutil.pid_exists(task.pid)
+
+
+async def test_tasks_end_with_the_process_that_tells_of_them(nursery: Nursery, job: Path) -> None:
+    task = await waiting_ps(nursery, job)
+    (forked_from,) = (p for p in psutil.Process().children() if task.pid in ids_below(p))
+    forked_from.kill()
+    assert await task.wait() == -signal.SIGKILL
+    with pytest.raises(ZmqTrainError, match="the process from which tasks are forked has ended"):
+        await waiting_ps(nursery, job)
+
+
+def ids_below(process: psutil.Process) -> set[int]:
+    return {child.pid for child in process.children()}
+
+
+async def test_task_outlives_a_nursery_that_is_closed(job: Path) -> None:
+    nursery = Nursery()
+    task = psutil.Process((await waiting_ps(nursery, job)).pid)
+    nursery.close()
+    assert task.is_running()
+    os.kill(task.pid, signal.SIGKILL)
