@@ -22,8 +22,8 @@ class Blob:
         self.size = items_of(megabytes)
         self.mode = mode
         self.began_at: list[float] = []
-        self._source = np.full(self.size, 1e-3, np.float32)
-        self._sink = np.empty(self.size, np.float32)
+        self._source: Any = None  # beside the parameters and gradients, wherever these lie
+        self._sink: Any = None
 
     def __repr__(self) -> str:
         return f"Blob({self.size})"
@@ -33,6 +33,9 @@ class Blob:
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         self.began_at.append(time.perf_counter())
+        if self._sink is None:
+            self._source = np.full_like(out["blob"], 1e-3)
+            self._sink = np.empty_like(parameters["blob"])
         if self.mode == "touched" or len(self.began_at) == 1:
             self._sink[...] = parameters["blob"]
             out["blob"][...] = self._source
@@ -42,12 +45,16 @@ class Blob:
         return {"loss": 0.0}
 
 
-def make_job(megabytes: float, steps: int, rule: str, mode: str) -> Job:
+def make_job(
+    megabytes: float, steps: int, rule: str, mode: str, device: str, ps_device: str
+) -> Job:
     """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
     return dataless_job(
         Blob(megabytes, mode),
         steps,
         optimizer=RULES[rule],
         prefetch=0,
+        device=device,
+        ps_device=ps_device,
         partition_nbytes=256 * 1024,
     )

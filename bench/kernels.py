@@ -19,6 +19,8 @@ from bench.jobs import RULES
 from bench.options import json_option, sizes_type
 from bench.output import report
 from bench.workload import items_of
+from zmqtrain.device import load_cupy
+from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update, new_slots
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
@@ -68,6 +70,8 @@ def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
         "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
         "numpy": _our_step(Update(RULES[rule], fused=False), size),
     }
+    with contextlib.suppress(ConfigError):
+        steps["cupy"] = _gpu_step(Update(RULES[rule]), size)
     with contextlib.suppress(ImportError):
         for way in TORCH[rule][2] if rule in TORCH else ():
             steps[f"torch {way}"] = _torch_step(rule, way, size)
@@ -88,6 +92,23 @@ def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
     shard.segment.gradient(0)[:] = gradient
     shard.stage(0, 0)
     return lambda: shard.apply(0)
+
+
+def _gpu_step(update: Update, size: int) -> Callable[[], None]:
+    """Update arrays that lie on the GPU.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    cupy = load_cupy("--device")
+    parameters, gradient = map(cupy.asarray, _arrays(size))
+    slots = new_slots(update, parameters)
+
+    def step() -> None:
+        update.update(parameters, gradient, slots, step=10)
+        cupy.cuda.get_current_stream().synchronize()
+
+    return step
 
 
 def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:

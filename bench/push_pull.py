@@ -34,6 +34,7 @@ from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.transport.router_dealer import ZmqTransport
 
 LANES = (*options.LANES, "memory")
+DEVICES = ("cpu", "gpu")
 WARM_UP = 3  # steps not counted
 
 
@@ -42,12 +43,15 @@ class PushPull(Workload):
     """A push+pull of ours.
 
     ``crash_safe`` says nothing on lane memory, where nothing outlives the process. ``encrypted``:
-    every task has a key, and what travels on lane tcp is encrypted.
+    every task has a key, and what travels on lane tcp is encrypted. ``device``: where the worker's
+    arrays lie, cpu or gpu; ``ps_device``: where the ps's do.
     """
 
     rule: str = "sgd"
     crash_safe: bool = True
     encrypted: bool = False
+    device: str = "cpu"
+    ps_device: str = "cpu"
 
 
 def measure(workload: PushPull) -> dict[str, Any]:
@@ -57,6 +61,8 @@ def measure(workload: PushPull) -> dict[str, Any]:
         "steps": steps_for(workload.megabytes) * workload.workers,
         "rule": workload.rule,
         "mode": workload.mode,
+        "device": workload.device,
+        "ps_device": workload.ps_device,
     }
     job = make_job(**arguments)
     with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
@@ -160,6 +166,8 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 @click.option("--ps", type=click.IntRange(1, 64), default=1)
 @click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd")
 @click.option("--crash-safe/--no-crash-safe", default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", help="of the worker")
+@click.option("--ps-device", type=click.Choice(DEVICES), default="cpu", help="of the ps")
 @click.option("--keys", "encrypted", is_flag=True, help="encrypt what travels on lane tcp")
 @json_option
 def push_pull_command(
@@ -173,6 +181,7 @@ def push_pull_command(
       python -m bench push-pull --lane tcp --megabytes 0.0003,13 --workers 2 --rule adam
       python -m bench push-pull --lane shm --no-crash-safe
       python -m bench push-pull --lane tcp --keys
+      python -m bench push-pull --lane shm --device gpu --ps-device gpu
     """
     if encrypted and lane != "tcp":
         raise click.UsageError(f"--keys is for lane tcp; tensors do not travel on lane {lane}")

@@ -126,6 +126,9 @@ class Job(BaseModel):
     )
     prefetch: int = Field(1, ge=0, le=64, description="batches a worker prepares ahead")
     device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
+    ps_device: Literal["cpu", "gpu"] = Field(
+        "cpu", description="where ps update their shards; on a gpu they do not survive a killed ps"
+    )
 
     @field_validator("model", "data", "optimizer")
     @classmethod

@@ -37,7 +37,7 @@ def test_row_of_ours_tells_more_and_in_the_same_order() -> None:
         for kind in (Workload, PushPull)
     )
     assert [key for key in ours if key in theirs] == theirs
-    assert set(ours) - set(theirs) == {"rule", "crash_safe", "encrypted"}
+    assert set(ours) - set(theirs) == {"rule", "crash_safe", "encrypted", "device", "ps_device"}
 
 
 def test_row_of_a_training_run_has_the_mean_step_for_all_of_them() -> None:
@@ -55,7 +55,17 @@ def test_megabytes_are_so_many_items_and_one_at_the_least(megabytes: float, item
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (blob.make_job, {"megabytes": 0.0003, "steps": 7, "rule": "adam", "mode": "in_place"}),
+        (
+            blob.make_job,
+            {
+                "megabytes": 0.0003,
+                "steps": 7,
+                "rule": "adam",
+                "mode": "in_place",
+                "device": "cpu",
+                "ps_device": "gpu",
+            },
+        ),
         (weights.make_job, {"megabytes": 1.5, "steps": 3, "rule": "sgd"}),
         (classifier.make_job, {"job": "digits", "hidden": 5, "rule": "sgd"}),
     ],

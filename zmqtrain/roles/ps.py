@@ -11,7 +11,6 @@ import asyncio
 import logging
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -38,7 +37,7 @@ from zmqtrain.roles.gradients import Gradients
 from zmqtrain.roles.intake import CREDIT_NBYTES, Intake
 from zmqtrain.roles.peers import ORDERS, Peer, Peers
 from zmqtrain.roles.recovery import packed_peer, recover
-from zmqtrain.roles.shard_memory import let_go, note_alive, open_segment, tell_of_memory
+from zmqtrain.roles.shard_memory import let_go, make_shard, note_alive, open_segment, tell_of_memory
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
@@ -115,8 +114,7 @@ class ParameterServer(JobActor):
         )
         segment, is_left = open_segment(self, segment_layout(layout, update), bound.address)
         self._segment = segment
-        safe = self.config.crash_safe and segment.path is not None
-        self.shard = Shard(layout, replace(update, fused=False), segment, safe=safe)
+        self.shard = make_shard(self, layout, segment)
         self.marks = Marks(segment)
         tell_of_memory(self, bound.address)
         self.direction = Follower(self) if self.task.index else Lead(self)
@@ -124,10 +122,16 @@ class ParameterServer(JobActor):
         if is_left:
             recover(self)
             self.metrics.role_state.set("training")
-        self.spawn(self._fuse(update))
+        if not self.shard.rule.fused:
+            self.spawn(self._fuse(update))
         self.spawn(self._watch())
         await self.stopping.wait()
         return await self._farewell()
+
+    @property
+    def is_crash_safe(self) -> bool:
+        """Whether the shard is to survive this process; what a GPU holds does not."""
+        return self.config.crash_safe and self.job.ps_device == "cpu"
 
     async def _fuse(self, update: Update) -> None:
         """Change to compiled kernels. Until they are loaded, NumPy gives the same, more slowly."""
@@ -342,7 +346,7 @@ class ParameterServer(JobActor):
             raise RefusedError(f"{self.task} holds no parameters yet")
         if not isinstance(message, Read):
             return
-        if message.average and "average" not in self.shard.slots:
+        if message.average and "average" not in self.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
         self.execution.after_orders(partial(self._show, request, message))
 
@@ -351,7 +355,7 @@ class ParameterServer(JobActor):
         if not message.values:
             request.reply(shown)
             return
-        flat = self.shard.slots["average"] if message.average else self.shard.parameters
+        flat = self.shard.segment.slots["average"] if message.average else self.shard.parameters
         request.reply_with(shown, flat.copy())  # updates go on while it is on its way
 
     # The end

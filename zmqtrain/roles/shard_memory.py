@@ -9,16 +9,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgpack
 
+from zmqtrain.device import make_device
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.roles.intake import MESSAGES_NBYTES
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, EPOCH, JOB, VERSION, SegmentLayout
+from zmqtrain.store.shard import Shard
 
 if TYPE_CHECKING:
     from zmqtrain.roles.ps import ParameterServer
@@ -33,14 +37,14 @@ def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tu
         SegmentError: it cannot be a file, though that was asked for.
     """
     config = ps.config
-    if config.lane == "memory" or (config.lane == "tcp" and not config.crash_safe):
+    if config.lane == "memory" or (config.lane == "tcp" and not ps.is_crash_safe):
         return Segment.private(layout), False
     try:
         directory = Path(config.segment_dir) if config.segment_dir else default_directory()
         if directory is None:
             raise SegmentError(f"this host has no {SHARED_MEMORY}")
         path = directory / file_name(str(ps.task), address)
-        left = _adopt(ps, layout, path) if config.crash_safe else None
+        left = _adopt(ps, layout, path) if ps.is_crash_safe else None
         segment = left or Segment.create(layout, path)
     except SegmentError as error:
         if config.lane == "shm" or config.segment_dir:
@@ -56,6 +60,19 @@ def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tu
     return segment, left is not None
 
 
+def make_shard(ps: ParameterServer, layout: ShardLayout, segment: Segment) -> Shard:
+    """Return the shard that lies in a segment, updated by NumPy for now or by a GPU.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    update = ps.job.update()
+    if ps.job.ps_device == "gpu":
+        return Shard(layout, update, segment, device=make_device("gpu", "--ps-device"))
+    safe = ps.is_crash_safe and segment.path is not None
+    return Shard(layout, replace(update, fused=False), segment, safe=safe)
+
+
 def let_go(ps: ParameterServer, segment: Segment, error: BaseException | None) -> None:
     """Leave the segment for the next life of a ps that ends, with ``error`` if that is why.
 
@@ -63,7 +80,7 @@ def let_go(ps: ParameterServer, segment: Segment, error: BaseException | None) -
     """
     given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
     is_over = error is None and ps.shutdown is not None
-    is_wanted = ps.config.crash_safe and ps.initialised and segment.path is not None
+    is_wanted = ps.is_crash_safe and ps.initialised and segment.path is not None
     if is_over or given_up or not is_wanted:
         segment.remove()
     else:

@@ -25,11 +25,11 @@ from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.device import make_device
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
-from zmqtrain.roles.device import make_device
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.roles.memory import WorkerMemory
@@ -74,7 +74,7 @@ class Worker(JobActor):
     ) -> None:
         """``dataset``: the training set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
-        self._device = make_device(job.device)
+        self._device = make_device(job.device, "--device")
         self._lanes: list[Lane] = []
         self._sources: list[Flat] = []  # of the parameters, for each shard
         self._parameters: WorkerMemory

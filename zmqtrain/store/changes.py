@@ -21,6 +21,7 @@ import numpy as np
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.redo import Redo
+from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -59,20 +60,21 @@ class Change:
 class Changes:
     """Carries out the changes of one segment. With ``safe`` False a killed process loses all."""
 
-    def __init__(self, segment: Segment, update: Update, *, safe: bool) -> None:
+    def __init__(self, segment: Segment, memory: Memory, update: Update, *, safe: bool) -> None:
+        """``memory``: where the arithmetic happens; of a safe segment, in place."""
         self._segment = segment
+        self._memory = memory
         self._redo: Redo | None = None
         self._redo_sum: Redo | None = None
         if safe:
-            memory, areas = [segment.parameters, *segment.slots.values()], segment.redo
-            self._redo = Redo(memory, areas, segment.progress)
+            arrays, areas = [segment.parameters, *segment.slots.values()], segment.redo
+            self._redo = Redo(arrays, areas, segment.progress)
             self._redo_sum = Redo([segment.sum], areas[:1], segment.progress)
         self.bind(update)
 
     def bind(self, update: Update) -> None:
         """Make changes with this update from now on; it is the same in all but how fast it is."""
-        segment = self._segment
-        self._update = update.bind(segment.parameters, segment.slots, self._redo)
+        self._update = update.bind(self._memory.parameters, self._memory.slots, self._redo)
 
     def carry_out(self, change: Change) -> None:
         """Make one change.
@@ -139,8 +141,9 @@ class Changes:
         gradients = self._gradients(change)
         if change.kind == UPDATE:
             self._update.apply_mean(gradients, change.count, change.step)
+            self._memory.publish()
             return
-        total = self._segment.sum
+        total = self._memory.sum
         if self._redo_sum is None:
             _add(gradients, slice(0, len(total)), out=total)
             return
@@ -161,9 +164,8 @@ class Changes:
         words[CLOCK] += words[CLOCK] % 2
 
     def _gradients(self, change: Change) -> list[Flat]:
-        segment = self._segment
-        own = [segment.gradient(part.gradient) for part in change.contributions]
-        return [segment.sum, *own] if change.with_sum else own
+        own = [self._memory.gradient(part.gradient) for part in change.contributions]
+        return [self._memory.sum, *own] if change.with_sum else own
 
 
 def _add(gradients: list[Flat], run: slice, out: Flat) -> None:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zmqtrain.optim import Update
 from zmqtrain.optim.blocks import block_size, runs
+from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, VERSION, Flat, SegmentLayout
+
+if TYPE_CHECKING:
+    from zmqtrain.device import Device
 
 
 class Shard:
@@ -23,7 +28,8 @@ class Shard:
 
     A worker's gradient counts from where it lies: the worker is *staged* at a gradient of the
     segment, by number, when its push has arrived. ``safe``: every change survives a killed process,
-    as far as the segment does. What carries out an order is told its number (0: none).
+    as far as the segment does. ``device``: where updates are computed, if not in the segment; they
+    cannot be safe then. What carries out an order is told its number (0: none).
     """
 
     def __init__(
@@ -33,12 +39,15 @@ class Shard:
         segment: Segment | None = None,
         *,
         safe: bool = False,
+        device: Device | None = None,
     ) -> None:
         self.layout = layout
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
-        self._changes = Changes(self.segment, update, safe=safe)
+        self._memory: Memory
+        self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
+        self._changes = Changes(self.segment, self._memory, update, safe=safe)
         self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
@@ -57,6 +66,8 @@ class Shard:
 
     @property
     def slots(self) -> dict[str, Flat]:
+        """The update rule's slots as they are now; the shard is at rest."""
+        self._memory.publish_slots()
         return self.segment.slots
 
     def initialize(
@@ -68,7 +79,10 @@ class Shard:
         np.copyto(self.parameters, parameters)
         for slot in self.rule.slots:
             initial = parameters if slot.initial is None else slot.initial
-            np.copyto(self.slots[slot.name], slots[slot.name] if slots is not None else initial)
+            np.copyto(
+                self.segment.slots[slot.name], slots[slot.name] if slots is not None else initial
+            )
+        self._memory.load()
         words[VERSION], words[ACCUMULATED] = version, 0
         words[CLOCK] += 1
         self._changes.forget()

@@ -1,4 +1,4 @@
-"""Where a worker's model computes, and the way of parameters and gradients there and back."""
+"""Where models or updates are computed, and the way of arrays there and back."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ class Gpu:
     ps's segment on lane shm, so that between device and shard there is one copy and no other.
     """
 
-    def __init__(self) -> None:
-        """
+    def __init__(self, option: str) -> None:
+        """``option``: of the command line, that asked for it.
+
         Raises:
             ConfigError: CuPy is not installed, or finds no GPU.
         """
-        self._cupy = load_cupy()
+        self._cupy = load_cupy(option)
         self._copies = self._cupy.cuda.Stream(non_blocking=True)
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
@@ -70,6 +71,7 @@ class Gpu:
         return [self._cupy.empty(flat.shape, np.float32) for flat in flats]
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
+        self._copies.wait_event(self._compute().record())  # it may still read the twins
         for flat, twin in zip(flats, twins, strict=True):
             twin.set(flat, stream=self._copies)
         self._compute().wait_event(self._copies.record())
@@ -87,16 +89,16 @@ class Gpu:
         return self._cupy.cuda.get_current_stream()
 
 
-def make_device(name: str) -> Device:
-    """Return the device called "cpu" or "gpu".
+def make_device(name: str, option: str) -> Device:
+    """Return the device called "cpu" or "gpu", which an option of the command line has asked for.
 
     Raises:
         ConfigError: the GPU cannot be used.
     """
-    return Gpu() if name == "gpu" else Host()
+    return Gpu(option) if name == "gpu" else Host()
 
 
-def load_cupy() -> Any:
+def load_cupy(option: str) -> Any:
     """Import CuPy.
 
     Raises:
@@ -106,14 +108,14 @@ def load_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise ConfigError(
-            "the job's device is gpu, but CuPy is not installed: install zmqtrain[cuda12] or "
-            "zmqtrain[cuda13], or use --device cpu"
+            f"{option} is gpu, but CuPy is not installed: install zmqtrain[cuda12] or "
+            f"zmqtrain[cuda13], or use {option} cpu"
         ) from error
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise ConfigError(
-            f"the job's device is gpu, but CUDA finds none ({error}): use --device cpu"
+            f"{option} is gpu, but CUDA finds none ({error}): use {option} cpu"
         ) from error
     return cupy
 

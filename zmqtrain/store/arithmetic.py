@@ -1,0 +1,93 @@
+"""Where a shard's arithmetic happens: in the segment itself, or on a device that has twins of it.
+
+With a device, the segment is where gradients come in and parameters are read; the slots and the sum
+are the device's alone until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from zmqtrain.store.segment import Segment
+
+if TYPE_CHECKING:
+    from zmqtrain.device import Device
+
+READ_IN_PLACE = "average"
+"""The slot that others read in the segment, besides the parameters."""
+
+
+class Memory(Protocol):
+    """Arrays of shape (size,), all on one processor."""
+
+    parameters: Any
+    slots: dict[str, Any]
+    sum: Any
+
+    def gradient(self, number: int) -> Any:
+        """Return gradient ``number`` of the segment, as it is now."""
+        ...
+
+    def load(self) -> None:
+        """Take over the segment's parameters and slots."""
+        ...
+
+    def publish(self) -> None:
+        """Bring to the segment what is read there after every update."""
+        ...
+
+    def publish_slots(self) -> None:
+        """Bring all slots to the segment."""
+        ...
+
+
+class InPlace:
+    """The segment itself."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.parameters = segment.parameters
+        self.slots = segment.slots
+        self.sum = segment.sum
+        self.gradient = segment.gradient
+
+    def load(self) -> None:
+        """They are there."""
+
+    def publish(self) -> None:
+        """It is there."""
+
+    def publish_slots(self) -> None:
+        """They are there."""
+
+
+class OnDevice:
+    """Twins on a device. Its kernels run there, and what they need is copied there and back."""
+
+    def __init__(self, segment: Segment, device: Device) -> None:
+        self._segment = segment
+        self._device = device
+        self.parameters, self.sum = device.twins([segment.parameters, segment.sum])
+        twins = device.twins(list(segment.slots.values()))
+        self.slots = dict(zip(segment.slots, twins, strict=True))
+        self._gradients: dict[int, Any] = {}
+
+    def gradient(self, number: int) -> Any:
+        flat = self._segment.gradient(number)
+        if number not in self._gradients:
+            (self._gradients[number],) = self._device.twins([flat])
+        self._device.load([flat], [self._gradients[number]])
+        return self._gradients[number]
+
+    def load(self) -> None:
+        slots = self._segment.slots
+        self._device.load([self._segment.parameters], [self.parameters])
+        self._device.load([slots[name] for name in self.slots], list(self.slots.values()))
+
+    def publish(self) -> None:
+        names = [name for name in self.slots if name == READ_IN_PLACE]
+        flats = [self._segment.parameters, *(self._segment.slots[name] for name in names)]
+        self._device.store([self.parameters, *(self.slots[name] for name in names)], flats)
+
+    def publish_slots(self) -> None:
+        slots = self._segment.slots
+        self._device.store(list(self.slots.values()), [slots[name] for name in self.slots])
