@@ -103,6 +103,21 @@ def test_wrong_field_is_a_config_error(field: str, value: Any, problem: str) -> 
     assert str(raised.value) == f"the job is not valid: {field}: {problem} (got {value!r})"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("compression", "fp16", "compression"),
+        ("clip_norm", 1, "clip_norm"),
+        ("device", "gpu", "device gpu"),
+    ],
+)
+def test_overlap_is_refused_with_what_needs_the_whole_gradient(
+    field: str, value: Any, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"overlap: {name} needs the whole gradient before any"):
+        job(**{field: value}).with_overrides(overlap=True)
+
+
 def test_every_wrong_field_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         job(steps=0, device="tpu")

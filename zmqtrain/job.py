@@ -129,6 +129,11 @@ class Job(BaseModel):
     ps_device: Literal["cpu", "gpu"] = Field(
         "cpu", description="where ps update their shards; on a gpu they do not survive a killed ps"
     )
+    overlap: bool = Field(
+        False,
+        description="send by tcp what a model has computed of its gradient while it computes the "
+        "rest; not with compression, clip_norm or device gpu, which need the whole",
+    )
 
     @field_validator("model", "data", "optimizer")
     @classmethod
@@ -139,6 +144,20 @@ class Job(BaseModel):
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
             raise ValueError(f"it is no {expected.__name__}, which has {', '.join(methods)}")
+        return value
+
+    @field_validator("overlap")
+    @classmethod
+    def _leaves_nobody_without(cls, value: bool, info: Any) -> bool:
+        job = info.data
+        needs = {
+            "compression": job.get("compression", "none") != "none",
+            "clip_norm": job.get("clip_norm") is not None,
+            "device gpu": job.get("device") == "gpu",
+        }
+        if value and any(needs.values()):
+            names = " and ".join(name for name, is_on in needs.items() if is_on)
+            raise ValueError(f"{names} needs the whole gradient before any of it is sent")
         return value
 
     @field_validator("optimizer")

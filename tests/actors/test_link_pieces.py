@@ -27,6 +27,7 @@ from zmqtrain.wire.messages import (
     Release,
     Taken,
 )
+from zmqtrain.wire.pieces import Ahead, as_it_is
 
 Worker = Any  # of conftest.py, as FakePs and Within
 FakePs = Any
@@ -37,12 +38,15 @@ RELEASE = Release(1, "applied", 1)
 NBYTES = 400  # of a piece
 
 
-def pieces(count: int, sequence: int = 1) -> list[tuple[Piece, tuple[Tensor, ...]]]:
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqtrain.wire.pieces.PIECE_SIZE", NBYTES // 4)
+
+
+def pieces(count: int, sequence: int = 1, *, in_order: bool = True) -> Ahead:
     """Return pieces of 100 elements, each of which holds its index."""
-    return [
-        (Piece(sequence, index), (Tensor.of(np.full(NBYTES // 4, index, np.float32)),))
-        for index in range(count)
-    ]
+    flat = np.repeat(np.arange(count, dtype=np.float32), NBYTES // 4)
+    return Ahead(flat, sequence, as_it_is, in_order=in_order)
 
 
 def indices(envelopes: list[Envelope]) -> list[int]:
@@ -328,3 +332,44 @@ async def test_failure_that_nobody_awaited_ends_with_its_request(worker: Worker)
     assert all(request.future.done() for request in requests)
     del request, requests
     gc.collect()  # an exception that was never retrieved would be told now
+
+
+async def test_request_that_is_begun_without_its_message_sends_pieces_as_they_come(
+    worker: Worker, ps: FakePs
+) -> None:
+    ps.alive = Alive(received=0, answered=0)  # heartbeats prove no loss while there is no push
+    worker.ps.credit_nbytes = 4 * NBYTES
+    ahead = pieces(5, in_order=False)
+    begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
+    assert await settled(ps) == []
+    ahead.add([3, 4])
+    worker.ps.go_on(begun)
+    assert await settled(ps) == [3, 4]
+    ahead.add([4, 0])
+    worker.ps.go_on(begun)
+    assert await settled(ps) == [3, 4, 0]
+    ps.alive = Alive(received=1, answered=0)
+    worker.ps.complete(begun, PUSH, with_pieces=True)
+    assert await settled(ps) == [3, 4, 0, 1]
+    ps.reply(ps.of(Piece)[0], Taken(4 * NBYTES))
+    assert await settled(ps) == [3, 4, 0, 1, 2, -1]
+    assert [piece.tensors[0].array()[0] for piece in ps.of(Piece)] == [3, 4, 0, 1, 2]
+    (push,) = ps.of(Push)
+    assert push.message == PUSH
+    ps.reply(push, RELEASE)
+    assert (await begun.future).message == RELEASE
+    worker.ps.end(begun)
+
+
+async def test_request_whose_pieces_are_of_no_use_any_more_is_completed_without_the_rest(
+    worker: Worker, ps: FakePs
+) -> None:
+    ps.alive = Alive(received=1, answered=0)
+    worker.ps.credit_nbytes = 4 * NBYTES
+    ahead = pieces(3, in_order=False)
+    begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
+    ahead.add([2])
+    worker.ps.go_on(begun)
+    worker.ps.complete(begun, PUSH, with_pieces=False)
+    assert await settled(ps) == [2, -1]
+    worker.ps.end(begun)

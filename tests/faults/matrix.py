@@ -57,6 +57,7 @@ ROWS = (
         """
             integration/test_killed_worker.py::test_killed_worker_is_done_without_and_may_return_and
             faults/test_deaths.py::test_worker_killed_anywhere_in_its_code_costs_no_push
+            faults/test_lost_words.py::test_push_that_some_shard_never_got
             coordination/test_coordinator.py::test_accumulated_batch_of_a_worker_that_leaves_stays
             policies/test_sync_replicas.py::test_gradient_of_a_worker_that_rejoined_counts_once
         """,
@@ -68,6 +69,11 @@ ROWS = (
             simulation/test_schedules.py::test_everything_holds_whatever_is_drawn
             actors/test_link_resends.py::test_push_whose_reply_was_lost_is_sent_again
             faults/test_lost_words.py::test_report_of_a_written_slice_that_is_lost
+            faults/test_lost_words.py::test_report_of_a_written_slice_that_is_refused
+            faults/test_lost_words.py::test_checkpoint_is_written_once_although_the_word
+            faults/test_lost_words.py::test_last_orders_that_are_lost_again_and_again
+            faults/test_lost_words.py::test_push_that_is_lost_again_and_again
+            faults/test_lost_words.py::test_word_to_leave_that_is_lost
             faults/test_lost_words.py::test_word_to_end_that_is_lost
             faults/test_lost_words.py::test_refusal_by_one_shard_is_heard
             coordination/test_coordinator.py::test_repeated_report_changes_nothing
@@ -120,6 +126,7 @@ ROWS = (
         "a worker joins in the middle of a step",
         """
             policies/test_sync_replicas.py::test_joiner_takes_part_from_the_next_step_on
+            faults/test_lost_words.py::test_worker_that_never_comes
             policies/test_policy_tables.py::test_joiner_starts_at_the_slowest_clock
             integration/test_late_start.py::test_late_tasks_are_waited_for_with_one_line
         """,
@@ -164,6 +171,9 @@ ROWS = (
         """
             integration/test_restarted_ps.py::test_ps_on_an_empty_host_has_the_job_go_back_to_its
             bad_input/test_wrong_messages.py::test_push_of_another_life_is_refused
+            faults/test_deaths.py::test_workers_that_were_done_take_part_again
+            faults/test_deaths.py::test_job_that_goes_back_from_another_policy
+            faults/test_deaths.py::test_job_that_goes_back_to_one_checkpoint_twice
             store/test_retention.py::test_checkpoint_of_a_later_epoch_is_newer_than_one_of_a_higher
         """,
     ),
@@ -336,6 +346,9 @@ ROWS = (
         """
             faults/test_signals.py::test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends
             faults/test_deaths.py::test_ps_that_is_told_to_end_alone_leaves_its_memory
+            faults/test_deaths.py::test_chief_that_is_told_to_end_while_it_takes_over
+            faults/test_deaths.py::test_ps_that_leaves_lets_nobody_in
+            faults/test_deaths.py::test_ps_that_ends_while_others_look_for_its_memory
             integration/test_honcho_runs.py::test_sigterm_of_honcho_leaves_a_checkpoint
             integration/test_resume.py::test_stopped_run_goes_on_as_if_undisturbed
             integration/test_supervised_tasks.py::test_sigterm_is_passed_on

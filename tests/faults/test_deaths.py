@@ -9,7 +9,7 @@ import pytest
 
 from zmqtrain.errors import ExitCode
 from zmqtrain.simulation.cluster import Life, SimulatedCluster
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import WIDE, Fault, Schedule
 
 Calm = Callable[..., Schedule]
 Held = Callable[[Schedule], None]
@@ -31,6 +31,17 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(SimulatedCluster, "_gone", noted)
     return names
+
+
+@pytest.fixture
+def terminating(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has tasks be told to end (SIGTERM) instead of being killed."""
+
+    def terminate(cluster: SimulatedCluster, fault: Fault) -> None:
+        life = cluster._current[fault.names[0]]
+        life.process.context.run(life.actor.stop, int(ExitCode.TERMINATED))
+
+    monkeypatch.setattr(SimulatedCluster, "_commit", terminate)
 
 
 def kill(name: str, at_s: float = AT_S, lasts_s: float = 0.3, lines: int = 0) -> Fault:
@@ -122,21 +133,44 @@ def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step(
         assert len(tale.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
+def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or_leaves_it(
+    calm: Calm, tale_of: TaleOf
+) -> None:
+    saved = []
+    for ms in range(1430, 1510, 10):
+        faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
+        tale = tale_of(calm(weather=WIDE, keeps=True, save_secs=1000.0, faults=faults))
+        assert len(tale.of("ps 0 says: epoch 1 begins")) == 1
+        assert tale.of("chief 0 ended: exit code 130")
+        saved += tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
+    assert len(saved) > 2
+
+
+def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life(calm: Calm, held: Held) -> None:
+    """They come while it waits for the goodbyes of the run that Ctrl-C has ended as it began."""
+    for ms in range(45, 110, 8):
+        held(calm(weather=WIDE, faults=(Fault(ms / 1000, "interrupt"),)))
+
+
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
 def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
-    policy: str, name: str, calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+    policy: str, name: str, calm: Calm, tale_of: TaleOf, terminating: None
 ) -> None:
-    def terminate(cluster: SimulatedCluster, fault: Fault) -> None:
-        life = cluster._current[fault.names[0]]
-        life.process.context.run(life.actor.stop, int(ExitCode.TERMINATED))
-
-    monkeypatch.setattr(SimulatedCluster, "_commit", terminate)
     usual = calm(policy=policy, lane="shm", faults=(Fault(0.5, "kill", (name,)),))
     timing = usual.timing.model_copy(update={"grace_s": 0.3})
     tale = tale_of(calm(policy=policy, lane="shm", faults=usual.faults, timing=timing))
     assert tale.of(f"{name} ended: exit code {ExitCode.TERMINATED:d}")
     assert tale.of(f"{name} says: this ps was killed at version .* of epoch 1: everything is there")
+
+
+def test_ps_that_ends_while_others_look_for_its_memory_is_waited_for(
+    calm: Calm, held: Held, terminating: None
+) -> None:
+    """Nobody takes that for a lane that is not to be had."""
+    timing = calm().timing.model_copy(update={"grace_s": 0.0003})
+    for at_s in (0.001, 0.002, 0.003, 0.004, 0.005):
+        held(calm(lane="shm", timing=timing, faults=(kill("ps 1", at_s),)))
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
@@ -154,3 +188,31 @@ def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_bein
     for lines in range(700, 1000, 50):
         faults = (Fault(0.5, "save"), Fault(0.5, "kill", ("ps 1",), 0.3, lines=lines))
         held(calm(policy="hogwild", lane="shm", keeps=True, save_secs=1000.0, faults=faults))
+
+
+def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs(
+    calm: Calm, tale_of: TaleOf
+) -> None:
+    faults = (Fault(0.3, "save"), kill("ps 0", 1.0), kill("ps 0", 2.5))
+    tale = tale_of(calm(ps=1, lane="memory", keeps=True, save_secs=1000.0, faults=faults))
+    begun = [line.partition("from")[2] for line in tale.of("ps 0 says: epoch [23] begins")]
+    assert len(begun) == 2
+    assert begun[0] == begun[1]
+
+
+@pytest.mark.parametrize("name", ["ps 0", "ps 1"])
+def test_job_that_goes_back_from_another_policy_has_one_on_all_shards(
+    name: str, calm: Calm, held: Held
+) -> None:
+    """The ps that was not killed knows of the change, and the other does not."""
+    faults = (Fault(0.2, "switch", spec="hogwild"), kill(name, 0.8))
+    held(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
+
+
+def test_workers_that_were_done_take_part_again_when_the_job_goes_back(
+    calm: Calm, tale_of: TaleOf
+) -> None:
+    """The memory of ps 1 is gone before the chief has saved the last step."""
+    faults = (kill("chief 0", 1.0, 6.0), kill("ps 1", 6.0))
+    tale = tale_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
+    assert tale.of("ps 0 says: epoch 2 begins at version [1-9],")

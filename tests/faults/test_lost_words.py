@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.errors import RefusedError
+from zmqtrain.errors import ExitCode, FencedError, RefusedError
 from zmqtrain.roles.desk import Desk
 from zmqtrain.roles.execution import Execution
+from zmqtrain.roles.follower import Follower
+from zmqtrain.roles.intake import Intake
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.worker import Worker
+from zmqtrain.simulation.cluster import SimulatedCluster
 from zmqtrain.simulation.run import simulate
 from zmqtrain.simulation.schedule import Fault, Schedule
-from zmqtrain.wire.messages import Release
+from zmqtrain.store import checkpoint
+from zmqtrain.wire.messages import Release, Saved
 
 Calm = Callable[..., Schedule]
 Held = Callable[[Schedule], None]
 TaleOf = Callable[[Schedule], Any]
 
 
-def losing_the_first(patch: pytest.MonkeyPatch, owner: type, handler: str) -> list[Request]:
-    """Have an actor never see the first message of a kind; return those that came."""
+def losing_the_first(
+    patch: pytest.MonkeyPatch,
+    owner: type,
+    handler: str,
+    count: int = 1,
+    concerns: Callable[[Request], bool] = lambda request: True,
+) -> list[Request]:
+    """Have an actor never see the first messages of a kind; return those that came."""
     handle, came = getattr(owner, handler), []
 
     def lose(self: Any, request: Request) -> None:
-        came.append(request)
-        if len(came) > 1:
+        if concerns(request):
+            came.append(request)
+        if len(came) > count or not concerns(request):
             handle(self, request)
 
     patch.setattr(owner, handler, lose)
@@ -43,6 +55,103 @@ def test_report_of_a_written_slice_that_is_lost_is_given_again(
     came = losing_the_first(monkeypatch, Desk, "_on_slice")
     held(calm(ps=2, keeps=True, save_secs=1000.0))
     assert len(came) > 1
+
+
+def test_report_of_a_written_slice_that_is_refused_is_given_again(
+    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is that of a ps which is about to join the lead shard again."""
+    hear, came = Desk._on_slice, []
+
+    def refuse_the_first(desk: Desk, request: Request) -> None:
+        came.append(request)
+        if len(came) == 1:
+            raise FencedError("ps 1 has not joined")
+        hear(desk, request)
+
+    monkeypatch.setattr(Desk, "_on_slice", refuse_the_first)
+    held(calm(ps=2, keeps=True, save_secs=1000.0))
+    assert len(came) == 2
+
+
+def test_checkpoint_is_written_once_although_the_word_that_it_is_was_lost(
+    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, said = Request.reply, []
+    write, written = checkpoint.copy_shard, []
+
+    def lose_the_first(request: Request, message: Any, tensors: Any = ()) -> None:
+        said.extend([message] if isinstance(message, Saved) else [])
+        if not isinstance(message, Saved) or len(said) > 1:
+            reply(request, message, tensors)
+
+    def count(*arguments: Any) -> Path:
+        written.append(arguments)
+        return write(*arguments)
+
+    monkeypatch.setattr(Request, "reply", lose_the_first)
+    monkeypatch.setattr(checkpoint, "copy_shard", count)
+    held(calm(ps=2, keeps=True, save_secs=1000.0))
+    assert len(said) == len(written) == 2
+    assert said[0] == said[1]
+
+
+def test_last_orders_that_are_lost_again_and_again_are_waited_for(
+    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def are_last(request: Request) -> bool:
+        return any(order.stop for order in request.envelope.message.orders)
+
+    came = losing_the_first(monkeypatch, Follower, "_on_orders", 6, are_last)
+    held(calm(ps=2))
+    assert len(came) > 6
+
+
+def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
+    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, came = Intake._on_push, []
+
+    def lose_the_last(intake: Intake, request: Request) -> None:
+        if intake._ps.task.index == 1 and request.envelope.message.sequence == 4:
+            came.append(request)
+            if len(came) <= 12:
+                return
+        take(intake, request)
+
+    monkeypatch.setattr(Intake, "_on_push", lose_the_last)
+    held(calm(ps=2, policy="hogwild", workers=1, steps=4))
+    assert len(came) > 12
+
+
+def test_push_that_some_shard_never_got_is_not_waited_for(
+    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker has died; the others tell that all of theirs have been answered."""
+    take, came = Intake._on_push, []
+
+    def lose_the_last(intake: Intake, request: Request) -> None:
+        push = request.envelope.message
+        if request.sender.index == 1 and push.sequence > 1:
+            came.append(request)
+            if intake._ps.task.index == 1:
+                return
+        take(intake, request)
+
+    monkeypatch.setattr(Intake, "_on_push", lose_the_last)
+    kill = Fault(1.2, "kill", ("worker 1",), 1000.0)
+    tale = tale_of(calm(ps=2, policy="hogwild", faults=(kill,)))
+    assert came
+    assert tale.of(r"chief 0 says: the shards end at versions \[10, 9\], not all at step 10")
+
+
+def test_word_to_leave_that_is_lost_is_given_again(
+    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = losing_the_first(monkeypatch, Worker, "_on_shutdown", 3)
+    tale = tale_of(calm(ps=1))
+    assert len(came) > 3
+    assert len(tale.of("worker . ended: exit code 0")) == 3
 
 
 def test_word_to_end_that_is_lost_is_given_again(
@@ -123,6 +232,22 @@ def test_worker_whose_lease_ran_out_hears_of_the_end(calm: Calm, tale_of: TaleOf
     tale = tale_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))
     assert tale.of("ps 0 says: worker 0 has been silent for .*: it has left")
     assert tale.of("worker 0 ended: exit code 0")
+
+
+def test_worker_that_never_comes_is_waited_for_as_long_as_others_are(
+    calm: Calm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others could not know how long a step of it takes."""
+    start = SimulatedCluster._start
+
+    def start_others(cluster: SimulatedCluster, name: str) -> None:
+        if name != "worker 1":
+            start(cluster, name)
+
+    monkeypatch.setattr(SimulatedCluster, "_start", start_others)
+    text = "worker 0 has waited 20 s for worker 1: 1 of 2 workers have joined"
+    broken = simulate(calm(ps=1, workers=2)).broken
+    assert broken == f"the run ended with exit code {ExitCode.PEER_LOST:d}: {text}"
 
 
 def test_ps_that_gives_up_leaves_nothing_for_a_next_life(calm: Calm) -> None:

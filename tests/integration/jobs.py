@@ -12,7 +12,7 @@ import numpy as np
 
 from zmqtrain import Job
 from zmqtrain.data import Arrays, Digits
-from zmqtrain.models import MLP
+from zmqtrain.models import MLP, written
 from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.optim import SGD, Adam
 
@@ -77,6 +77,7 @@ class Level:
         self._check(level, version, "a parameter at its start")
         gradient[...] = mark
         out["weights"][...] = parameters["weights"] * rows.mean() - 0.1
+        written(out, "weights")
         if self.gate is not None and not Path(self.gate).exists():
             time.sleep(SLOW_S)
         self._check(gradient, mark, "a gradient that is being computed")

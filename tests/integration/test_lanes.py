@@ -71,7 +71,8 @@ def levels(logdir: Path) -> set[float]:
 def test_every_lane_gives_the_same_parameters_and_no_read_is_torn(stage: Stage) -> None:
     job = stage.job("level_job", gated=True, policy="sync-replicas", steps=STEPS)
     digests = set()
-    for flags, lane in ((), "shm"), (("--lane", "tcp"), "tcp"):
+    by_tcp = ("--lane", "tcp")
+    for flags, lane in ((), "shm"), (by_tcp, "tcp"), ((*by_tcp, "--overlap"), "tcp"):
         stage.gate.unlink(missing_ok=True)
         # Without a directory of its own, so that once it is the one that everybody gets.
         run = stage.train(job, "--ps", PS, *flags, env={"ZMQTRAIN_SEGMENT_DIR": ""})

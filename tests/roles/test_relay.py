@@ -80,6 +80,17 @@ def test_restarted_relay_keeps_for_others_only_what_they_have_not_acknowledged()
     assert len(pack(after.state())) < 1000
 
 
+def test_relay_is_done_when_the_others_tell_of_all_their_orders() -> None:
+    lead = LeadShard()
+    relay = relay_of(lead)
+    relay.begin("sync-replicas")
+    assert relay.is_done
+    relay.give([APPLY] * 2)
+    for told, is_done in ((1.0, False), (2.0, True)):
+        lead.follower.facts[ORDERS] = told
+        assert relay.is_done == is_done
+
+
 def test_orders_wait_until_the_others_know_of_a_switch() -> None:
     lead = LeadShard()
     relay = relay_of(lead)

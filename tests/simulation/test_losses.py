@@ -45,3 +45,13 @@ def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silenc
     simulate(calm(lane="memory", faults=faults), tale.append)
     found = [line for line in tale if "ps 0 went back from version" in line]
     assert found and "give the job a logdir" in found[0]
+
+
+def test_job_that_ps_and_chief_have_both_forgotten_goes_back_to_its_checkpoint(
+    calm: Callable[..., Schedule],
+) -> None:
+    faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
+    tale: list[str] = []
+    report = simulate(calm(lane="memory", keeps=True, save_secs=0.3, faults=faults), tale.append)
+    assert not report.broken, report
+    assert [line for line in tale if "epoch 2 begins at version" in line]

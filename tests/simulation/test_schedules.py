@@ -40,6 +40,26 @@ def test_every_kind_of_fault_is_drawn() -> None:
     assert kinds == {"kill", "stop", "cut", "break", "storm", "switch", "save", "interrupt"}
 
 
+def test_chief_that_alone_knows_of_a_job_is_spared() -> None:
+    drawn = [draw(seed) for seed in range(2000)]
+    forgetful = [s for s in drawn if s.lane == "memory" and s.has("kill", "ps")]
+    assert forgetful
+    assert [schedule for schedule in forgetful if schedule.has("kill", "chief")] == []
+
+
+@pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
+def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
+    kill_at_s: float, calm: Calm
+) -> None:
+    stop = Fault(0.505, "stop", ("ps 0",), 4.0)
+    kill = Fault(kill_at_s, "kill", ("ps 0",), 3.0, lines=300)
+    tale: list[str] = []
+    report = simulate(calm(lane="shm", faults=(stop, kill)), tale.append)
+    assert not report.broken, report
+    killed = [line for line in tale if line.endswith("ps 0 is killed")]
+    assert [float(line.split()[0]) < stop.ends_at for line in killed] == [True]
+
+
 def own_policy(options: str) -> Policy:
     """A plug-in: the factory that ``module:attribute`` names."""
     return BoundedStaleness(1)

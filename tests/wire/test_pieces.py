@@ -14,7 +14,16 @@ from zmqtrain.wire import pieces
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Message, Parameters, Piece, Push
-from zmqtrain.wire.pieces import PIECE_SIZE, Flat, at, count, take_in, travelling
+from zmqtrain.wire.pieces import (
+    PIECE_SIZE,
+    Ahead,
+    Flat,
+    as_it_is,
+    at,
+    count,
+    take_in,
+    travelling,
+)
 
 PUSH = Push(3, 0, 7, 32, 0.5)
 
@@ -150,6 +159,16 @@ def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_pieces: No
     assert [tensors[0].array().tolist() for _, tensors in ahead] == [
         (part / 2).tolist() for part in (flat[:7], flat[7:14], flat[14:])
     ]
+
+
+def test_pieces_go_in_the_order_in_which_they_are_added_and_once(small_pieces: None) -> None:
+    ahead = Ahead(values(30), 3, as_it_is, in_order=False)
+    assert (ahead.known, len(ahead)) == (0, 5)
+    ahead.add([4, 2])
+    ahead.add([2, 0])
+    assert [ahead[place][0].index for place in range(ahead.known)] == [4, 2, 0]
+    ahead.add(range(5))
+    assert [piece.index for piece, _ in ahead] == [4, 2, 0, 1, 3]
 
 
 def test_what_rides_in_a_message_is_encoded_too() -> None:

@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
+from zmqtrain.actors.outstanding import UNKNOWN, OnPiece, Outstanding
 from zmqtrain.actors.waits import Waits
-from zmqtrain.errors import PeerLostError, ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Endpoint, Peer, Selective, UnreachableError
@@ -32,33 +32,6 @@ BEATS = 64  # heartbeats whose refusal is understood as such
 PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
 
 log = logging.getLogger(__name__)
-
-
-OnPiece = Callable[[int, Tensor], None]
-"""Takes in a piece of the reply's tensor: its index and its values."""
-
-
-@dataclass(slots=True)
-class Outstanding:
-    """A request that has been sent and not been answered."""
-
-    request_id: int
-    future: asyncio.Future[Envelope]
-    envelope: Envelope
-    sequence: int | None  # of a push or pull: resent on evidence, not periodically
-    ahead: Ahead | None
-    on_piece: OnPiece | None
-    sent_at: float
-    asked_at: float
-    reason: str
-    resend_s: float
-    told: bool = False
-    wait: int = 0  # its entry among the waits
-    timer: asyncio.TimerHandle | None = None
-    sent_after: int = 0  # the last request id given when this was sent, its own or a later one
-    pieces_sent: int = 0
-    untaken_nbytes: int = 0  # of pieces sent, that the peer has not confirmed
-    is_sent: bool = False  # the message itself, after its pieces
 
 
 class Owner(Protocol):
@@ -144,7 +117,7 @@ class Link:
 
     def begin(
         self,
-        message: Message,
+        message: Message | None,
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
@@ -156,7 +129,8 @@ class Link:
         """Send a request whose reply its ``future`` will hold; :meth:`end` must follow.
 
         ``ahead`` are pieces that go first, as fast as the peer takes them in. ``sequence`` is that
-        of a push. The rest is as for :meth:`request`.
+        of a push. The rest is as for :meth:`request`. Without a message, only pieces go until
+        :meth:`complete` tells it.
         """
         if self.lost is not None:
             raise self.lost
@@ -167,7 +141,7 @@ class Link:
         outstanding = self._outstanding[self._last_id] = Outstanding(
             self._last_id,
             loop.create_future(),
-            Envelope(message, sender, self._last_id, epoch, tensors),
+            Envelope(message or UNKNOWN, sender, self._last_id, epoch, tensors),
             sequence,
             ahead,
             on_piece,
@@ -181,6 +155,16 @@ class Link:
             outstanding.timer = loop.call_later(timeout_s, self._expire, outstanding, timeout_s)
         self._send(outstanding)
         return outstanding
+
+    def complete(self, outstanding: Outstanding, message: Message, *, with_pieces: bool) -> None:
+        """Send the message that a request was begun without, after its last pieces."""
+        outstanding.envelope = replace(outstanding.envelope, message=message)
+        outstanding.asked_at = time.monotonic()
+        if not with_pieces:
+            outstanding.ahead = None
+        elif outstanding.ahead is not None:
+            outstanding.ahead.add(range(len(outstanding.ahead)))
+        self.go_on(outstanding)
 
     def end(self, outstanding: Outstanding) -> None:
         """Forget a request, answered or not."""
@@ -227,6 +211,18 @@ class Link:
             if silent_s > self._owner.timing.peer_timeout_s:
                 self._lose(PeerLostError(f"{self.peer} has been silent for {silent_s:.1f} s"))
 
+    def check(self) -> None:
+        """Return if the peer knows this life.
+
+        Raises:
+            FencedError: it does not: it has a new life, or took this one for dead.
+            PeerLostError, RefusedError: it was given up.
+        """
+        if self.lost is not None:
+            raise self.lost
+        if self.fenced:
+            raise FencedError(f"{self.peer} does not know this life any more")
+
     @property
     def is_alive(self) -> bool:
         """Whether the peer has welcomed us and was heard of lately."""
@@ -260,13 +256,13 @@ class Link:
         outstanding.sent_at = time.monotonic()
         outstanding.pieces_sent = outstanding.untaken_nbytes = 0
         outstanding.is_sent = False
-        self._send_on(outstanding)
+        self.go_on(outstanding)
 
-    def _send_on(self, outstanding: Outstanding) -> None:
+    def go_on(self, outstanding: Outstanding) -> None:
         """Send what the peer's credit allows of a request's pieces, and after them the message."""
         whole, ahead = outstanding.envelope, outstanding.ahead
         outstanding.sent_after = self._last_id
-        while ahead is not None and outstanding.pieces_sent < len(ahead):
+        while ahead is not None and outstanding.pieces_sent < ahead.known:
             piece, tensors = ahead[outstanding.pieces_sent]
             nbytes = sum(tensor.nbytes for tensor in tensors)
             under_way = outstanding.untaken_nbytes
@@ -275,7 +271,7 @@ class Link:
             self._try_send(Envelope(piece, whole.sender, whole.request_id, whole.epoch, tensors))
             outstanding.pieces_sent += 1
             outstanding.untaken_nbytes += nbytes
-        if not outstanding.is_sent:
+        if outstanding.is_known and not outstanding.is_sent:
             outstanding.is_sent = True
             self._try_send(whole)
 
@@ -314,7 +310,7 @@ class Link:
             self._take_piece(outstanding, message.index, envelope.tensors)
         elif type(message) is Taken:
             outstanding.untaken_nbytes = max(0, outstanding.untaken_nbytes - message.nbytes)
-            self._send_on(outstanding)
+            self.go_on(outstanding)
         elif type(message) is Refusal:
             outstanding.future.set_exception(error_of(message, self.peer))
         else:
@@ -330,6 +326,8 @@ class Link:
         for outstanding in self._outstanding.values():
             sequence = outstanding.sequence
             if sequence is None or beat <= outstanding.sent_after or outstanding.future.done():
+                continue
+            if not outstanding.is_known:  # the peer cannot have it
                 continue
             # What is not sent yet waits for credit: the peer would have given it before this.
             if alive.received < sequence or alive.answered >= sequence:

@@ -143,6 +143,10 @@ class Coordinator:
             if member.starved:
                 yield Held(worker, "every step up to the last is being computed already", by)
 
+    def is_alive(self, workers: Iterable[int]) -> bool:
+        """Say whether any of them is: a policy may wait for workers that never came."""
+        return any(worker in self.members for worker in workers)
+
     def _decide(self, worker: int, member: Member) -> list[Decision]:
         if self.finished:
             return [Drop(worker, "the job is complete")] if member.sequence else []

@@ -8,6 +8,7 @@ from zmqtrain.models.base import (
     Gradients,
     Model,
     Parameters,
+    written,
 )
 from zmqtrain.models.linear import LinearRegression, SoftmaxRegression
 from zmqtrain.models.mlp import MLP
@@ -23,4 +24,5 @@ __all__ = [
     "Model",
     "Parameters",
     "SoftmaxRegression",
+    "written",
 ]

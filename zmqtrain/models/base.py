@@ -5,7 +5,7 @@ Anything with these methods can be trained; nothing has to be inherited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Array: TypeAlias = Any
@@ -16,6 +16,29 @@ Parameters: TypeAlias = Mapping[str, Array]
 
 Gradients: TypeAlias = MutableMapping[str, Array]
 """Buffers of the parameters' shapes, into which a model writes its gradients."""
+
+
+class Buffers(dict[str, Array]):
+    """Gradients of a worker that wants to hear when some of them are complete."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Array],
+        on_written: Callable[[Mapping[str, Array], Sequence[str]], None],
+    ) -> None:
+        super().__init__(values)
+        self.on_written = on_written
+
+
+def written(out: Gradients, *names: str) -> None:
+    """Tell that the gradients of these variables are complete: they are not written to again.
+
+    A model may call this in ``loss_and_gradients``, with its ``out``, as soon as it can: so that
+    they travel while it computes the others, if the job's ``overlap`` is on.
+    """
+    if isinstance(out, Buffers):
+        out.on_written(out, names)
+
 
 Batch: TypeAlias = tuple[Array, ...]
 """Arrays that share their first axis, one row an example; usually (features, labels)."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from zmqtrain.models.backend import Scratch, array_module, quiet
-from zmqtrain.models.base import Array, Batch, Gradients, Parameters
+from zmqtrain.models.base import Array, Batch, Gradients, Parameters, written
 from zmqtrain.models.checks import check_labels, check_sizes, examples_of
 from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
 
@@ -94,6 +94,7 @@ class MLP:
             weights, bias = self._names[layer]
             xp.matmul(inputs[layer].T, deltas[layer], out=out[weights])
             xp.sum(deltas[layer], axis=0, out=out[bias])
+            written(out, weights, bias)
             if layer > 0:
                 xp.matmul(deltas[layer], parameters[weights].T, out=deltas[layer - 1])
                 deltas[layer - 1] *= inputs[layer] > 0

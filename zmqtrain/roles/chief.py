@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.roles.joining import Joined, join_all
 from zmqtrain.roles.lanes import map_segment, read_parameters
 from zmqtrain.roles.saving import Saver
+from zmqtrain.roles.status import SETTLED
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.segment import Reached
@@ -101,7 +101,8 @@ class Chief(JobActor):
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
-            if self.incarnation:  # those who know this chief may be waiting for it
+            # Those who know this chief may be waiting for it; what was learned is the next one's.
+            if self.incarnation and not self.told_epoch:
                 await self._send_home(self.stop_code, "stopped by a signal")
             return self.stop_code
         for link in self._links:
@@ -120,11 +121,16 @@ class Chief(JobActor):
                 is_in = False
 
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
-        """Wait for ``waiting``; return False if a signal comes first."""
+        """Wait for ``waiting``; return False if a signal comes first.
+
+        If the job has begun already, there is something to save, so it is given a little time.
+        """
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self.epoch or self.told_epoch:
+                await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
             if waiting.done():
                 waiting.result()  # raises what ended it
             return waiting.done()
@@ -165,7 +171,7 @@ class Chief(JobActor):
                     "(--logdir DIR)"
                 )
             log.warning("%s: the job goes back to %s", text, path)
-        self.epoch = max(*epochs, epoch, 0) + 1
+        self.epoch = max(*epochs, epoch, self.epoch) + 1
         message = Initialize(str(path) if path is not None else None)
         await asyncio.gather(
             *(link.request(message, reason="it is initialising") for link in self._links)
@@ -191,8 +197,9 @@ class Chief(JobActor):
             status = await self.status(seen, WATCH_S)
             seen = status.event
             for link in self._links:
-                if link.fenced or not status.initialised:
-                    raise FencedError(f"{link.peer} has a new life")
+                link.check()
+            if not status.initialised:
+                raise FencedError(f"{self.lead.peer} has a new life")
             self._on_progress(status)
             if status.stop or status.failure or self.stopping.is_set():
                 return status
@@ -316,26 +323,23 @@ class Chief(JobActor):
         return self.stop_code, "stopped by a signal"
 
     async def _level_shards(self) -> None:
-        """Wait until every shard has applied the last update, which may be under way, or queued.
+        """Wait until every shard has applied the last update, if that can come.
 
-        A ps that was restarted needs the lead shard to let it in before it gets its orders.
+        It may be under way or queued, and a ps that was restarted may still have to join the lead
+        shard. Of a push whose worker has died, some shards may know nothing.
         """
-        step = (await self.status()).step
-        limit = time.monotonic() + self.timing.peer_timeout_s
-        deadline = time.monotonic() + self.timing.lease_s
         while True:
+            status = await self.status()
             replies = [
                 await link.request(Read(values=False), reason="it is asked for its version")
                 for link in self._links
             ]
             versions = [getattr(reply.message, "version", 0) for reply in replies]
-            if min(versions) >= step:
+            if min(versions) >= status.step:
                 return
-            tasks, now = (await self.status()).tasks, time.monotonic()
-            if any(t.task.startswith("ps") and t.silent_s > self.timing.lease_s / 2 for t in tasks):
-                deadline = now + self.timing.lease_s
-            if now > min(deadline, limit):
-                log.warning("the shards end at versions %s, not all at step %d", versions, step)
+            if status.tasks[0].facts.get(SETTLED):
+                text = "the shards end at versions %s, not all at step %d"
+                log.warning(text, versions, status.step)
                 return
             await asyncio.sleep(0.01)
 

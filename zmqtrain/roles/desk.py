@@ -60,6 +60,7 @@ class Desk:
         self._close_requests: list[Request] = []
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
+        self._saved: dict[str, Saved] = {}  # the last one, by its directory
         lead.ps.handlers |= {
             GetStatus: self._on_get_status,
             SwitchPolicy: self._on_switch_policy,
@@ -98,17 +99,17 @@ class Desk:
         saving.files[file.shard] = file
         if len(saving.files) == self._lead.ps.ps:
             del self._saving[directory]
-            saving.request.reply(
-                Saved(
-                    saving.step,
-                    self._lead.policy,
-                    tuple(saving.files[shard] for shard in sorted(saving.files)),
-                    saving.next_batch,
-                    saving.open_batches,
-                    saving.examples,
-                    saving.marks,
-                )
+            saved = Saved(
+                saving.step,
+                self._lead.policy,
+                tuple(saving.files[shard] for shard in sorted(saving.files)),
+                saving.next_batch,
+                saving.open_batches,
+                saving.examples,
+                saving.marks,
             )
+            self._saved = {directory: saved}
+            saving.request.reply(saved)
 
     def not_written(self, directory: str, error: ZmqTrainError) -> None:
         """Some shard cannot write its part of a checkpoint."""
@@ -171,6 +172,9 @@ class Desk:
             raise RefusedError("there is nothing to save: the job is not initialised")
         if message.directory in self._saving:
             self._saving[message.directory].request = request
+            return
+        if message.directory in self._saved:  # to write it again would harm what is there
+            request.reply(self._saved[message.directory])
             return
         # The ledger of this moment belongs to the shards' memory at the snapshot order.
         ledger = coordinator.ledger

@@ -7,7 +7,6 @@ Under any other every push is applied and released here at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -78,10 +77,11 @@ class Follower:
     # Direction
 
     def initialized(self) -> None:
-        """Orders are numbered anew in every epoch."""
+        """Orders are numbered anew in every epoch, and the first may be to switch the policy."""
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
         self._released.clear()
-        self._journal.begin(self.policy.encode())
+        self._coordinated = make_policy(self.ps.job.policy).coordinated
+        self.switched(self.ps.job.policy)
 
     def recovered(self) -> None:
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS]
@@ -132,8 +132,13 @@ class Follower:
         self.ps.spawn(self._tell_of_slice(SliceFailed(directory, f"{self.ps.task}: {error}")))
 
     async def _tell_of_slice(self, message: SliceWritten | SliceFailed) -> None:
-        with contextlib.suppress(FencedError):  # a new life of the lead waits for no slice
-            await self.link.request(message, reason="it waits for this shard's slice")
+        """Tell the lead until it has heard it, though this ps may have to join again first."""
+        while True:
+            try:
+                await self.link.request(message, reason="it waits for this shard's slice")
+                return
+            except FencedError:
+                await asyncio.sleep(self.ps.timing.heartbeat_s)
 
     def _at_once(self, worker: int, pending: Pending) -> list[Order]:
         release = Order("release", (worker,), "", pending.incarnation, pending.sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from zmqtrain.wire.messages import Piece, Pull, Push, Release, Taken
 
 if TYPE_CHECKING:
     from zmqtrain.roles.ps import ParameterServer
+
+log = logging.getLogger(__name__)
 
 CREDIT_NBYTES = 8 << 20
 """Bytes of pieces that a worker may have under way to a ps, beyond those confirmed."""
@@ -55,7 +58,8 @@ class Intake:
             return
         worker = request.sender.index
         self._check_push(request, push, peer)
-        self._take_in(request, push, peer)
+        if not self._take_in(request, push, peer):
+            return
         self._ps.shard.stage(worker, peer.gradient, push.sequence)
         known = (push.version, push.batch, push.examples, push.loss, push.finite)
         self._ps.marks.receive(worker, push.sequence, peer.gradient, known)
@@ -140,8 +144,12 @@ class Intake:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
         self._ps.direction.check(request.sender.index, push)
 
-    def _take_in(self, request: Request, push: Push, peer: Peer) -> None:
-        """See to it that all of the gradient lies in the worker's place in the segment."""
+    def _take_in(self, request: Request, push: Push, peer: Peer) -> bool:
+        """See to it that all of the gradient lies in the worker's place in the segment.
+
+        False: some of its pieces were lost. So the push counts as lost as well; the answer to the
+        worker's next heartbeat tells it to send both again.
+        """
         gradient = self._ps.shard.segment.gradient(peer.gradient)
         tensors, came = request.envelope.tensors, len(peer.pieces)
         travels = push.finite and peer.lane == "tcp"
@@ -149,6 +157,11 @@ class Intake:
             pieces.count(len(gradient)) if travels and pieces.count(len(gradient)) > 1 else 0
         )
         rides = travels and not in_pieces
+        if came < in_pieces and not tensors:
+            log.info(
+                "of push %d of %s only %d of %d pieces came", push.sequence, peer, came, in_pieces
+            )
+            return False
         if bool(tensors) != rides or (push.finite and came != in_pieces):
             raise ProtocolError(
                 f"a push of {len(tensors)} tensors after {came} pieces, expected "
@@ -157,6 +170,7 @@ class Intake:
         peer.pieces.clear()
         if rides:
             self._decode(tensors, gradient)
+        return True
 
     def _await_release(self, worker: int, pending: Pending) -> None:
         if not pending.finite:

@@ -74,5 +74,6 @@ async def join(actor: JobActor, link: Link) -> Joined:
             f"{link.peer}: list the ps in the same order on every task (--ps, TF_CONFIG)"
         )
     link.joined, link.fenced = True, False
+    actor.told_epoch = max(actor.told_epoch, envelope.epoch)
     link.credit_nbytes = envelope.message.credit_nbytes
     return Joined(link, envelope.message, envelope.epoch)

@@ -57,6 +57,12 @@ class Lane:
             return None, ()
         return pieces.travelling(self.gradient, sequence, self.encode)
 
+    def ahead(self, sequence: int) -> Ahead | None:
+        """Return the pieces of a gradient that is still being computed, none of them known yet."""
+        if self.reached is not None or pieces.count(len(self.gradient)) == 1:
+            return None
+        return Ahead(self.gradient, sequence, self.encode, in_order=False)
+
     def take_piece(self, index: int, tensor: Tensor) -> None:
         """Take in a piece of the parameters."""
         tensor.copy_to(pieces.at(self.parameters, index))
@@ -92,6 +98,7 @@ async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reac
 
     Raises:
         ConfigError: it cannot be reached, though the lane that was asked for needs that.
+        FencedError: the ps has a new life, and another segment.
     """
     wanted, link = actor.lane, joined.link
     reason = "that is the lane asked for"
@@ -107,6 +114,7 @@ async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reac
         except (SegmentError, RefusedError) as error:
             reason = str(error)
     if wanted in ("memory", "shm"):
+        await _check_known(link)
         raise ConfigError(
             f"the lane to {link.peer} shall be {wanted}, but {reason}; run both on one host (and "
             "memory: in one process) with the same --lane, or use --lane auto"
@@ -122,6 +130,16 @@ async def _prove(link: Link, segment: Reached) -> int:
     if not isinstance(reply.message, Mapped):
         raise ProtocolError(f"{link.peer} answered MapSegment with {reply.message}")
     return reply.message.gradient
+
+
+async def _check_known(link: Link) -> None:
+    """Ask whether the ps is still the one that has welcomed us; raise FencedError if not."""
+    try:
+        await link.request(MapSegment("", ""), reason="it may have been restarted")
+    except FencedError:
+        raise
+    except RefusedError as refusal:
+        log.debug("%s knows us: %s", link.peer, refusal)
 
 
 async def read_parameters(

@@ -27,7 +27,7 @@ from zmqtrain.logs import StateLogger
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.roles.desk import Desk
-from zmqtrain.roles.peers import Peer
+from zmqtrain.roles.peers import PARKED, Peer
 from zmqtrain.roles.relay import Relay
 from zmqtrain.store import segment_layout
 from zmqtrain.store.journal import Journal
@@ -81,6 +81,19 @@ class Lead:
         made = self.coordinator
         names = ("applied", "dropped", "refused")
         return {name: getattr(made, name) if made is not None else 0 for name in names}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what was decided has come to every shard that it can come to.
+
+        Orders go to all of them. Under a policy that is not coordinated, a worker's push has come
+        to all once the worker tells so.
+        """
+        if self.coordinator is None:
+            return False
+        told = [worker for worker, member in self.coordinator.members.items() if member.stopped]
+        peers = [self.ps.peers.get("worker", worker) for worker in told]
+        return self.relay.is_done and all(peer and peer.facts.get(PARKED) for peer in peers)
 
     def initialized(self) -> None:
         ps = self.ps
@@ -196,12 +209,12 @@ class Lead:
             pending = self.ps.pending.get(held.worker)
             if pending is None or now - pending.arrived_at <= limit_s:
                 continue
-            by = ", ".join(f"worker {index}" for index in held.by)
-            text = f"worker {held.worker} has waited {limit_s:g} s for {{}}: {held.reason}"
-            if by:  # they are alive, and their steps take that long
-                self._states.state(held.worker, text.format(by), logging.WARNING)
+            by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
+            text = f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}"
+            if coordinator.is_alive(held.by):  # their steps take that long
+                self._states.state(held.worker, text, logging.WARNING)
             else:
-                self._fail(ExitCode.PEER_LOST, text.format("a worker to join"))
+                self._fail(ExitCode.PEER_LOST, text)
 
     # Events and orders
 

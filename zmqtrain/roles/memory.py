@@ -25,7 +25,8 @@ class WorkerMemory:
         """``flats``: each of shape (layout.size,); the variables are views of them if possible."""
         self.flats = flats
         self.values: dict[str, Any] = {}
-        self._cut: list[tuple[Any, Any]] = []  # (part of a whole variable, where it lies)
+        # By variable: (part of the whole, where it lies).
+        self._cut: dict[str, list[tuple[Any, Any]]] = {}
         lying: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
         for layout, flat in zip(layouts, flats, strict=True):
             for piece, view in zip(layout.slices, layout.views(flat), strict=True):
@@ -37,14 +38,16 @@ class WorkerMemory:
                 continue
             whole = np.empty_like(flats[0], shape=variable.shape)
             self.values[variable.name] = whole
-            self._cut += [(piece.of(whole), view) for piece, view in pieces]
+            self._cut[variable.name] = [(piece.of(whole), view) for piece, view in pieces]
 
     def gather(self) -> None:
         """Bring what lies in the flat arrays into the variables that are cut."""
-        for part, view in self._cut:
-            part[...] = view
+        for parts in self._cut.values():
+            for part, view in parts:
+                part[...] = view
 
-    def scatter(self) -> None:
-        """Bring the variables that are cut into the flat arrays."""
-        for part, view in self._cut:
-            view[...] = part
+    def scatter(self, *names: str) -> None:
+        """Bring the variables that are cut, or those of these names, into the flat arrays."""
+        for name in names or self._cut:
+            for part, view in self._cut.get(name, ()):
+                view[...] = part

@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 ORDERS = "orders"
 """The fact in a follower's heartbeat that counts the orders of this epoch it has carried out."""
 
+PARKED = "parked"
+"""The fact in a worker's heartbeat that every shard has answered all that it pushed, and that the
+job needs no more of it."""
+
 AHEAD_MS = 10 * 365 * 86_400_000
 """How far the clock of one host may be ahead of another's. Nobody can lift numbers beyond that."""
 
@@ -65,6 +69,10 @@ class Peer:
         """Whether its key was revoked since it was last heard of."""
         return self.contact is not None and self.contact.is_revoked
 
+    def is_of_process(self, nonce: str) -> bool:
+        """Say whether the process of this nonce is the peer's, perhaps in another life."""
+        return self.nonce.partition("/")[0] == nonce.partition("/")[0]
+
     @property
     def absence(self) -> str:
         """Why it is taken for gone."""
@@ -87,6 +95,7 @@ class Peers:
         self._peers: dict[Name, Peer] = {}
         self._incarnations: dict[Name, int] = {}  # the last one given or seen
         self.newest = 0  # incarnation of any task
+        self.is_closed = False  # to processes that have not joined before
         self._contested: dict[Name, tuple[Request, float]] = {}  # joins that wait for a lease
 
     def __iter__(self) -> Iterator[Peer]:
@@ -120,7 +129,7 @@ class Peers:
         return peer
 
     def join(self, request: Request, message: Join) -> Peer | None:
-        """Admit the sender; None if its index is still taken and the request waits.
+        """Admit the sender; None if that has to wait: its index is taken, or this ps leaves.
 
         Raises:
             RefusedError: an older life joins after a newer one, or the cluster has no such task.
@@ -138,6 +147,8 @@ class Peers:
             )
         name = (sender.role, sender.index)
         peer = self._peers.get(name)
+        if self.is_closed and (peer is None or not peer.is_of_process(message.nonce)):
+            return None  # it waits for the next life of this ps
         if peer is not None and peer.nonce == message.nonce and not peer.gone:
             peer.heard_at, peer.contact = time.monotonic(), request
             return peer  # a resend
@@ -149,8 +160,9 @@ class Peers:
 
     def _is_held(self, peer: Peer, message: Join) -> bool:
         """Say whether another process lives under this index. One may begin a new life."""
-        same_process = peer.nonce.partition("/")[0] == message.nonce.partition("/")[0]
-        return not same_process and not peer.gone and not self._is_lost(peer)
+        if peer.gone or peer.is_of_process(message.nonce):
+            return False
+        return not self._is_lost(peer)
 
     def expired(self) -> list[Peer]:
         """Mark and return the workers whose lease ran out since the last call.

@@ -223,7 +223,7 @@ class ParameterServer(JobActor):
         before = self.peers.get(request.sender.role, request.sender.index)
         peer = self.peers.join(request, message)
         if peer is None:
-            return  # waits for the lease of the one before
+            return
         if peer is not before:
             self.shard.segment.words[INCARNATION] = self.peers.newest
             if before is not None:
@@ -277,6 +277,8 @@ class ParameterServer(JobActor):
                 peer.facts.pop(ORDERS, None)  # it counts those of another epoch
             self.direction.heard(peer)
         request.reply(Alive(peer.received, peer.answered))
+        if self.shutdown is not None and peer.name[0] == Role.WORKER:
+            request.tell(self.shutdown)  # it was lost, or the worker has joined since
 
     # Parameters in and out
 
@@ -366,6 +368,7 @@ class ParameterServer(JobActor):
             raise RefusedError(f"only the chief ends a run, not {request.sender}")
         self.peers.member(request)
         self.shutdown = message
+        self.peers.is_closed = True
         self.metrics.role_state.set("finished")
         for peer in self.peers:
             # One whose lease ran out may live, and join again when nobody is there any more.

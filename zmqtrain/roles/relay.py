@@ -69,12 +69,17 @@ class Relay:
         """Give orders to the other shards alone."""
         self._send(self._number(orders))
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all other shards tell that they have carried out all of their orders."""
+        return self._others_have(self._sent)
+
     def carry_out_own(self) -> None:
         """Carry out this shard's part, unless some other shard does not know of a switch yet.
 
         It would treat the next push of a worker released here by the old policy.
         """
-        if not self._own or not self._all_know_of_switch():
+        if not self._own or not self._others_have(self._switch):
             return
         orders = tuple(self._own)
         self._own.clear()
@@ -160,11 +165,12 @@ class Relay:
             for shard in range(1, self._ps.ps):
                 self._tell(shard, message)
 
-    def _all_know_of_switch(self) -> bool:
+    def _others_have(self, number: int) -> bool:
+        """Say whether all other shards tell that they have carried out the orders up to this."""
         for shard in range(1, self._ps.ps):
             peer = self._ps.peers.get("ps", shard)
             known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
-            if known < self._switch:
+            if known < number:
                 return False
         return True
 

@@ -11,6 +11,9 @@ from zmqtrain.wire.messages import Status, TaskStatus, Wait
 if TYPE_CHECKING:
     from zmqtrain.roles.lead import Lead
 
+SETTLED = "settled"
+"""The fact of ps 0 that nothing is on its way to another shard; see :attr:`Lead.is_settled`."""
+
 
 def status_of(lead: Lead) -> Status:
     """Return the job's status as of now."""
@@ -60,7 +63,8 @@ def waits_of(lead: Lead) -> tuple[Wait, ...]:
         by = ", ".join(f"worker {index}" for index in held.by)
         since_s = time.monotonic() - pending.arrived_at if pending is not None else 0.0
         # Those who are there may take their time; their leases end if they are not.
-        left_s = None if by else max(0.0, ps.timing.join_timeout_s - since_s)
+        is_alive = lead.coordinator.is_alive(held.by)
+        left_s = None if is_alive else max(0.0, ps.timing.join_timeout_s - since_s)
         on = by or "a worker to join"
         waits.append(Wait(f"worker {held.worker}", on, held.reason, since_s, left_s))
     return tuple(waits)
@@ -84,7 +88,7 @@ def _own(lead: Lead) -> TaskStatus:
         process=ps.process,
         metrics=ps.metrics_address,
         lanes="",
-        facts={"bytes": float(ps.shard.layout.nbytes)},
+        facts={"bytes": float(ps.shard.layout.nbytes), SETTLED: float(lead.is_settled)},
     )
 
 

@@ -13,14 +13,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.actors.link import Link, Outstanding
+from zmqtrain.actors.link import Link
 from zmqtrain.actors.offload import Offload
+from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.data.batches import BatchPlan
@@ -28,11 +28,14 @@ from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.device import make_device
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Dataset, Parameters
+from zmqtrain.models.base import Batch, Buffers, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.roles.joining import join_all
 from zmqtrain.roles.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.roles.memory import WorkerMemory
+from zmqtrain.roles.overlap import Overlap
+from zmqtrain.roles.peers import PARKED
+from zmqtrain.roles.steps import Made, Step, account
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.segment_layout import Flat
 from zmqtrain.store.shard import all_finite
@@ -42,28 +45,6 @@ from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Message, Pull, Push, Release, Shutdown
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What was computed from one batch; the gradient itself is in the worker's memory."""
-
-    loss: float
-    finite: bool  # loss and gradient hold neither NaN nor infinity
-    examples: int
-    data_s: float  # spent on getting the batch
-    read_s: float  # spent on getting the parameters from where the shards keep them
-
-
-@dataclass(slots=True)
-class _Step:
-    """One step that is done; times are of the performance counter."""
-
-    made: _Made
-    release: Release
-    started: float
-    computed: float
-    ended: float
 
 
 class Worker(JobActor):
@@ -80,6 +61,7 @@ class Worker(JobActor):
         self._parameters: WorkerMemory
         self._gradients: WorkerMemory
         self._buffers: dict[str, Any] = {}  # that the model is given for its gradients
+        self._overlap: Overlap | None = None
         self._dataset = dataset
         self._compute_beside = Offload(f"{self.task} compute")
         self._shutdown: Shutdown | None = None
@@ -88,7 +70,8 @@ class Worker(JobActor):
         self._epochs = [0] * self.ps  # that they are of
         self._sequence = 0
         self._is_in = False
-        self._done: _Step | None = None  # not yet counted
+        self._is_parked = False
+        self._done: Step | None = None  # not yet counted
         self.steps = 0
         self.report = self._facts
         self.handlers = {Shutdown: self._on_shutdown}
@@ -125,20 +108,33 @@ class Worker(JobActor):
                 link.tell(Leave(reason))
 
     async def _train(self, links: Sequence[Link], prefetcher: Prefetcher) -> None:
-        """Train until the job needs no more gradients, then wait for the chief to end the run."""
+        """Train until the job needs no more gradients, and again if it goes back."""
         while True:
             try:
                 await self._session(links, prefetcher)
-                break
+                self._account()
+                await self._park(links)
             except FencedError as error:
                 log.warning("%s; joining again", error)
-        self._account()
+
+    async def _park(self, links: Sequence[Link]) -> None:
+        """Wait for the chief to end the run, until this task is stopped.
+
+        Raises:
+            FencedError: some ps has a new life, and may need this worker again.
+            PeerLostError: some ps is given up.
+        """
+        self._is_parked = True
         self.metrics.role_state.set("draining")
         with self.waits.on(links[0].peer, "the job is complete; the chief has not ended it yet"):
-            await links[0].silence()
+            while True:
+                await asyncio.sleep(self.timing.heartbeat_s)
+                for link in links:
+                    link.check()
 
     async def _session(self, links: Sequence[Link], prefetcher: Prefetcher) -> None:
         """Live one incarnation: join, pull, push until told to stop."""
+        self._is_parked = False
         self.metrics.role_state.set("joining")
         await self._join(links)
         lanes = ",".join(lane.name for lane in self._lanes)
@@ -155,9 +151,9 @@ class Worker(JobActor):
     async def _join(self, links: Sequence[Link]) -> None:
         self._sequence = 0
         self._leases.clear()
-        self._use(await open_lanes(self, await join_all(self, links)))
+        self._use(links, await open_lanes(self, await join_all(self, links)))
 
-    def _use(self, lanes: list[Lane]) -> None:
+    def _use(self, links: Sequence[Link], lanes: list[Lane]) -> None:
         """Lay the model's variables over the memory that the lanes give."""
         variables, layouts = self.job.variables(), self.job.layouts(self.ps)
         self._lanes = lanes
@@ -171,15 +167,20 @@ class Worker(JobActor):
         self._parameters = WorkerMemory(variables, layouts, twins(self._sources))
         self._gradients = WorkerMemory(variables, layouts, twins([lane.gradient for lane in lanes]))
         self._buffers = dict(self._gradients.values)
+        if self.job.overlap:
+            self._overlap = Overlap(links, lanes, layouts, self._gradients)
+            self._buffers = Buffers(self._gradients.values, self._overlap.written)
 
     async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:
         if not self._leases:
             raise ProtocolError("the lead shard released this worker without a batch")
         number = self._leases.popleft()
         started = time.perf_counter()
+        self._sequence += 1
+        if self._overlap is not None:
+            self._overlap.begin(self._sequence)
         made = await self._compute_beside.run(lambda: self._compute(prefetcher, number))
         computed = time.perf_counter()
-        self._sequence += 1
         pushes = [
             Push(self._sequence, version, number, made.examples, made.loss, made.finite)
             for version in self._versions
@@ -187,29 +188,14 @@ class Worker(JobActor):
         reason = f"it has not answered push {self._sequence}"
         release = await self._exchange(links, pushes, reason)
         self.steps += 1
-        self._done = _Step(made, release, started, computed, time.perf_counter())
+        self._done = Step(made, release, started, computed, time.perf_counter())
         return release
 
     def _account(self) -> None:
         """Count the last step. This is called when the next push is on its way: it delays none."""
-        if self._done is None:
-            return
-        step, self._done = self._done, None
-        made, release = step.made, step.release
-        metrics, phases = self.metrics, self.metrics.phase_duration_seconds
-        metrics.steps.inc()
-        metrics.examples.inc(made.examples)
-        metrics.train_loss.set(made.loss)
-        phases.data.observe(made.data_s)
-        phases.compute.observe(step.computed - step.started - made.data_s - made.read_s)
-        phases.wait.observe(release.held_s)
-        phases.pull.observe(made.read_s)
-        phases.push.observe(max(0.0, step.ended - step.computed - release.held_s))
-        metrics.step_duration_seconds.observe(step.ended - step.started)
-        if not made.finite:
-            metrics.nonfinite_gradients.inc()
-        if release.result == "refused":
-            log.warning("push %d was refused: %s", release.sequence, release.reason)
+        if self._done is not None:
+            account(self.metrics, self._done)
+            self._done = None
 
     def _take(self, prefetcher: Prefetcher, number: int) -> Batch:
         """Return a batch of at least one array.
@@ -226,7 +212,7 @@ class Worker(JobActor):
             )
         return batch
 
-    def _compute(self, prefetcher: Prefetcher, number: int) -> _Made:
+    def _compute(self, prefetcher: Prefetcher, number: int) -> Made:
         """Fill the gradient buffers from one batch."""
         parameters, gradients = self._parameters, self._gradients
         started = time.perf_counter()
@@ -243,7 +229,7 @@ class Worker(JobActor):
         finite = math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
         if finite:
             self._device.store(gradients.flats, [lane.gradient for lane in self._lanes])
-        return _Made(loss, finite, len(batch[0]), taken - started, read - taken)
+        return Made(loss, finite, len(batch[0]), taken - started, read - taken)
 
     def _call_model(self, parameters: Parameters, batch: Batch) -> float:
         model = self.job.model
@@ -300,8 +286,8 @@ class Worker(JobActor):
         Returns the lead shard's release, once every shard has released this worker.
         """
         requests = [
-            self._send(link, lane, message, reason)
-            for link, lane, message in zip(links, self._lanes, messages, strict=True)
+            self._send(shard, link, message, reason)
+            for shard, (link, message) in enumerate(zip(links, messages, strict=True))
         ]
         try:
             self._account()
@@ -323,7 +309,12 @@ class Worker(JobActor):
         # A refusal by one shard counts at once: the others may be waiting for that shard.
         return await asyncio.gather(*(request.future for request in requests))
 
-    def _send(self, link: Link, lane: Lane, message: Message, reason: str) -> Outstanding:
+    def _send(self, shard: int, link: Link, message: Message, reason: str) -> Outstanding:
+        if self._overlap is not None and isinstance(message, Push):
+            begun = self._overlap.complete(shard, message)
+            if begun is not None:
+                return begun
+        lane = self._lanes[shard]
         has_gradient = isinstance(message, Push) and message.finite
         ahead, tensors = lane.travelling(self._sequence) if has_gradient else (None, ())
         return link.begin(
@@ -357,7 +348,7 @@ class Worker(JobActor):
             self.stop(message.exit_code)
 
     def _facts(self) -> dict[str, float]:
-        return {"step": float(self.steps)}
+        return {"step": float(self.steps), PARKED: float(self._is_parked)}
 
 
 def _release_of(reply: Envelope) -> Release:

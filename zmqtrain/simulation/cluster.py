@@ -235,7 +235,9 @@ class SimulatedCluster:
         life = self._current[fault.names[0]]
         if life.is_killed or life.running.done() or self._current["chief 0"].running.done():
             return  # who starts after the end of a job waits for it in vain
-        if fault.lines:
+        # Who is stopped runs no lines; nor is who is to die stopped before: that adds up to more
+        # than others wait for a ps.
+        if fault.lines and not life.process.is_stopped:
             life.process.die_after(fault.lines, partial(self._die, life, fault))
             return
         self._gone(life)
@@ -265,7 +267,7 @@ class SimulatedCluster:
         life.process.is_stopped = True
 
     def _stop(self, life: Life, lasts_s: float) -> None:
-        if not life.is_killed:
+        if not life.is_killed and not life.process.is_doomed:
             life.process.is_stopped = True
             self._loop.call_later(lasts_s, self._continue, life)
 

@@ -174,8 +174,11 @@ def draw(seed: int, policy: str = "") -> Schedule:
 
 
 def _without_oblivion(schedule: Schedule) -> Schedule:
-    """Spare the chief if a killed ps loses everything: or nobody knows that there was a job."""
-    if schedule.lane != "memory" or schedule.keeps or not schedule.has("kill", "ps"):
+    """Spare the chief if a killed ps loses everything: or nobody knows that there was a job.
+
+    A job that is saved may not have been saved yet.
+    """
+    if schedule.lane != "memory" or not schedule.has("kill", "ps"):
         return schedule
     spared = [f for f in schedule.faults if f.kind != "kill" or "chief 0" not in f.names]
     return replace(schedule, faults=tuple(spared))

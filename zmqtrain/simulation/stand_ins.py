@@ -34,7 +34,7 @@ _real_open, _real_close = os.open, os.close
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 PIECE_SIZE = 120  # elements, of tensors in pieces
-CREDIT_NBYTES = 1200
+CREDITS_NBYTES = (1200, 1 << 20)  # some pieces, or all
 UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 
 
@@ -78,10 +78,11 @@ def standing_in(loop: VirtualLoop, random: Random, *, in_pieces: bool) -> Iterat
         (task, "Metrics", _metrics),
     ]
     if in_pieces:
+        credit_nbytes = random.choice(CREDITS_NBYTES)
         stand_ins += [
             (pieces, "PIECE_SIZE", PIECE_SIZE),
-            (intake, "CREDIT_NBYTES", CREDIT_NBYTES),
-            (ps, "CREDIT_NBYTES", CREDIT_NBYTES),
+            (intake, "CREDIT_NBYTES", credit_nbytes),
+            (ps, "CREDIT_NBYTES", credit_nbytes),
         ]
     before = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
     for module, name, stand_in in stand_ins:

@@ -8,7 +8,8 @@ what a compression made of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -49,26 +50,42 @@ def as_it_is(start: int, piece: Flat) -> tuple[Tensor, ...]:
 
 
 class Ahead:
-    """The pieces that go ahead of a message, each made when it is first asked for, and kept."""
+    """The pieces that go ahead of a message, each made when it is first asked for, and kept.
 
-    def __init__(self, flat: Flat, sequence: int, encode: Encode) -> None:
+    They go in the order of the tensor, or, if ``in_order`` is False, in that in which they are
+    added: then the tensor is still being computed.
+    """
+
+    def __init__(self, flat: Flat, sequence: int, encode: Encode, *, in_order: bool = True) -> None:
         self._flat = flat
         self._sequence = sequence
         self._encode = encode
+        self._order: dict[int, None] = {}  # piece by piece
         self._made: list[tuple[Piece, tuple[Tensor, ...]]] = []
+        if in_order:
+            self.add(range(len(self)))
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Let these pieces go next, unless they went."""
+        self._order.update(dict.fromkeys(indices))
+
+    @property
+    def known(self) -> int:
+        """How many pieces may go."""
+        return len(self._order)
 
     def __len__(self) -> int:
         return count(len(self._flat))
 
-    def __getitem__(self, index: int) -> tuple[Piece, tuple[Tensor, ...]]:
-        while len(self._made) <= index:
-            number = len(self._made)
+    def __getitem__(self, place: int) -> tuple[Piece, tuple[Tensor, ...]]:
+        """Return the piece that goes at a place, which is below ``known``."""
+        for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * PIECE_SIZE, at(self._flat, number))
             self._made.append((Piece(self._sequence, number), tensors))
-        return self._made[index]
+        return self._made[place]
 
     def __iter__(self) -> Iterator[tuple[Piece, tuple[Tensor, ...]]]:
-        return (self[index] for index in range(len(self)))
+        return (self[place] for place in range(len(self)))
 
 
 def travelling(

@@ -1,0 +1,153 @@
+"""What of a gradient is sent while the rest is computed: what is complete, and finite."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.models.base import Buffers, written
+from zmqtrain.roles.lanes import Lane
+from zmqtrain.roles.memory import WorkerMemory
+from zmqtrain.roles.overlap import Overlap
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
+from zmqtrain.wire.messages import Push
+from zmqtrain.wire.pieces import Ahead
+
+PIECE_SIZE = 10
+PUSH = Push(1, 0, 7, 32, 0.5)
+
+
+@dataclass
+class FakeRequest:
+    ahead: Ahead | None
+    sent: dict[int, list[float]] = field(default_factory=dict)  # pieces as they were when sent
+    completed: tuple[Push, bool] | None = None
+
+
+class FakeLink:
+    """Sends every piece at once."""
+
+    def __init__(self) -> None:
+        self.requests: list[FakeRequest] = []
+
+    def begin(self, message: None, *, ahead: Ahead, **options: Any) -> FakeRequest:
+        assert message is None
+        self.requests.append(FakeRequest(ahead))
+        return self.requests[-1]
+
+    def go_on(self, request: FakeRequest) -> None:
+        assert request.ahead is not None
+        while len(request.sent) < request.ahead.known:
+            piece, (tensor,) = request.ahead[len(request.sent)]
+            request.sent[piece.index] = tensor.array().tolist()
+
+    def complete(self, request: FakeRequest, push: Push, *, with_pieces: bool) -> None:
+        request.completed = (push, with_pieces)
+
+
+class Situation:
+    """A worker whose gradient lies in some shards, which are cut into small pieces."""
+
+    def __init__(self, sizes: Sequence[int], shards: int) -> None:
+        variables = [Variable(f"v{number}", (size,)) for number, size in enumerate(sizes)]
+        layouts = place(variables, shards, partition_nbytes=4 * 15)
+        self.lanes = [_lane(layout.size) for layout in layouts]
+        memory = WorkerMemory(variables, layouts, [lane.gradient for lane in self.lanes])
+        self.links = [FakeLink() for _ in layouts]
+        self.overlap = Overlap(self.links, self.lanes, layouts, memory)  # type: ignore[arg-type]
+        self.out = Buffers(memory.values, self.overlap.written)
+        for buffer in self.out.values():
+            buffer[:] = np.nan  # of the step before
+
+    def complete(self) -> list[FakeRequest]:
+        """Complete every push; return the requests, of shards whose gradient goes in pieces."""
+        for shard in range(len(self.links)):
+            self.overlap.complete(shard, PUSH)
+        return [request for link in self.links for request in link.requests]
+
+
+def _lane(size: int) -> Lane:
+    return Lane("tcp", np.zeros(size, np.float32), np.full(size, np.nan, np.float32))
+
+
+@pytest.fixture(autouse=True)
+def small_pieces() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zmqtrain.wire.pieces.PIECE_SIZE", PIECE_SIZE)
+        yield
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    shards=st.integers(1, 3),
+    data=st.data(),
+)
+def test_piece_goes_when_all_that_lies_in_it_is_written_and_not_before(
+    sizes: list[int], shards: int, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations([f"v{number}" for number in range(len(sizes))]))
+    told = data.draw(st.integers(0, len(order)))
+
+    async def compute() -> None:
+        situation = Situation(sizes, shards)
+        situation.overlap.begin(1)
+        for number, name in enumerate(order):
+            situation.out[name][:] = number
+            if number < told:
+                written(situation.out, name, *order[:number])  # some of them once more
+        await asyncio.sleep(0)  # what was told from the model's thread is heard now
+        if told == len(order):  # all pieces are there, each as it is in the end
+            for lane, link in zip(situation.lanes, situation.links, strict=True):
+                for request in link.requests:
+                    whole = [
+                        value for index in sorted(request.sent) for value in request.sent[index]
+                    ]
+                    assert whole == lane.gradient.tolist()
+        for request in situation.complete():
+            assert all(np.isfinite(values).all() for values in request.sent.values())
+            assert request.completed == (PUSH, True)
+
+    asyncio.run(compute())
+
+
+@pytest.mark.parametrize("told", ["in a plain dict", "of an array of its own"])
+async def test_nothing_goes_ahead_of_what_is_told(told: str) -> None:
+    situation = Situation([50], 1)
+    situation.overlap.begin(1)
+    if told == "in a plain dict":
+        out: Any = dict(situation.out)
+        out["v0"][:] = 1
+    else:  # it is copied to its place when the model is done
+        out = situation.out
+        out["v0"] = np.ones(50, np.float32)
+    written(out, "v0")
+    await asyncio.sleep(0)
+    (request,) = situation.complete()
+    assert request.sent == {}
+    assert request.completed == (PUSH, True)
+
+
+async def test_gradient_that_is_not_finite_does_not_go_ahead() -> None:
+    situation = Situation([50, 50], 1)
+    situation.overlap.begin(1)
+    situation.out["v1"][:] = 1
+    situation.out["v0"][:] = np.inf
+    written(situation.out, "v1", "v0")
+    await asyncio.sleep(0)
+    (request,) = situation.complete()
+    assert sorted(request.sent) == [5, 6, 7, 8, 9]
+
+
+async def test_small_gradient_rides_in_its_push() -> None:
+    situation = Situation([PIECE_SIZE], 1)
+    situation.overlap.begin(1)
+    assert situation.overlap.complete(0, PUSH) is None

@@ -1,0 +1,46 @@
+"""A request that has been sent, or is being sent, and has not been answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.messages import Message, Piece
+from zmqtrain.wire.pieces import Ahead
+
+UNKNOWN: Message = Piece(0, 0)
+"""Stands for the message of a request that is begun before it is known."""
+
+OnPiece = Callable[[int, Tensor], None]
+"""Takes in a piece of the reply's tensor: its index and its values."""
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """A request that has been sent and not been answered."""
+
+    request_id: int
+    future: asyncio.Future[Envelope]
+    envelope: Envelope
+    sequence: int | None  # of a push or pull: resent on evidence, not periodically
+    ahead: Ahead | None
+    on_piece: OnPiece | None
+    sent_at: float
+    asked_at: float
+    reason: str
+    resend_s: float
+    told: bool = False
+    wait: int = 0  # its entry among the waits
+    timer: asyncio.TimerHandle | None = None
+    sent_after: int = 0  # the last request id given when this was sent, its own or a later one
+    pieces_sent: int = 0
+    untaken_nbytes: int = 0  # of pieces sent, that the peer has not confirmed
+    is_sent: bool = False  # the message itself, after its pieces
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a message; its pieces may go before there is."""
+        return self.envelope.message is not UNKNOWN
