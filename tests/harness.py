@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -183,16 +184,17 @@ class Stage:
         return Cluster(self, job, [f"127.0.0.1:{port}" for port in self.free_ports(ps)], workers)
 
     def free_ports(self, count: int) -> list[int]:
-        """Return ``count`` consecutive ports that nobody listens at."""
+        """Return ``count`` consecutive ports that nobody listens at.
+
+        They are none of those that the system gives to whoever asks for any.
+        """
         while True:
-            with contextlib.ExitStack() as stack:
-                try:
-                    first = stack.enter_context(_listener(0)).getsockname()[1]
-                    for port in range(first + 1, first + count):
-                        stack.enter_context(_listener(port))
-                except OSError:
-                    continue
-                return list(range(first, first + count))
+            first = random.randrange(20_000, 32_000)
+            ports = range(first, first + count)
+            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+                for port in ports:
+                    stack.enter_context(_listener(port))
+                return list(ports)
 
     def run_address(self) -> str:
         """Return the lead shard's address of the ``zmqtrain run`` that this stage runs."""

@@ -98,7 +98,9 @@ class KeyedJob:
 def test_job_with_keys_trains_and_obeys_clients(
     stage: Stage, check_counts: Callable[[Path], list[int]], chief: bool
 ) -> None:
-    path = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir))
+    path = stage.job(
+        "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir)
+    )
     job = KeyedJob(stage, path, ps=2, chief=chief)
     job.start_all("--lane", "tcp")
     job.until(lambda status: status.step > 0, "the first step")
@@ -164,7 +166,9 @@ def working(status: Status) -> int:
 def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(
     stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
-    path = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir))
+    path = stage.job(
+        "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir)
+    )
     job = KeyedJob(stage, path)
     job.start_all()
     job.until(lambda status: working(status) == 2, "a step of both workers")

@@ -165,10 +165,14 @@ class Actor:
             log.error("%s met another error while it ended", self.task, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a background task for as long as the actor lives."""
+        """Run a background task for as long as the actor lives; not at all if it is ending."""
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
-        task = self._group.create_task(coroutine)
+        try:
+            task = self._group.create_task(coroutine)
+        except RuntimeError:
+            coroutine.close()
+            return
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

@@ -21,13 +21,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
-from zmqtrain.errors import (
-    FencedError,
-    OrphanedError,
-    PeerLostError,
-    RefusedError,
-    ZmqTrainError,
-)
+from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.logs import StateLogger
 from zmqtrain.optim import Update
@@ -287,13 +281,13 @@ class ParameterServer(JobActor):
         self.peers.member(request)
         if not isinstance(message, Initialize) or request.sender.role != Role.CHIEF:
             raise RefusedError(f"only the chief initialises, not {request.sender}")
-        if request.envelope.epoch == self.epoch and self.initialised:
-            request.reply(Parameters(self.shard.version))
-            return
         self.execution.after_orders(partial(self._initialize, request, message))
 
     def _initialize(self, request: Request, message: Initialize) -> None:
-        """Begin an epoch, once nothing of the one before is under way."""
+        """Begin an epoch, unless it has begun; nothing of the one before is under way."""
+        if request.envelope.epoch == self.epoch and self.initialised:
+            request.reply(Parameters(self.shard.version))
+            return
         self._end_epoch()
         words = self.shard.segment.words
         words[EPOCH] = 0  # until all is in place, there is nothing to go on from
