@@ -22,7 +22,7 @@ OPTIONS = """
     heartbeat_s lease_s peer_timeout_s grace_s
     policy batch_size steps seed data evaluate_every logdir save_secs keep_checkpoints l2
     clip_norm moving_average evaluate_average max_nonfinite compression placement
-    partition_nbytes consistent_reads prefetch device
+    partition_nbytes consistent_reads prefetch device ps_device overlap
 """.split()
 
 

@@ -123,13 +123,14 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
 
-        If the job has begun already, there is something to save, so it is given a little time.
+        If the job had begun before, there is something to save, so it is given a little time.
         """
+        epoch = self.epoch
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.epoch or self.told_epoch:
+            if epoch or self.told_epoch:
                 await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
             if waiting.done():
                 waiting.result()  # raises what ended it
