@@ -73,6 +73,7 @@ ROWS = (
             faults/test_lost_words.py::test_checkpoint_is_written_once_although_the_word
             faults/test_lost_words.py::test_last_orders_that_are_lost_again_and_again
             faults/test_lost_words.py::test_push_that_is_lost_again_and_again
+            faults/test_lost_words.py::test_pull_that_was_released_before_it_came
             faults/test_lost_words.py::test_word_to_leave_that_is_lost
             faults/test_lost_words.py::test_word_to_end_that_is_lost
             faults/test_lost_words.py::test_refusal_by_one_shard_is_heard

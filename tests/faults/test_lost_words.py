@@ -226,6 +226,25 @@ def test_ps_restarted_while_the_chief_begins_ends_no_job(calm: Calm, held: Held)
         held(calm(ps=2, lane="shm", steps=4, faults=(kill,)))
 
 
+@pytest.mark.parametrize("policy", ["sync-replicas", "bounded-staleness:0", "hogwild:whole"])
+def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
+    policy: str, calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
+    handle, lost_by = Intake._on_pull, []
+
+    def lose_in_the_first_life(intake: Intake, request: Request) -> None:
+        if intake._ps.task.index == 1 and lost_by in ([], [intake]):
+            lost_by[:] = [intake]
+        else:
+            handle(intake, request)
+
+    monkeypatch.setattr(Intake, "_on_pull", lose_in_the_first_life)
+    kill = Fault(1.0, "kill", ("ps 1",), 0.3)
+    held(calm(ps=2, lane="shm", policy=policy, faults=(kill,)))
+    assert lost_by
+
+
 def test_worker_whose_lease_ran_out_hears_of_the_end(calm: Calm, tale_of: TaleOf) -> None:
     stop = Fault(0.5, "stop", ("worker 0",), 20.0)
     cut = Fault(0.5, "cut", ("worker 0",), 20.1, mild=True)

@@ -169,7 +169,11 @@ class Execution:
         worker = order.workers[0]
         pending = self._ps.pending.get(worker)
         peer = self._ps.peers.get(Role.WORKER, worker)
-        if pending is None or peer is None or peer.incarnation != order.incarnation:
+        if peer is None or peer.incarnation != order.incarnation:
+            return
+        if pending is None:
+            peer.released = order.sequence
+            self._ps.marks.release(worker, order.sequence)
             return
         if pending.sequence != order.sequence:
             return

@@ -48,8 +48,6 @@ class Follower:
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(ps.shard.segment)
         self._stuck = False  # the update rule refused
-        # Worker -> (incarnation, sequence) of the last push that the lead has released.
-        self._released: dict[int, tuple[int, int]] = {}
         self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
         ps.report = self._report_facts
         ps.handlers[Orders] = self._on_orders
@@ -79,7 +77,6 @@ class Follower:
     def initialized(self) -> None:
         """Orders are numbered anew in every epoch, and the first may be to switch the policy."""
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
-        self._released.clear()
         self._coordinated = make_policy(self.ps.job.policy).coordinated
         self.switched(self.ps.job.policy)
 
@@ -110,9 +107,10 @@ class Follower:
         """The lead gives the job up, if anyone does."""
 
     def arrived(self, worker: int, pending: Pending) -> None:
-        released = self._released.get(worker) == (pending.incarnation, pending.sequence)
-        if not self._coordinated or released:
-            # Released before it came: the lead let it pass before the policy was coordinated.
+        peer = self.ps.peers.get(Role.WORKER, worker)
+        is_released = peer is not None and peer.released == pending.sequence
+        if not self._coordinated or is_released:
+            # Released before it came: a pull needs no agreement, nor did a push before a switch.
             self._carry_out(self._at_once(worker, pending))
         else:
             self._report(worker, pending)
@@ -184,6 +182,4 @@ class Follower:
     def _obey(self, number: int, order: Order) -> None:
         if order.kind == "switch":
             self._coordinated = make_policy(order.text).coordinated
-        if order.kind == "release":
-            self._released[order.workers[0]] = (order.incarnation, order.sequence)
         self.ps.execution.carry_out([(number, order)])

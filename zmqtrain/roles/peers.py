@@ -47,6 +47,7 @@ class Peer:
     died: bool = False  # its process has ended without a word
     received: int = -1  # sequence of the last push, 0 for a pull
     answered: int = -1
+    released: int = -1  # the last that it may go on after, though it had not come yet
     last_release: Release | None = None
     lane: str = "tcp"
     lanes: str = ""  # to every ps, as a worker says

@@ -90,6 +90,7 @@ def _restore_worker(ps: ParameterServer, mark: Mark, result: str) -> None:
     nonce, process, metrics, place = msgpack.unpackb(mark.who)
     peer = Peer(name, mark.incarnation, nonce, process, metrics, place, None, time.monotonic())
     peer.received, peer.answered = mark.received, mark.answered
+    peer.released = mark.released
     peer.lane, peer.gradient, peer.loss = mark.lane, mark.gradient, mark.loss
     if answer is not None:
         sequence, text, version, batches, stop, reason = answer

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import MARK_NBYTES, MAX_WORKERS
 
-INCARNATION, RECEIVED, ANSWERED, RESULT, GRADIENT, LANE, STAGED = range(7)
-_WORDS = 7
+INCARNATION, RECEIVED, ANSWERED, RESULT, GRADIENT, LANE, STAGED, RELEASED = range(8)
+_WORDS = 8
 _PUSH = struct.Struct("<qqqdq")  # version, batch, examples, loss, finite
 _PUSH_AT = 8 * _WORDS
 _TEXTS = {"who": (_PUSH_AT + _PUSH.size, 384), "answer": (512, 512)}
@@ -29,6 +29,7 @@ LANES = ("tcp", "shm", "memory")
 class Mark:
     """A worker as its shard last knew it.
 
+    ``released`` is the last push that it was to be let go after, though it had not come yet.
     ``staged`` is the gradient of its push ``received``, which may still be needed when the worker
     is gone (``incarnation`` 0). ``who`` and ``answer`` are the writer's own bytes, empty if they
     were too long.
@@ -38,6 +39,7 @@ class Mark:
     incarnation: int
     received: int
     answered: int
+    released: int
     result: str  # of push received, "" while it has none
     gradient: int
     lane: str
@@ -72,6 +74,7 @@ class Marks:
         row = self._row(worker)
         self._words[row + INCARNATION] = 0
         self._words[row + RECEIVED] = self._words[row + ANSWERED] = -1
+        self._words[row + RELEASED] = -1
         self._words[row + GRADIENT] = -1
         self._words[row + LANE] = 0
         self._put(worker, "who", who)
@@ -117,6 +120,11 @@ class Marks:
             self._put(worker, "answer", answer)
             self._words[self._row(worker) + ANSWERED] = sequence
 
+    def release(self, worker: int, sequence: int) -> None:
+        """Note that a worker may go on after a push that has not come yet."""
+        if worker < MAX_WORKERS:
+            self._words[self._row(worker) + RELEASED] = sequence
+
     def leave(self, worker: int) -> None:
         """A worker is gone; what it has staged stays."""
         if worker < MAX_WORKERS:
@@ -136,6 +144,7 @@ class Marks:
                 words[row + INCARNATION],
                 words[row + RECEIVED],
                 words[row + ANSWERED],
+                words[row + RELEASED],
                 RESULTS[words[row + RESULT]],
                 words[row + GRADIENT],
                 LANES[words[row + LANE]],

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 """Rises with every change to what lies where in a segment."""
 
 MAGIC = b"zmqtrain"
