@@ -329,16 +329,18 @@ class Chief(JobActor):
         It may be under way or queued, and a ps that was restarted may still have to join the lead
         shard. Of a push whose worker has died, some shards may know nothing.
         """
+        status = await self.status()
         while True:
-            status = await self.status()
+            was_settled = status.tasks[0].facts.get(SETTLED)
             replies = [
                 await link.request(Read(values=False), reason="it is asked for its version")
                 for link in self._links
             ]
             versions = [getattr(reply.message, "version", 0) for reply in replies]
+            status = await self.status()  # a step may have been made since
             if min(versions) >= status.step:
                 return
-            if status.tasks[0].facts.get(SETTLED):
+            if was_settled and status.tasks[0].facts.get(SETTLED):
                 text = "the shards end at versions %s, not all at step %d"
                 log.warning(text, versions, status.step)
                 return
