@@ -87,15 +87,21 @@ async def test_killed_task_is_told_of_and_can_be_started_again(nursery: Nursery,
 
 async def test_tasks_end_with_the_process_that_tells_of_them(nursery: Nursery, job: Path) -> None:
     task = await waiting_ps(nursery, job)
-    (forked_from,) = (p for p in psutil.Process().children() if task.pid in ids_below(p))
-    forked_from.kill()
+    parent_of(task).kill()
     assert await task.wait() == -signal.SIGKILL
     with pytest.raises(ZmqTrainError, match="the process from which tasks are forked has ended"):
         await waiting_ps(nursery, job)
 
 
-def ids_below(process: psutil.Process) -> set[int]:
-    return {child.pid for child in process.children()}
+async def test_tasks_are_forked_from_a_process_with_one_thread(nursery: Nursery, job: Path) -> None:
+    """Of others only the locks that they hold would be in a fork."""
+    task = await waiting_ps(nursery, job)
+    assert parent_of(task).num_threads() == 1
+
+
+def parent_of(task: TaskProcess) -> psutil.Process:
+    parent: psutil.Process = psutil.Process(task.pid).parent()
+    return parent
 
 
 async def test_task_outlives_a_nursery_that_is_closed(job: Path) -> None:

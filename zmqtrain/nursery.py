@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -49,14 +50,14 @@ class Nursery:
         Raises:
             ZmqTrainError: the process that is forked has ended.
         """
-        if self._writer is None:
+        if self._writer is None or self._listener is None:
             reader, self._writer = await asyncio.open_connection(sock=self._socket)
             self._listener = asyncio.create_task(self._listen(reader))
         born: asyncio.Future[TaskProcess] = asyncio.get_running_loop().create_future()
         self._asked.append(born)
         request = {"role": role, "arguments": list(arguments), "log": str(log)}
         self._writer.write(json.dumps(request).encode() + b"\n")
-        if self._listener is not None and self._listener.done():
+        if self._listener.done():
             self._lose()
         return await born
 
@@ -128,7 +129,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the descriptor hears of it
     lines = b""
     while True:
-        ready = _readable(connection, awake)
+        ready, _, _ = select.select([connection, awake], [], [])
         if awake in ready:
             awake.recv(4096)
             _tell_of_the_dead(connection)
@@ -148,15 +149,6 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                 task: dict[str, Any] = json.loads(line)
                 return task
             _send(connection, {"pid": pid})
-
-
-def _readable(*sockets: socket.socket) -> list[socket.socket]:
-    from selectors import EVENT_READ, DefaultSelector
-
-    with DefaultSelector() as selector:
-        for each in sockets:
-            selector.register(each, EVENT_READ, each)
-        return [key.data for key, _ in selector.select()]
 
 
 def _tell_of_the_dead(connection: socket.socket) -> None:
@@ -191,10 +183,22 @@ def _be(role: str, arguments: list[str], log: str) -> int:
     return launch(Role(role), arguments)
 
 
-def main() -> int:
-    """Run the process that is forked."""
+def _import_without_threads() -> None:
+    """Import what tasks need. A fork has but one thread; OpenBLAS would begin its others here."""
+    name = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ[name] = "1"
     import zmqtrain.roles.launch  # noqa: F401
 
+    if given is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = given
+
+
+def main() -> int:
+    """Run the process that is forked."""
+    _import_without_threads()
     task = serve(socket.socket(fileno=os.dup(0)))
     return _be(**task) if task is not None else 0
 

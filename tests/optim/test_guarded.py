@@ -7,21 +7,20 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.harness import until
+from tests.kills import dying_at
 from tests.optim.killed import SIZE, UPDATES_NBYTES, Killable
 from zmqtrain.optim import SGD, Adam, Flat, Ftrl, Momentum, RMSProp, Update, kernels, new_slots
 from zmqtrain.optim.kernels import loops
 from zmqtrain.optim.redo import DONE, READY, Redo
 
 AREA = 3 * loops.BLOCK
+LOOPS = (loops.__file__,)
 
 UPDATES = [
     Update(SGD(0.1)),
@@ -100,34 +99,6 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
     assert memory.bits == whole.bits
 
 
-class KilledHere(BaseException):
-    """Stands for SIGKILL: nothing answers to it."""
-
-
-def dying_at(line: int, work: Callable[[], None]) -> bool:
-    """Do ``work`` and be killed before line ``line`` of the loop; False: it has fewer."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != loops.__file__:
-            return None
-        if event == "line":
-            left -= 1
-            if left < 0:
-                raise KilledHere
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KilledHere:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,7 +113,7 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     while True:
         memory = Memory(update, 5, area=2)
         bound = update.bind(memory.parameters, memory.slots, memory.redo)
-        if not dying_at(line, lambda bound=bound: bound.apply_mean([gradient], 1, 0)):  # type: ignore[misc]
+        if not dying_at(line, lambda bound=bound: bound.apply_mean([gradient], 1, 0), LOOPS):  # type: ignore[misc]
             break
         progress = memory.redo.progress
         found.add((int(progress[DONE]), int(progress[READY])))
@@ -168,7 +139,8 @@ def test_memory_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_p
         )
         assert updater.stdout is not None
         assert updater.stdout.readline() == b"begun\n"
-        time.sleep(choose.uniform(0, 0.02))  # anywhere in one of its updates
+        place = choose.randrange(SIZE)
+        until(lambda: place <= memory.progress[DONE] < SIZE, "an update under way", str)  # noqa: B023
         os.kill(updater.pid, signal.SIGKILL)
         updater.communicate()
         interrupted += 0 < memory.progress[DONE] < SIZE

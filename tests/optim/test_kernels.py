@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from zmqtrain.optim import (
     new_slots,
 )
 from zmqtrain.optim.blocks import BLOCK_SIZE
-from zmqtrain.optim.kernels import cpu
+from zmqtrain.optim.kernels import cpu, loops
 from zmqtrain.optim.pipeline import RUN_SIZE
 
 # One row with a moving average for each rule: the kernel compiles once more for it.
@@ -264,6 +265,25 @@ def test_kernel_whose_code_cannot_be_cached_is_compiled_all_the_same(
     kernel(out, ones, ones, np.float32(2))
     assert out.tolist() == [4, 4, 4]
     assert f"kernel scaled_sum is compiled without a cache: {trouble!r}" in caplog.text
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("name", sorted(loops.FORMULAS))
+def test_loop_is_compiled_to_vector_instructions(
+    name: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all arrays that there can be; a loop that is not is many times slower, and as right."""
+    compiled: list[Any] = []
+
+    def compile_anew(loop: Any, signature: Any, cache: bool) -> Any:
+        compiled.append(numba.njit(signature, nogil=True, error_model="numpy")(loop))
+        return compiled[-1]
+
+    monkeypatch.setattr(cpu, "_compiled", compile_anew)
+    slots = next(len(s.slots) for s in kernels.SIGNATURES.values() if s.kernel == name)
+    cpu.load.__wrapped__(name, (True,) * (2 + slots), guarded)
+    (code,) = compiled[0].inspect_llvm().values()
+    assert re.search(r"= f(add|sub|mul) <\d+ x float>", code)
 
 
 def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.kills import dying_at
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.store import changes
@@ -28,10 +27,6 @@ UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
 
 INTERRUPTED = (changes.__file__, redo.__file__)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the process answers to it."""
 
 
 def layout() -> ShardLayout:
@@ -71,30 +66,6 @@ def contents(shard: Shard) -> tuple[Any, ...]:
     return shard.version, shard.accumulated, *(array.tobytes() for array in arrays)
 
 
-def dying_at(line: int, work: Callable[[], None]) -> bool:
-    """Do ``work`` and be killed before line ``line`` of those it executes; False: it has fewer."""
-    left = line
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in INTERRUPTED:
-            return None
-        if event == "line":
-            left -= 1
-            if left < 0:
-                raise Killed
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except Killed:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 @dataclass(frozen=True)
 class OnlyOnce:
     """A schedule that has a rate for the first update alone."""
@@ -118,7 +89,7 @@ def deaths(kind: str, path: Path) -> Iterator[tuple[Shard, Shard]]:
     while True:
         shard = begin(path)
         shard.accumulate(2, order=6)  # so that accumulate adds and reduce has a sum
-        if not dying_at(line, lambda shard=shard: CHANGES[kind](shard)):  # type: ignore[misc]
+        if not dying_at(line, lambda shard=shard: CHANGES[kind](shard), INTERRUPTED):  # type: ignore[misc]
             shard.segment.remove()
             return
         shard.segment.close()

@@ -77,12 +77,6 @@ class FusedRule:
     signature: Signature
     backend: Backend
 
-    def load(self, averaging: bool, guarded: bool = False) -> Kernel:
-        """Return the kernel for the rule's options, compiled here if need be."""
-        own = {slot.name for slot in self.rule.slots}
-        slots = (name in own for name in self.signature.slots)
-        return self.backend.load(self.signature.kernel, (True, *slots, averaging), guarded)
-
     def bind(
         self,
         parameters: Flat,
@@ -91,9 +85,10 @@ class FusedRule:
         l2: np.float32,
         redo: Redo | None,
     ) -> BoundKernel:
-        """Return the kernel for this memory; ``average`` names the slot of the moving average.
+        """Return the kernel for this memory, compiled here if need be.
 
-        It does what the rule's own ``update`` does, with L2 before and the average behind it.
+        ``average`` names the slot of the moving average. The kernel does what the rule's own
+        ``update`` does, with L2 before and the average behind it.
         """
         own = {slot.name for slot in self.rule.slots}
         names = [name if name in own else None for name in self.signature.slots]
@@ -106,7 +101,8 @@ class FusedRule:
         if redo is not None:
             areas = chosen(redo.areas[0], dict(zip(slots, redo.areas[1:], strict=True)))
             progress = redo.progress
-        kernel = self.load(average is not None, redo is not None)
+        present = tuple(array is not None for array in arrays)
+        kernel = self.backend.load(self.signature.kernel, present, redo is not None)
         hyperparameters = self.rule.hyperparameters
         switches = tuple(getattr(self.rule, name) for name in self.signature.switches)
 
