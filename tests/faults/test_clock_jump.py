@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
+from tests.tales import calm, tale_of
 from zmqtrain.simulation import stand_ins
 from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault, Schedule
-
-Calm = Callable[..., Schedule]
-TaleOf = Callable[[Schedule], Any]
+from zmqtrain.simulation.schedule import Fault
 
 HOUR_S = 3600.0
 JUMPS_AT_S = 0.45  # after a heartbeat, before leases are looked at
@@ -34,8 +30,7 @@ class WallClock:
 @pytest.mark.parametrize("name", [None, "worker 1", "chief 0", "ps 0", "ps 1"], ids=str)
 @pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
 def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
-    policy: str, name: str | None, jump_s: float, calm: Calm, tale_of: TaleOf,
-    monkeypatch: pytest.MonkeyPatch,
+    policy: str, name: str | None, jump_s: float,     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Who is killed after it comes back as usual: lives are numbered upwards all the same."""
     monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(jump_s))
@@ -47,7 +42,7 @@ def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
 
 
 def test_numbers_of_lives_outlive_a_ps_whose_clock_is_set_back(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The chief's last life began late, and only ps 0 and its segment know of the number."""
     monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(-HOUR_S))
@@ -57,7 +52,7 @@ def test_numbers_of_lives_outlive_a_ps_whose_clock_is_set_back(
 
 
 def test_numbers_of_lives_outlive_a_ps_that_goes_back_to_a_checkpoint(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(-HOUR_S))
     """It knows them from those who live and, of those who were killed, from the checkpoint."""

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
+from tests.tales import calm, held, tale_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.simulation.cluster import Life, SimulatedCluster
-from zmqtrain.simulation.schedule import WIDE, Fault, Schedule
-
-Calm = Callable[..., Schedule]
-Held = Callable[[Schedule], None]
-TaleOf = Callable[[Schedule], Any]
+from zmqtrain.simulation.schedule import WIDE, Fault
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 AT_S = 0.5
@@ -49,9 +43,7 @@ def kill(name: str, at_s: float = AT_S, lasts_s: float = 0.3, lines: int = 0) ->
 
 
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
-def test_worker_killed_anywhere_in_its_code_costs_no_push(
-    lane: str, calm: Calm, held: Held, killed: list[str]
-) -> None:
+def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str, killed: list[str]) -> None:
     """Also between two pieces of a push, on lane tcp; every kill lands at another place."""
     for number, lines in enumerate(range(1, 500, 50)):
         policy = POLICIES[number % len(POLICIES)]
@@ -85,7 +77,7 @@ def test_worker_killed_anywhere_in_its_code_costs_no_push(
     ],
 )
 def test_deaths_that_come_together_cost_no_push(
-    policy: str, kills: tuple[Fault, ...], calm: Calm, held: Held, killed: list[str]
+    policy: str, kills: tuple[Fault, ...], killed: list[str]
 ) -> None:
     held(calm(policy=policy, faults=kills))
     assert sorted(killed) == sorted(fault.names[0] for fault in kills)
@@ -93,7 +85,7 @@ def test_deaths_that_come_together_cost_no_push(
 
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=2"])
 def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(
-    policy: str, calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
+    policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SimulatedCluster._start
 
@@ -112,7 +104,7 @@ def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0"])
 def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_being_saved(
-    name: str, calm: Calm, held: Held, killed: list[str]
+    name: str, killed: list[str]
 ) -> None:
     timing = calm().timing.model_copy(update={"lease_s": 0.4})
     for number, lines in enumerate(range(1, 1000, 125)):
@@ -123,9 +115,7 @@ def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_be
         assert killed == [name] * (number + 1)
 
 
-def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step(
-    calm: Calm, tale_of: TaleOf
-) -> None:
+def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step() -> None:
     for policy in POLICIES:
         tale = tale_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
         assert tale.of("ps 0 says: chief 0 is silent; training goes on without it")
@@ -133,9 +123,9 @@ def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step(
         assert len(tale.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
-def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or_leaves_it(
-    calm: Calm, tale_of: TaleOf
-) -> None:
+def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or_leaves_it() -> (
+    None
+):
     saved = []
     for ms in range(1430, 1510, 10):
         faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
@@ -146,7 +136,7 @@ def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or
     assert len(saved) > 2
 
 
-def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life(calm: Calm, held: Held) -> None:
+def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life() -> None:
     """They come while it waits for the goodbyes of the run that Ctrl-C has ended as it began."""
     for ms in range(45, 110, 8):
         held(calm(weather=WIDE, faults=(Fault(ms / 1000, "interrupt"),)))
@@ -155,7 +145,7 @@ def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life(calm: Calm, h
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
 def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
-    policy: str, name: str, calm: Calm, tale_of: TaleOf, terminating: None
+    policy: str, name: str, terminating: None
 ) -> None:
     usual = calm(policy=policy, lane="shm", faults=(Fault(0.5, "kill", (name,)),))
     timing = usual.timing.model_copy(update={"grace_s": 0.3})
@@ -164,9 +154,7 @@ def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
     assert tale.of(f"{name} says: this ps was killed at version .* of epoch 1: everything is there")
 
 
-def test_ps_that_ends_while_others_look_for_its_memory_is_waited_for(
-    calm: Calm, held: Held, terminating: None
-) -> None:
+def test_ps_that_ends_while_others_look_for_its_memory_is_waited_for(terminating: None) -> None:
     """Nobody takes that for a lane that is not to be had."""
     timing = calm().timing.model_copy(update={"grace_s": 0.0003})
     for at_s in (0.001, 0.002, 0.003, 0.004, 0.005):
@@ -174,25 +162,19 @@ def test_ps_that_ends_while_others_look_for_its_memory_is_waited_for(
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
-def test_ps_killed_between_a_drop_and_its_answer_gives_a_reason(
-    name: str, calm: Calm, held: Held
-) -> None:
+def test_ps_killed_between_a_drop_and_its_answer_gives_a_reason(name: str) -> None:
     faults = (Fault(0.3, "kill", (name,), 0.3),)
     held(calm(policy="sync-replicas:aggregate=3,tokens=3", steps=16, lane="shm", faults=faults))
 
 
-def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_being_written(
-    calm: Calm, held: Held
-) -> None:
+def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_being_written() -> None:
     """The lead shard lets its new life in when the lease of the old one is over: meanwhile."""
     for lines in range(700, 1000, 50):
         faults = (Fault(0.5, "save"), Fault(0.5, "kill", ("ps 1",), 0.3, lines=lines))
         held(calm(policy="hogwild", lane="shm", keeps=True, save_secs=1000.0, faults=faults))
 
 
-def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs(
-    calm: Calm, tale_of: TaleOf
-) -> None:
+def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs() -> None:
     faults = (Fault(0.3, "save"), kill("ps 0", 1.0), kill("ps 0", 2.5))
     tale = tale_of(calm(ps=1, lane="memory", keeps=True, save_secs=1000.0, faults=faults))
     begun = [line.partition("from")[2] for line in tale.of("ps 0 says: epoch [23] begins")]
@@ -201,17 +183,13 @@ def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs(
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
-def test_job_that_goes_back_from_another_policy_has_one_on_all_shards(
-    name: str, calm: Calm, held: Held
-) -> None:
+def test_job_that_goes_back_from_another_policy_has_one_on_all_shards(name: str) -> None:
     """The ps that was not killed knows of the change, and the other does not."""
     faults = (Fault(0.2, "switch", spec="hogwild"), kill(name, 0.8))
     held(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
 
 
-def test_workers_that_were_done_take_part_again_when_the_job_goes_back(
-    calm: Calm, tale_of: TaleOf
-) -> None:
+def test_workers_that_were_done_take_part_again_when_the_job_goes_back() -> None:
     """The memory of ps 1 is gone before the chief has saved the last step."""
     faults = (kill("chief 0", 1.0, 6.0), kill("ps 1", 6.0))
     tale = tale_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))

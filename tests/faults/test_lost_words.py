@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tales import calm, held, tale_of
 from zmqtrain.actors.actor import Request
 from zmqtrain.errors import ExitCode, FencedError, RefusedError
 from zmqtrain.roles.desk import Desk
@@ -20,13 +21,9 @@ from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.worker import Worker
 from zmqtrain.simulation.cluster import SimulatedCluster
 from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Release, Saved
-
-Calm = Callable[..., Schedule]
-Held = Callable[[Schedule], None]
-TaleOf = Callable[[Schedule], Any]
 
 
 def losing_the_first(
@@ -50,7 +47,7 @@ def losing_the_first(
 
 
 def test_report_of_a_written_slice_that_is_lost_is_given_again(
-    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     came = losing_the_first(monkeypatch, Desk, "_on_slice")
     held(calm(ps=2, keeps=True, save_secs=1000.0))
@@ -58,7 +55,7 @@ def test_report_of_a_written_slice_that_is_lost_is_given_again(
 
 
 def test_report_of_a_written_slice_that_is_refused_is_given_again(
-    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As is that of a ps which is about to join the lead shard again."""
     hear, came = Desk._on_slice, []
@@ -75,7 +72,7 @@ def test_report_of_a_written_slice_that_is_refused_is_given_again(
 
 
 def test_checkpoint_is_written_once_although_the_word_that_it_is_was_lost(
-    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reply, said = Request.reply, []
     write, written = checkpoint.copy_shard, []
@@ -97,7 +94,7 @@ def test_checkpoint_is_written_once_although_the_word_that_it_is_was_lost(
 
 
 def test_last_orders_that_are_lost_again_and_again_are_waited_for(
-    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def are_last(request: Request) -> bool:
         return any(order.stop for order in request.envelope.message.orders)
@@ -108,7 +105,7 @@ def test_last_orders_that_are_lost_again_and_again_are_waited_for(
 
 
 def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
-    calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     take, came = Intake._on_push, []
 
@@ -124,9 +121,7 @@ def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
     assert len(came) > 12
 
 
-def test_push_that_some_shard_never_got_is_not_waited_for(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_that_some_shard_never_got_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker has died; the others tell that all of theirs have been answered."""
     take, came = Intake._on_push, []
 
@@ -145,18 +140,14 @@ def test_push_that_some_shard_never_got_is_not_waited_for(
     assert tale.of(r"chief 0 says: the shards end at versions \[10, 9\], not all at step 10")
 
 
-def test_word_to_leave_that_is_lost_is_given_again(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_word_to_leave_that_is_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     came = losing_the_first(monkeypatch, Worker, "_on_shutdown", 3)
     tale = tale_of(calm(ps=1))
     assert len(came) > 3
     assert len(tale.of("worker . ended: exit code 0")) == 3
 
 
-def test_word_to_end_that_is_lost_is_given_again(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_word_to_end_that_is_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
     came = losing_the_first(monkeypatch, ParameterServer, "_on_shutdown")
     tale = tale_of(calm(ps=1))
     assert len(came) == 2
@@ -220,7 +211,7 @@ async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
     assert not gone.is_set()
 
 
-def test_ps_restarted_while_the_chief_begins_ends_no_job(calm: Calm, held: Held) -> None:
+def test_ps_restarted_while_the_chief_begins_ends_no_job() -> None:
     for lines in range(1, 120, 4):
         kill = Fault(0.0015, "kill", ("ps 1",), 0.1, lines=lines)
         held(calm(ps=2, lane="shm", steps=4, faults=(kill,)))
@@ -228,7 +219,7 @@ def test_ps_restarted_while_the_chief_begins_ends_no_job(calm: Calm, held: Held)
 
 @pytest.mark.parametrize("policy", ["sync-replicas", "bounded-staleness:0", "hogwild:whole"])
 def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
-    policy: str, calm: Calm, held: Held, monkeypatch: pytest.MonkeyPatch
+    policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
     handle, lost_by = Intake._on_pull, []
@@ -245,7 +236,7 @@ def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
     assert lost_by
 
 
-def test_worker_whose_lease_ran_out_hears_of_the_end(calm: Calm, tale_of: TaleOf) -> None:
+def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:
     stop = Fault(0.5, "stop", ("worker 0",), 20.0)
     cut = Fault(0.5, "cut", ("worker 0",), 20.1, mild=True)
     tale = tale_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))
@@ -254,7 +245,7 @@ def test_worker_whose_lease_ran_out_hears_of_the_end(calm: Calm, tale_of: TaleOf
 
 
 def test_worker_that_never_comes_is_waited_for_as_long_as_others_are(
-    calm: Calm, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others could not know how long a step of it takes."""
     start = SimulatedCluster._start
@@ -269,7 +260,7 @@ def test_worker_that_never_comes_is_waited_for_as_long_as_others_are(
     assert broken == f"the run ended with exit code {ExitCode.PEER_LOST:d}: {text}"
 
 
-def test_ps_that_gives_up_leaves_nothing_for_a_next_life(calm: Calm) -> None:
+def test_ps_that_gives_up_leaves_nothing_for_a_next_life() -> None:
     lines: list[str] = []
     simulate(
         calm(ps=1, lane="shm", faults=(Fault(0.5, "kill", ("chief 0",), 1000.0),)), lines.append
@@ -279,9 +270,7 @@ def test_ps_that_gives_up_leaves_nothing_for_a_next_life(calm: Calm) -> None:
     assert "its next life will find its memory" not in tale
 
 
-def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for(
-    calm: Calm, tale_of: TaleOf
-) -> None:
+def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for() -> None:
     timing = calm().timing.model_copy(update={"join_timeout_s": 0.3})
     tale = tale_of(calm(ps=1, steps=2, workers=2, slow=0, timing=timing))
     assert tale.of("worker 1 has waited 0.3 s for worker 0")

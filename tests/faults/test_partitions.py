@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from tests.tales import calm, held, tale_of
 from zmqtrain.simulation.network import Connection, Frames, Network
 from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.simulation.stand_ins import PIECE_SIZE
 from zmqtrain.timing import Timing
 
-Calm = Callable[..., Schedule]
-Held = Callable[[Schedule], None]
-TaleOf = Callable[[Schedule], Any]
 Silence = Callable[[str, str, float], None]
 
 AT_S = 0.4  # when a partition begins
@@ -59,7 +56,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
     ],
 )
 def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_without(
-    silence: Silence, calm: Calm, tale_of: TaleOf, sender: str, receiver: str
+    silence: Silence, sender: str, receiver: str
 ) -> None:
     """Who is not answered is not given up; what was lost is said again."""
     for policy, lasts_s in (("bounded-staleness:1", SHORT_S), ("sync-replicas", LONG_S)):
@@ -87,7 +84,7 @@ def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_witho
     ids=", ".join,
 )
 def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
-    calm: Calm, held: Held, names: tuple[str, ...], keeps: bool
+    names: tuple[str, ...], keeps: bool
 ) -> None:
     for policy, lasts_s in (("hogwild", SHORT_S), ("sync-replicas", LONG_S)):
         held(calm(policy=policy, faults=(Fault(AT_S, "cut", names, lasts_s, mild=keeps),)))
@@ -95,7 +92,7 @@ def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
 
 @pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
 def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
-    calm: Calm, tale_of: TaleOf, monkeypatch: pytest.MonkeyPatch, policy: str
+    monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     """A gradient takes longer than a lease. Heartbeats wait in line behind its pieces."""
     carry_once = Network._carry_once

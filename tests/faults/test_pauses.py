@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import zmqtrain
+from tests.tales import calm, tale_of
 from zmqtrain import Job
 from zmqtrain.actors import offload
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import SGD
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.timing import Timing
-
-Calm = Callable[..., Schedule]
-TaleOf = Callable[[Schedule], Any]
 
 SHORT_S, LONG_S = 0.4, 3.0  # less and more than a lease
 HAS_LEFT = "it has left"
@@ -29,9 +26,7 @@ BEGINS_AGAIN = "joining again"
 
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
 @pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0", "worker 1"])
-def test_pause_shorter_than_a_lease_ends_no_life(
-    name: str, lane: str, calm: Calm, tale_of: TaleOf
-) -> None:
+def test_pause_shorter_than_a_lease_ends_no_life(name: str, lane: str) -> None:
     tale = tale_of(calm(lane=lane, faults=(Fault(0.4, "stop", (name,), SHORT_S),)))
     assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
 
@@ -39,7 +34,7 @@ def test_pause_shorter_than_a_lease_ends_no_life(
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
 def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
-    policy: str, lane: str, calm: Calm, tale_of: TaleOf
+    policy: str, lane: str
 ) -> None:
     away = Fault(0.6, "stop", ("chief 0",), 2 * LONG_S)  # so that the job is there when it wakes
     faults = (Fault(0.4, "stop", ("worker 1",), LONG_S), away)
@@ -52,7 +47,7 @@ def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas"])
 def test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for_dead(
-    name: str, policy: str, calm: Calm, tale_of: TaleOf
+    name: str, policy: str
 ) -> None:
     """What the others said meanwhile reaches it when it has already looked at its clock."""
     late = Fault(0.4, "cut", (name,), LONG_S + 0.1, mild=True)
@@ -101,7 +96,7 @@ def test_event_loop_that_was_blocked_for_longer_than_a_lease_loses_nobody(
 
 @pytest.mark.parametrize("name", ["worker 1", "chief 0"])
 def test_task_that_stood_still_for_longer_than_a_ps_may_be_silent_does_not_give_it_up(
-    name: str, calm: Calm, tale_of: TaleOf
+    name: str,
 ) -> None:
     """What the ps said meanwhile reaches it when it has already looked at its clock."""
     lasts_s = 13.0

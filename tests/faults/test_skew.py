@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
+from tests.tales import calm
 from zmqtrain import Job
 from zmqtrain.actors import actor, link
 from zmqtrain.cluster import Role
@@ -22,7 +23,7 @@ from zmqtrain.roles.task import JobActor
 from zmqtrain.roles.worker import Worker
 from zmqtrain.simulation.loop import current_process
 from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.transport.base import Peer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer
@@ -109,7 +110,7 @@ async def test_ps_tells_a_task_of_another_version_both_and_waits_for_others(
 
 
 def test_task_whose_ps_comes_back_in_another_version_starts_again_and_leaves_with_both_versions(
-    calm: Callable[..., Schedule], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tasks of two versions do not work together, and none of them waits for that for ever."""
     version = PROTOCOL_VERSION + 1

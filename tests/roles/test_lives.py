@@ -7,39 +7,25 @@ from typing import Any
 
 import pytest
 
+from tests.tales import Tale, calm, tale_of
 from zmqtrain.errors import FencedError
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.simulation import stand_ins
-from zmqtrain.simulation.run import STARTS_AT, simulate
-from zmqtrain.simulation.schedule import LOCAL, Fault, draw
+from zmqtrain.simulation.run import STARTS_AT
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.timing import Timing
 
 SET_BACK_AT_S = 1.1
-CALM = replace(
-    draw(1),
-    ps=2,
-    workers=3,
-    policy="sync-replicas",
+USUAL = calm(
     steps=40,
     lane="memory",
-    prefetch=1,
-    consistent_reads=False,
-    in_pieces=False,
-    timing=Timing(heartbeat_s=0.1, lease_s=0.4, join_timeout_s=20, peer_timeout_s=12, grace_s=4),
-    weather=LOCAL,
-    slow=99,
-    keeps=False,
     save_secs=1000.0,
-    bad=frozenset(),
-    faults=(),
+    timing=Timing(heartbeat_s=0.1, lease_s=0.4, join_timeout_s=20, peer_timeout_s=12, grace_s=4),
 )
 
 
-def tale_of(*faults: Fault, **fields: Any) -> str:
-    """Return all that was said and done in a run with these faults, in virtual time."""
-    lines: list[str] = []
-    simulate(replace(CALM, faults=faults, **fields), lines.append)
-    return "\n".join(lines)
+def run(*faults: Fault, **fields: Any) -> Tale:
+    return tale_of(replace(USUAL, faults=faults, **fields))
 
 
 class WallClock:
@@ -62,9 +48,9 @@ def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
     ]
     if lane == "memory":
         faults.append(Fault(1.0, "save"))
-    tale = tale_of(*faults, lane=lane, keeps=lane == "memory", slow=0)
-    assert tale.count("ps 1 says: worker 1 joined") == 3
-    assert "has a newer life already" not in tale
+    tale = run(*faults, lane=lane, keeps=lane == "memory", slow=0)
+    assert len(tale.of("ps 1 says: worker 1 joined")) == 3
+    assert not tale.of("has a newer life already")
 
 
 def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
@@ -80,20 +66,20 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
         initialize(ps, request)
 
     monkeypatch.setattr(ParameterServer, "_on_initialize", refuse_the_first)
-    tale = tale_of(ps=1, steps=4)
-    assert "chief 0 says: ps 0: chief 0 has not joined; joining again" in tale
-    assert "chief 0 ended: exit code 0" in tale
+    tale = run(ps=1, steps=4)
+    assert tale.of("chief 0 says: ps 0: chief 0 has not joined; joining again")
+    assert tale.of("chief 0 ended: exit code 0")
 
 
 def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
-    tale = tale_of(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
-    assert "ps 1 restarted without parameters, and there is no checkpoint to go back to" in tale
-    assert "epoch 2 begins" not in tale
+    tale = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
+    assert tale.of("ps 1 restarted without parameters, and there is no checkpoint to go back to")
+    assert not tale.of("epoch 2 begins")
 
 
 def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -> None:
     """It was silent for longer than a goodbye takes, and for less than three heartbeats."""
     timing = Timing(heartbeat_s=1.5, lease_s=6.0)
     stops = Fault(1.0, "stop", ("chief 0",), 9.0), Fault(9.9, "stop", ("worker 1",), 3.0)
-    tale = tale_of(*stops, ps=1, timing=timing)
-    assert "worker 1 ended: exit code 0" in tale
+    tale = run(*stops, ps=1, timing=timing)
+    assert tale.of("worker 1 ended: exit code 0")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tales import calm, tale_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault, Schedule
+from zmqtrain.simulation.schedule import Fault
 from zmqtrain.simulation.witness import Witness
 from zmqtrain.store import checkpoint
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
-    shard: int, calm: Callable[..., Schedule], monkeypatch: pytest.MonkeyPatch
+    shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = checkpoint.copy_shard
 
@@ -36,22 +36,18 @@ def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
 
 
 def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silence(
-    calm: Callable[..., Schedule], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The witness would end the run before the workers notice.
     monkeypatch.setattr(Witness, "saw", lambda *_: False)
     faults = tuple(Fault(0.5, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
     tale: list[str] = []
-    simulate(calm(lane="memory", faults=faults), tale.append)
+    simulate(calm(ps=1, lane="memory", faults=faults), tale.append)
     found = [line for line in tale if "ps 0 went back from version" in line]
     assert found and "give the job a logdir" in found[0]
 
 
-def test_job_that_ps_and_chief_have_both_forgotten_goes_back_to_its_checkpoint(
-    calm: Callable[..., Schedule],
-) -> None:
+def test_job_that_ps_and_chief_have_both_forgotten_goes_back_to_its_checkpoint() -> None:
     faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
-    tale: list[str] = []
-    report = simulate(calm(lane="memory", keeps=True, save_secs=0.3, faults=faults), tale.append)
-    assert not report.broken, report
-    assert [line for line in tale if "epoch 2 begins at version" in line]
+    schedule = calm(ps=1, lane="memory", keeps=True, save_secs=0.3, faults=faults)
+    assert tale_of(schedule).of("epoch 2 begins at version")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from tests.tales import calm
 from zmqtrain.actors.actor import Request
 from zmqtrain.roles.intake import Intake
 from zmqtrain.simulation import stand_ins
 from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Schedule
 
 
 @pytest.mark.parametrize("credit_nbytes", [1200, 1 << 20], ids=["some pieces", "all pieces"])
 @pytest.mark.parametrize("lost", [{0}, {4}, {1, 2, 5}])
 def test_push_of_which_pieces_are_lost_is_sent_again(
-    calm: Callable[..., Schedule],
     lost: set[int],
     credit_nbytes: int,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
+from tests.tales import calm
 from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.simulation.run import run_seed, simulate, smallest
-from zmqtrain.simulation.schedule import Fault, Schedule, draw
+from zmqtrain.simulation.schedule import Fault, draw
 
 BLOCK = 20
 FIRST = range(0, 120, 20)
-
-Calm = Callable[..., Schedule]
 
 
 @pytest.mark.parametrize("first", FIRST)
@@ -49,7 +47,7 @@ def test_chief_that_alone_knows_of_a_job_is_spared() -> None:
 
 @pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
 def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
-    kill_at_s: float, calm: Calm
+    kill_at_s: float,
 ) -> None:
     stop = Fault(0.505, "stop", ("ps 0",), 4.0)
     kill = Fault(kill_at_s, "kill", ("ps 0",), 3.0, lines=300)
@@ -90,14 +88,14 @@ def test_policy_of_ones_own_goes_through_the_same_schedules(
         "sync-replicas:aggregate=2,tokens=3",
     ],
 )
-def test_every_policy_gets_through_calm_weather(policy: str, ps: int, calm: Calm) -> None:
+def test_every_policy_gets_through_calm_weather(policy: str, ps: int) -> None:
     for lane in ("tcp", "shm"):
         report = simulate(calm(policy=policy, ps=ps, lane=lane))
         assert not report.broken, report
 
 
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
-def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str, calm: Calm) -> None:
+def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str) -> None:
     """Every kill lands at another place of what a ps does."""
     for number, lines in enumerate(range(1, 500, 42)):
         kill = Fault(0.5, "kill", (f"ps {number % 2}",), 0.05, lines=lines)
@@ -105,9 +103,7 @@ def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str, calm: Ca
         assert not report.broken, report
 
 
-def test_faults_that_do_not_matter_are_left_out(
-    calm: Calm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqtrain.roles.worker.Worker._farewell", None)  # every worker crashes
     faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "switch", spec="hogwild"))
     schedule = calm(faults=faults)

@@ -1,0 +1,68 @@
+"""Simulated runs in which nothing goes wrong but what a test has go wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from zmqtrain.simulation.run import simulate
+from zmqtrain.simulation.schedule import LOCAL, Schedule, draw
+from zmqtrain.timing import Timing
+
+_TIMING = Timing(
+    heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0
+)
+_CALM = replace(
+    draw(1),
+    ps=2,
+    workers=3,
+    policy="sync-replicas",
+    steps=10,
+    lane="tcp",
+    prefetch=1,
+    consistent_reads=False,
+    in_pieces=False,
+    timing=Timing(
+        heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0
+    ),
+    weather=LOCAL,
+    slow=99,
+    keeps=False,
+    bad=frozenset(),
+    faults=(),
+)
+
+
+@dataclass(frozen=True)
+class Tale:
+    """All that was said and done in a run."""
+
+    lines: tuple[str, ...]
+
+    def of(self, pattern: str) -> list[str]:
+        """Return the lines in which ``pattern`` is found."""
+        return [line for line in self.lines if re.search(pattern, line)]
+
+
+def calm(**fields: Any) -> Schedule:
+    """Return a schedule without a fault; the fields given replace its own."""
+    return replace(_CALM, **fields)
+
+
+def held(schedule: Schedule) -> None:
+    """Run a schedule; that something does not hold is an error."""
+    report = simulate(schedule)
+    assert not report.broken, str(report)
+
+
+def tale_of(schedule: Schedule) -> Tale:
+    """Do the same and return the tale of it; what messages said is left out."""
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zmqtrain.simulation.run.decode", lambda frames: "a message")
+        report = simulate(schedule, lines.append)
+    assert not report.broken, str(report)
+    return Tale(tuple(lines))
