@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -384,3 +385,42 @@ async def test_message_that_the_ps_does_not_take_fails_the_request(
     with pytest.raises(ProtocolError) as caught:
         await within(worker.ask(Pull(), sequence=0))
     assert str(caught.value) == "ps 0: ps 0 takes no Pull from worker 3"
+
+
+class Ending(Actor):
+    """Does something while it ends."""
+
+    def __init__(self, last: Callable[[Ending], None]) -> None:
+        super().__init__(Task(Role.PS, 0), MemoryTransport(), Metrics("ps"), Timing())
+        self._last = last
+        self.is_done = False
+
+    async def main(self) -> int:
+        self.spawn(self._linger())
+        await asyncio.sleep(0)
+        raise PeerLostError("ps 1 is gone")
+
+    async def _linger(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._last(self)
+            self.is_done = True
+
+    async def work(self) -> None:
+        raise AssertionError("it is too late for that")
+
+
+async def test_actor_that_is_ending_begins_nothing() -> None:
+    ending = Ending(lambda actor: actor.spawn(actor.work()))
+    with pytest.raises(PeerLostError, match="ps 1 is gone"):
+        await ending.run()
+    assert ending.is_done
+
+
+async def test_error_that_is_met_while_an_actor_ends_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(PeerLostError, match="ps 1 is gone"), caplog.at_level(logging.ERROR):
+        await Ending(lambda actor: actor.crash(ValueError("a bug"))).run()
+    assert "ps 0 met another error while it ended" in caplog.text

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextvars import Context
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.tales import Tale, calm, tale_of
+from tests.tales import Tale, calm, held, tale_of
 from zmqtrain.errors import FencedError
+from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.intake import Intake
 from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.roles.status import SETTLED
 from zmqtrain.simulation import stand_ins
+from zmqtrain.simulation.cluster import SimulatedCluster
 from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault
+from zmqtrain.simulation.schedule import Fault, draw
 from zmqtrain.timing import Timing
 
 SET_BACK_AT_S = 1.1
@@ -83,3 +91,111 @@ def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -
     stops = Fault(1.0, "stop", ("chief 0",), 9.0), Fault(9.9, "stop", ("worker 1",), 3.0)
     tale = run(*stops, ps=1, timing=timing)
     assert tale.of("worker 1 ended: exit code 0")
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[SimulatedCluster]:
+    """The cluster that is being simulated."""
+    start, started = SimulatedCluster.start_all, []
+
+    def remember(cluster: SimulatedCluster) -> None:
+        started[:] = [cluster]
+        start(cluster)
+
+    monkeypatch.setattr(SimulatedCluster, "start_all", remember)
+    return started
+
+
+@pytest.mark.parametrize("lines", [25, 40, 60, 88])
+def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_over_it(
+    lines: int,
+    clusters: list[SimulatedCluster],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its mark says that it has come and may go on, and not that it was answered."""
+    handle, came = Intake._on_pull, []
+
+    def lose_and_die(intake: Intake, request: Any) -> None:
+        if intake._ps.task.index != 1 or request.sender.index != 1:
+            handle(intake, request)
+            return
+        came.append(request)
+        if len(came) > 1:
+            asyncio.get_running_loop().call_soon(handle, intake, request)
+        if len(came) == 2:
+            clusters[0]._commit(Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines))
+
+    monkeypatch.setattr(Intake, "_on_pull", lose_and_die)
+    held(calm(ps=2, lane="shm"))
+    assert len(came) > 1
+
+
+@pytest.mark.parametrize("lasts_s", [0.05, 0.3])
+def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_go_back(
+    lasts_s: float,
+    clusters: list[SimulatedCluster],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The chief asks before it hears that the ps has a new life."""
+    level, begun = Chief._level_shards, []
+
+    async def kill_first(chief: Chief) -> None:
+        begun.append(chief)
+        if len(begun) == 1:
+            Context().run(clusters[0]._commit, Fault(0.0, "kill", ("ps 1",), lasts_s))
+        await level(chief)
+
+    monkeypatch.setattr(Chief, "_level_shards", kill_first)
+    tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3))
+    assert tale.of("ps 1 restarted without parameters: the job goes back to")
+    assert tale.of("chief 0 ended: exit code 0")
+
+
+def test_nothing_is_decided_after_the_chief_has_ended_the_run() -> None:
+    """Two workers hold the end back until the chief waits no longer; their leases end later."""
+    held(draw(202401))
+
+
+@pytest.mark.parametrize(
+    ("told", "versions", "is_given_up"),
+    [
+        ([(10, False), (10, False)], [10], False),
+        ([(9, True), (10, False), (10, False)], [9, 10], False),
+        ([(10, False), (10, True), (10, True)], [9, 10], False),
+        ([(10, True), (10, True)], [9], True),
+    ],
+    ids=["level", "a step was made since", "the last update came since", "it cannot come"],
+)
+async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
+    told: list[tuple[int, bool]],
+    versions: list[int],
+    is_given_up: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """``told``: step and whether all is settled, of one status after another."""
+
+    async def status() -> Any:
+        step, settled = told.pop(0)
+        return SimpleNamespace(step=step, tasks=[SimpleNamespace(facts={SETTLED: float(settled)})])
+
+    async def request(message: Any, reason: str) -> Any:
+        return SimpleNamespace(message=SimpleNamespace(version=versions.pop(0)))
+
+    chief: Any = SimpleNamespace(status=status, _links=[SimpleNamespace(request=request)])
+    with caplog.at_level(logging.WARNING):
+        await Chief._level_shards(chief)
+    assert (told, versions) == ([], [])
+    assert ("the shards end at versions" in caplog.text) is is_given_up
+
+
+def test_chief_that_is_told_to_end_while_it_waits_to_take_over_leaves_the_job_to_the_next_one() -> (
+    None
+):
+    faults = (
+        Fault(0.5, "kill", ("chief 0",), 0.3),
+        Fault(0.6, "kill", ("ps 1",), 6.0),
+        Fault(1.5, "interrupt"),
+    )
+    tale = tale_of(calm(lane="shm", faults=faults))
+    assert len(tale.of("chief 0 ended: exit code 130")) == 1
+    assert tale.of("ps 0 says: the run is over: step 10 of 10 is done")

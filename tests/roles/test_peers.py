@@ -87,3 +87,15 @@ def test_life_that_cannot_have_been_is_refused_and_lifts_no_number(
     with pytest.raises(ProtocolError, match="worker 0 tells of incarnation"):
         peers.join(from_worker(message, incarnation), message)
     assert peers.newest == 0
+
+
+def test_ps_that_leaves_lets_in_only_new_lives_of_processes_that_it_knows() -> None:
+    peers = Peers(5.0, 1, lambda peer: False)
+    first = join("first/1")
+    before = peers.join(from_worker(first), first)
+    assert before is not None
+    before.gone = True
+    peers.is_closed = True
+    for nonce, is_in in (("second/1", False), ("first/1", True), ("first/2", True)):
+        peer = peers.join(from_worker(join(nonce)), join(nonce))
+        assert (peer is not None) is is_in

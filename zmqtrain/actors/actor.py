@@ -157,24 +157,21 @@ class Actor:
 
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback met."""
-        coroutine = _raise(error)
-        try:
-            self.spawn(coroutine)
-        except RuntimeError:  # it is ending already
-            coroutine.close()
+        if not self.spawn(_raise(error)):
             log.error("%s met another error while it ended", self.task, exc_info=error)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a background task for as long as the actor lives; not at all if it is ending."""
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+        """Run a background task for as long as the actor lives; False, and nothing, if it ends."""
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
         try:
             task = self._group.create_task(coroutine)
         except RuntimeError:
             coroutine.close()
-            return
+            return False
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return True
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch what arrives there."""

@@ -84,8 +84,8 @@ class Follower:
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS]
         self.policy = self._journal.read()[0].decode()
         self._coordinated = make_policy(self.policy).coordinated
-        if not self._coordinated:
-            self._let_go(tuple(self.ps.pending.items()))
+        held = tuple(self.ps.pending.items())
+        self._let_go([each for each in held if self._is_free(*each)])
 
     def switched(self, spec: str) -> None:
         self.policy = spec
@@ -107,10 +107,7 @@ class Follower:
         """The lead gives the job up, if anyone does."""
 
     def arrived(self, worker: int, pending: Pending) -> None:
-        peer = self.ps.peers.get(Role.WORKER, worker)
-        is_released = peer is not None and peer.released == pending.sequence
-        if not self._coordinated or is_released:
-            # Released before it came: a pull needs no agreement, nor did a push before a switch.
+        if self._is_free(worker, pending):
             self._carry_out(self._at_once(worker, pending))
         else:
             self._report(worker, pending)
@@ -137,6 +134,16 @@ class Follower:
                 return
             except FencedError:
                 await asyncio.sleep(self.ps.timing.heartbeat_s)
+
+    def _is_free(self, worker: int, pending: Pending) -> bool:
+        """Whether the lead says nothing of it (any more).
+
+        It may have been released before it came: a pull needs no agreement, nor did a push before
+        a switch.
+        """
+        peer = self.ps.peers.get(Role.WORKER, worker)
+        is_released = peer is not None and peer.released == pending.sequence
+        return is_released or not self._coordinated
 
     def _at_once(self, worker: int, pending: Pending) -> list[Order]:
         release = Order("release", (worker,), "", pending.incarnation, pending.sequence)

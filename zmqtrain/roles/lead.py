@@ -219,8 +219,11 @@ class Lead:
     # Events and orders
 
     def event(self, name: str, *arguments: Any) -> None:
-        """Let something happen: note it for the next life, decide, and give the orders."""
-        if self.coordinator is None:
+        """Let something happen: note it for the next life, decide, and give the orders.
+
+        After the end nothing is decided any more: what would count then is in no checkpoint.
+        """
+        if self.coordinator is None or self.ps.shutdown is not None:
             return
         entry = pack([name, *arguments])
         if not self._journal.append(entry):

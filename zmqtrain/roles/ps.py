@@ -338,6 +338,7 @@ class ParameterServer(JobActor):
 
     def _on_read(self, request: Request) -> None:
         message = request.envelope.message
+        self.peers.member(request)
         if not self.initialised:
             raise RefusedError(f"{self.task} holds no parameters yet")
         if not isinstance(message, Read):

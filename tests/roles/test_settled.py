@@ -1,0 +1,50 @@
+"""When the job may end: what every shard can get has come to it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zmqtrain.coordination.coordinator import Member
+from zmqtrain.errors import FencedError
+from zmqtrain.roles.lead import Lead
+from zmqtrain.roles.peers import PARKED
+from zmqtrain.roles.worker import Worker
+
+
+@pytest.mark.parametrize(
+    ("is_done", "parked", "is_settled"),
+    [(True, 1.0, True), (False, 1.0, False), (True, 0.0, False), (True, None, False)],
+    ids=["all is there", "orders are under way", "a push may be", "a stopped worker is unknown"],
+)
+def test_job_is_settled_when_orders_are_carried_out_and_stopped_workers_were_answered(
+    is_done: bool, parked: float | None, is_settled: bool
+) -> None:
+    """Worker 1 is still computing: nothing that was decided is on its way from there."""
+    members = {0: Member(1, stopped=True), 1: Member(2)}
+    told = None if parked is None else SimpleNamespace(facts={PARKED: parked})
+    peers = SimpleNamespace(get=lambda role, index: told if index == 0 else None)
+    lead: Any = SimpleNamespace(
+        coordinator=SimpleNamespace(members=members),
+        relay=SimpleNamespace(is_done=is_done),
+        ps=SimpleNamespace(peers=peers),
+    )
+    assert Lead.is_settled.fget(lead) is is_settled  # type: ignore[attr-defined]
+
+
+def test_job_that_has_not_begun_is_not_settled() -> None:
+    lead: Any = SimpleNamespace(coordinator=None)
+    assert not Lead.is_settled.fget(lead)  # type: ignore[attr-defined]
+
+
+async def test_worker_that_takes_part_again_tells_of_itself_that_it_is_not_parked() -> None:
+    async def join(links: Any) -> None:
+        raise FencedError("enough")
+
+    metrics = SimpleNamespace(role_state=SimpleNamespace(set=lambda state: None))
+    worker: Any = SimpleNamespace(_is_parked=True, metrics=metrics, _join=join, steps=3)
+    with pytest.raises(FencedError):
+        await Worker._session(worker, [], worker)
+    assert Worker._facts(worker) == {"step": 3.0, PARKED: 0.0}
