@@ -191,6 +191,6 @@ def test_job_that_goes_back_from_another_policy_has_one_on_all_shards(name: str)
 
 def test_workers_that_were_done_take_part_again_when_the_job_goes_back() -> None:
     """The memory of ps 1 is gone before the chief has saved the last step."""
-    faults = (kill("chief 0", 1.0, 6.0), kill("ps 1", 6.0))
+    faults = (kill("chief 0", 1.8, 6.0), kill("ps 1", 6.8))
     tale = tale_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
     assert tale.of("ps 0 says: epoch 2 begins at version [1-9],")

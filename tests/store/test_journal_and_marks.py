@@ -136,3 +136,22 @@ def test_workers_beyond_the_room_leave_no_mark() -> None:
     for call, *arguments in calls:
         call(MAX_WORKERS, *arguments)
     assert list(marks.read()) == []
+
+
+def test_release_of_what_has_not_come_is_kept_for_that_life_alone() -> None:
+    marks = Marks(segment())
+    told = []
+    for incarnation in (1, 2):
+        marks.join(0, incarnation, b"")
+        told.append([mark.released for mark in marks.read()])
+        marks.release(0, 4)
+        told.append([mark.released for mark in marks.read()])
+    assert told == [[-1], [4], [-1], [4]]
+
+
+def test_release_of_a_worker_beyond_the_room_is_not_kept() -> None:
+    memory = segment()
+    before = bytes(memory.words)
+    Marks(memory).release(MAX_WORKERS, 1)
+    assert list(Marks(memory).read()) == []
+    assert bytes(memory.words) == before

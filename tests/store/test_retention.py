@@ -97,6 +97,7 @@ def test_prune_removes_what_dead_attempts_left_but_not_the_one_under_way(
     (root / "step-00000007.trash-0123abcd" / "inner").mkdir(parents=True)
     (root / "step-00000007.replaced-0123abcd.trash-0123abcd").mkdir()
     (root / "LATEST.tmp-0123abcd").touch()
+    (root / "EPOCH.tmp-0123abcd").touch()
     (root / "notes.tmp").touch()
     prune(tmp_path, keep=1, writing_to=under_way)
     left = {entry.name for entry in root.iterdir()}

@@ -125,12 +125,11 @@ class Chief(JobActor):
 
         If the job had begun before, there is something to save, so it is given a little time.
         """
-        epoch = self.epoch
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if epoch or self.told_epoch:
+            if self.told_epoch:
                 await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
             if waiting.done():
                 waiting.result()  # raises what ended it
@@ -173,6 +172,7 @@ class Chief(JobActor):
                 )
             log.warning("%s: the job goes back to %s", text, path)
         self.epoch = max(*epochs, epoch, self.epoch) + 1
+        await self._saver.note_epoch(self.epoch)
         message = Initialize(str(path) if path is not None else None)
         await asyncio.gather(
             *(link.request(message, reason="it is initialising") for link in self._links)

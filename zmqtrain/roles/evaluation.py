@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zmqtrain.errors import DataError
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
@@ -15,7 +15,7 @@ def evaluate(model: Model, parameters: Parameters, dataset: Dataset) -> dict[str
     """Return the model's measures, averaged over all examples.
 
     Raises:
-        ConfigError, DataError: the model or the dataset raises.
+        ConfigError, DataError: the model or the dataset raises, or the model gives no measures.
     """
     totals: dict[str, float] = {}
     for start in range(0, len(dataset), ROWS):
@@ -23,7 +23,17 @@ def evaluate(model: Model, parameters: Parameters, dataset: Dataset) -> dict[str
         with user_code("take()", dataset, DataError):
             batch = dataset.take(indices)
         with user_code("metrics()", model):
-            measures = {k: float(value) for k, value in model.metrics(parameters, batch).items()}
-        for name, value in measures.items():
+            measures = model.metrics(parameters, batch)
+        for name, value in _numbers(model, measures).items():
             totals[name] = totals.get(name, 0.0) + value * len(indices)
     return {name: total / len(dataset) for name, total in totals.items()}
+
+
+def _numbers(model: Model, measures: dict[str, float]) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in measures.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            f"metrics() of {model!r} returned {measures!r:.80}; expected a dict of names and "
+            'numbers, such as {"loss": 0.25}'
+        ) from None

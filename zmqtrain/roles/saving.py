@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError, ProtocolError
-from zmqtrain.store import checkpoint, retention
+from zmqtrain.store import checkpoint, epochs, retention
 from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.wire.messages import Save, Saved, SaveEnded
 
@@ -56,16 +56,28 @@ class Saver:
         probe.rmdir()
 
     async def newest(self) -> tuple[Path | None, int]:
-        """Return the newest valid checkpoint and its epoch; (None, 0) if there never was one."""
+        """Return the newest valid checkpoint, None if there never was one, and the last epoch."""
         if self._logdir is None:
             return None, 0
         found = await asyncio.to_thread(retention.newest_valid, self._logdir, self._passed_over)
+        root = checkpoint.checkpoints_directory(self._logdir)
+        epoch = await asyncio.to_thread(epochs.last_epoch, root)
         if found is None:
-            return None, 0
+            return None, epoch
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
-        return path, manifest.epoch
+        return path, max(epoch, manifest.epoch)
+
+    async def note_epoch(self, epoch: int) -> None:
+        """Make durable that an epoch begins; where that cannot be, the job goes on without."""
+        if self._logdir is None:
+            return
+        root = checkpoint.checkpoints_directory(self._logdir)
+        try:
+            await asyncio.to_thread(epochs.note_epoch, root, epoch)
+        except CheckpointError as error:
+            log.warning("the number of epoch %d is not kept: %s", epoch, error)
 
     async def save(self, step: int) -> None:
         """Write a checkpoint at the next cut.

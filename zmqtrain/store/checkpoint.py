@@ -23,6 +23,7 @@ from zmqtrain.store.durable import (
     digest_file,
     discard,
     new_token,
+    replace_file,
     sync_path,
     write_file,
     writing,
@@ -137,7 +138,8 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
         replaced = _move_aside(final)
         os.rename(temporary, final)
         sync_path(root)
-        _point_latest(root, final.name)
+        # For people and scripts; zmqtrain never relies on it.
+        replace_file(root / LATEST_FILE, f"{final.name}\n".encode())
         if replaced is not None:
             discard(replaced)
     return final
@@ -209,13 +211,6 @@ def _move_aside(final: Path) -> Path | None:
     replaced = final.with_name(f"{final.name}.replaced-{new_token()}")
     os.rename(final, replaced)
     return replaced
-
-
-def _point_latest(root: Path, name: str) -> None:
-    """Name the newest checkpoint in a file for people and scripts; zmqtrain never relies on it."""
-    temporary = root / f"{LATEST_FILE}.tmp-{new_token()}"
-    write_file(temporary, f"{name}\n".encode())
-    os.replace(temporary, root / LATEST_FILE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ def write_file(path: Path, content: bytes) -> None:
         os.fsync(handle.fileno())
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Give ``path`` this content, or leave what was there."""
+    temporary = path.with_name(f"{path.name}.tmp-{new_token()}")
+    write_file(temporary, content)
+    os.replace(temporary, path)
+
+
 def sync_path(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -15,7 +15,9 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 # A name with ".replaced-" is left when a commit dies while it takes the place of an older
 # checkpoint of the same step.
 _COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?")
-_LITTER = re.compile(r"(step-\d{8,}|LATEST)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}")
+_LITTER = re.compile(
+    r"(step-\d{8,}|LATEST|EPOCH)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
+)
 
 
 def checkpoints(logdir: Path) -> list[Path]:

@@ -1,0 +1,49 @@
+"""The number of a job's last epoch, beside its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tales import calm, tale_of
+from zmqtrain.errors import CheckpointError
+from zmqtrain.simulation.schedule import Fault
+from zmqtrain.store.epochs import EPOCH_FILE, last_epoch, note_epoch
+
+
+def test_last_epoch_is_the_one_that_was_noted_last(tmp_path: Path) -> None:
+    root = tmp_path / "new"
+    assert last_epoch(root) == 0
+    for epoch in (1, 12):
+        note_epoch(root, epoch)
+        assert last_epoch(root) == epoch
+    assert [file.name for file in root.iterdir()] == [EPOCH_FILE]
+
+
+@pytest.mark.parametrize("content", ["", "two", "-1", "1.5"])
+def test_file_without_a_number_is_an_error_that_says_what_to_do(
+    content: str, tmp_path: Path
+) -> None:
+    (tmp_path / EPOCH_FILE).write_text(content)
+    with pytest.raises(CheckpointError, match="expected the number of the job's last epoch"):
+        last_epoch(tmp_path)
+
+
+def test_epoch_that_cannot_be_noted_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        note_epoch(tmp_path / "file", 1)
+
+
+def test_job_that_goes_back_twice_begins_two_epochs_though_no_task_knows_the_first() -> None:
+    deaths = [
+        Fault(at_s, "kill", (name,), 0.05) for at_s in (2.0, 4.0) for name in ("ps 0", "chief 0")
+    ]
+    faults = (Fault(0.6, "save"), *deaths)
+    schedule = calm(
+        ps=1, lane="memory", steps=60, slow=0, keeps=True, save_secs=1000.0, faults=faults
+    )
+    tale = tale_of(schedule)
+    assert len(tale.of("chief 0 says: saved")) == 2  # one on the way, one at the end
+    assert tale.of("epoch 2 begins at version") and tale.of("epoch 3 begins at version")

@@ -1,0 +1,73 @@
+"""Which segments are removed, and that nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rights import no_root
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_files import file_name, remove_dead, segment_files
+from zmqtrain.store.segment_layout import SegmentLayout
+
+NAME = file_name("ps 0", "127.0.0.1:2222")
+
+
+def test_segment_of_a_dead_ps_is_removed_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "segments" / NAME
+    segment = Segment.create(SegmentLayout(8, []), path)
+    assert not remove_dead(path)
+    assert path.exists()
+    segment.close()
+    assert remove_dead(path)
+    assert not path.exists()
+
+
+def nothing(place: Path) -> None:
+    pass
+
+
+def below_a_file(place: Path) -> None:
+    place.parent.rmdir()
+    place.parent.touch()
+
+
+def link_to_itself(place: Path) -> None:
+    place.symlink_to(place)
+
+
+@pytest.mark.parametrize("make", [nothing, below_a_file, link_to_itself, Path.mkdir, Path.touch])
+def test_what_is_no_segment_is_left_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    directory = tmp_path / "segments"
+    directory.mkdir()
+    path = directory / NAME
+    make(path)
+    before = sorted(tmp_path.rglob("*"))
+    assert not remove_dead(path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_only_segments_that_can_be_opened_are_listed(tmp_path: Path) -> None:
+    directory = tmp_path / "segments"
+    paths = [directory / file_name(f"ps {index}", "127.0.0.1:2222") for index in range(2)]
+    for path in paths:
+        Segment.create(SegmentLayout(8, []), path).close()
+    (directory / "other.segment").write_bytes(b"of somebody else")
+    assert [found.path for found in segment_files(directory)] == paths
+    paths[0].rename(directory / f"{paths[0].name}.old")
+    paths[0].symlink_to(directory / "gone")
+    assert [found.path for found in segment_files(directory)] == paths[1:]
+
+
+def test_segment_in_a_directory_that_is_closed_to_us_stays(tmp_path: Path) -> None:
+    directory = tmp_path / "segments"
+    path = directory / NAME
+    Segment.create(SegmentLayout(8, []), path).close()
+    for mode in 0o000, 0o500:  # neither searched, nor written to
+        directory.chmod(mode)
+        with no_root():
+            assert not remove_dead(path)
+    directory.chmod(0o700)
+    assert path.exists()

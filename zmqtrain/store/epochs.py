@@ -1,0 +1,47 @@
+"""The number of a job's last epoch, kept beside its checkpoints.
+
+A job that goes back twice to one checkpoint must not use a number twice: its workers would take the
+second time for the first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.durable import reading, replace_file, sync_path, writing
+
+EPOCH_FILE = "EPOCH"
+
+
+def last_epoch(root: Path) -> int:
+    """Return the number noted in the directory of a job's checkpoints; 0 if there is none.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds no number.
+    """
+    file = root / EPOCH_FILE
+    with reading(file):
+        try:
+            text = file.read_text()
+        except FileNotFoundError:
+            return 0
+    if not text.strip().isdecimal():
+        raise CheckpointError(
+            f"{file}: it holds {text[:20]!r}; expected the number of the job's last epoch; delete "
+            "the file, and have all tasks of the job start anew"
+        )
+    return int(text)
+
+
+def note_epoch(root: Path, epoch: int) -> None:
+    """Make durable that an epoch of this number begins.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    file = root / EPOCH_FILE
+    with writing(file):
+        root.mkdir(parents=True, exist_ok=True)
+        replace_file(file, f"{epoch}\n".encode())
+        sync_path(root)
