@@ -21,7 +21,7 @@ from zmqtrain.chaos import Act, Chaos, figures, schedule
 from zmqtrain.cli.chaos import chaos_json, chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
-from zmqtrain.errors import PeerLostError
+from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.wire.messages import Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}
@@ -160,6 +160,20 @@ def test_intervals_that_are_none_are_refused(text: str) -> None:
     result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1", "--kill", text])
     assert result.exit_code != 0
     assert f"--kill has {text!r}; expected a role" in str(result.exception)
+
+
+@pytest.mark.parametrize("flag", ["--kill", "--pause"])
+def test_role_that_is_given_twice_is_refused(flag: str) -> None:
+    arguments = ["chaos", "--ps", "127.0.0.1:1", flag, "ps=5,worker=5,ps=6"]
+    result = CliRunner().invoke(cli, arguments)
+    assert str(result.exception).startswith(f"{flag} has ps twice; expected each role once")
+
+
+@pytest.mark.parametrize(("seconds", "every_s"), [(1e300, 5.0), (60.0, 1e-300), (1e6, 0.9)])
+def test_schedule_that_nobody_lives_to_see_is_refused(seconds: float, every_s: float) -> None:
+    for kill, pause in ({"ps": every_s}, {}), ({}, {"ps": every_s}):
+        with pytest.raises(ConfigError, match="are more than 1000000 acts; expected fewer"):
+            schedule(1, seconds, TASKS, kill, pause, 1.0)
 
 
 def test_chaos_without_anything_to_do_says_what_to_give() -> None:

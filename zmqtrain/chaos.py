@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from zmqtrain.errors import PeerLostError, ZmqTrainError
+from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.wire.messages import Status, TaskStatus
 
 POLL_S = 0.1
 BACK_S = 60.0
 """How long a task may take to be back, and the job to answer."""
+
+MAX_ACTS = 1_000_000
+"""More than anybody waits for: they are all planned before the first."""
 
 JITTER = 0.2  # of an interval, either way
 _ABSENT = ("silent", "left")
@@ -57,11 +60,19 @@ def schedule(
 
     ``tasks``: how many there are of each role. ``kill``, ``pause``: for a role, the seconds between
     two such acts on one of its tasks, give or take a fifth.
+
+    Raises:
+        ConfigError: these would be more than :data:`MAX_ACTS`.
     """
     acts = []
     plans: list[tuple[Kind, Mapping[str, float]]] = [("kill", kill), ("pause", pause)]
     for kind, intervals in plans:
         for role, every_s in sorted(intervals.items()):
+            if seconds > MAX_ACTS * every_s:
+                raise ConfigError(
+                    f"to {kind} a {role} every {every_s:g} s for {seconds:g} s are more than "
+                    f"{MAX_ACTS} acts; expected fewer; choose a longer interval or a shorter time"
+                )
             chance = random.Random(f"{seed} {kind} {role}")
             at_s = every_s
             while at_s < seconds and tasks.get(role, 0):

@@ -1,40 +1,34 @@
 """Says what is wrong with a configuration before anything is started.
 
-:func:`diagnose` looks at one task, :func:`compare` at the TF_CONFIGs of several. Both only look:
-what has to be asked of the operating system or the network comes in as :class:`Probes`.
+:func:`diagnose` looks at one task, :func:`compare` at the TF_CONFIGs of several. Both only look,
+but for the file of the job, which is run as every task does; what has to be asked of the network
+comes in as :class:`Probes`.
 """
 
 from __future__ import annotations
 
 import difflib
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from zmqtrain.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
-from zmqtrain.config import (
-    ENVIRON,
-    TF_CONFIG,
-    FindCounts,
-    TaskConfig,
-    load_overrides,
-    load_task,
-)
+from zmqtrain.config import ENVIRON, TF_CONFIG, TaskConfig, load_overrides, load_task
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.job import JobOverrides
+from zmqtrain.health import tls_context
+from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.options import PREFIX, fields_of, given, names_of, variable_of
-from zmqtrain.procfile import KILL_WAIT_S, PROCESS_NAME, process_of, running_counts
+from zmqtrain.probes import Probe, Probes
+from zmqtrain.procfile import KILL_WAIT_S, PROCESS_NAME, process_of
+from zmqtrain.restarts import Limits
 from zmqtrain.tf_config import Reading, read_tf_config
 
-CONNECT_TIMEOUT_S = 2.0
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-ANYWHERE = ("*", "")
-
-Probe: TypeAlias = Callable[[str, int], None]
+DASHBOARDS = "DASHBOARDS"  # tells Grafana where they are, see deploy/
 
 
 class Severity(StrEnum):
@@ -51,35 +45,6 @@ class Finding:
 
     severity: Severity
     text: str
-
-
-def _resolve(host: str, port: int) -> None:
-    socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-
-def _bind(host: str, port: int) -> None:
-    interfaces = {name for _, name in socket.if_nameindex()}
-    host = "" if host in interfaces or host in ANYWHERE else host
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-
-
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
-
-
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """Questions to the operating system about (host, port); each raises OSError for a no."""
-
-    resolve: Probe = _resolve
-    bind: Probe = _bind
-    connect: Probe = _connect
-    find_counts: FindCounts = running_counts
 
 
 def diagnose(
@@ -99,9 +64,11 @@ def diagnose(
     reading = read_tf_config(environ.get(TF_CONFIG, ""))
     findings = [*_of_reading(reading), *_of_environment(flags, environ, reading)]
     try:
-        load_overrides(flags, environ)
+        overrides = load_overrides(flags, environ)
     except ConfigError as error:
         findings += map(_error, str(error).splitlines())
+    else:
+        findings += _of_job(given(TaskConfig, flags, environ).get("job"), overrides)
     if not reading.mistakes:
         role = role or _role_named(environ, reading) or Role.WORKER
         # A check needs no job, whereas a task does.
@@ -112,7 +79,7 @@ def diagnose(
             findings += map(_error, str(error).splitlines())
         else:
             findings += [*_of_config(config, environ, reading), *_of_security(config)]
-            findings += _of_machine(config, probes)
+            findings += [*_of_files(config), *_of_machine(config, probes)]
             findings += _of_peers(config, probes) if reach else []
             if not any(finding.severity is Severity.ERROR for finding in findings):
                 findings.append(_ok(_summary(config)))
@@ -122,13 +89,16 @@ def diagnose(
 def diagnose_files(paths: Iterable[Path]) -> list[Finding]:
     """Compare files that hold the TF_CONFIGs of the tasks of one job, see :func:`compare`."""
     texts: dict[str, str] = {}
-    findings = []
+    unread = []
     for path in paths:
         try:
             texts[str(path)] = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            findings.append(_error(f"{path} cannot be read: {error}; expected a TF_CONFIG in it"))
-    return findings + compare(texts)
+            unread.append(_error(f"{path} cannot be read: {error}; expected a TF_CONFIG in it"))
+    findings = compare(texts)
+    if unread:  # those that were read may agree, but not with these
+        findings = [finding for finding in findings if finding.severity is not Severity.OK]
+    return unread + findings
 
 
 def compare(texts: Mapping[str, str]) -> list[Finding]:
@@ -229,7 +199,8 @@ def _of_environment(
             f"{proxies[0]} is set; zmqtrain's links go through no proxy, but whoever reads metrics "
             "and health from here may; list the cluster's hosts in NO_PROXY"
         )
-    known = [name.upper() for model in (TaskConfig, JobOverrides) for name in fields_of(model)]
+    known = [DASHBOARDS, *(field.name.upper() for field in fields(Limits))]
+    known += [name.upper() for model in (TaskConfig, JobOverrides) for name in fields_of(model)]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
             close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
@@ -254,6 +225,15 @@ def _of_index(
             f"{winner} says that the index is {index}, but {against}; the first counts, so two "
             "tasks may come to the same index; give it in one place"
         )
+
+
+def _of_job(reference: str | None, overrides: Mapping[str, Any]) -> Iterator[Finding]:
+    """A job that does not load, or that does not allow what is said about it."""
+    try:
+        if reference:
+            load_job(reference).with_overrides(**overrides)
+    except ConfigError as error:
+        yield _error(str(error))
 
 
 def _of_config(
@@ -296,6 +276,26 @@ def _of_security(config: TaskConfig) -> Iterator[Finding]:
                 security.secret()
     except ConfigError as error:
         yield _error(str(error))
+
+
+def _of_files(config: TaskConfig) -> Iterator[Finding]:
+    """A certificate that does not serve, and no room for a segment where it was given."""
+    try:
+        if config.metrics_tls is not None:
+            tls_context(*config.metrics_tls)
+    except ConfigError as error:
+        yield _error(str(error))
+    if config.segment_dir is not None:
+        directory = Path(config.segment_dir).absolute()
+        there = next(path for path in (directory, *directory.parents) if os.path.exists(path))
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            text = (
+                f"{names_of('segment_dir')} is {config.segment_dir!r}, but {there} is no directory "
+                "that this user can write to; expected one, in which a ps keeps its memory or "
+                "makes the directory for it; correct it, or leave it out for one in /dev/shm"
+            )
+            # Others take no notice of it.
+            yield _error(text) if config.role is Role.PS else _warning(text)
 
 
 def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:

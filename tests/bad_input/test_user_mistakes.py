@@ -225,6 +225,19 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
     assert any(f"not evaluated: {error}" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])
+def test_measures_that_are_no_numbers_are_told_with_what_was_expected(
+    make_job: MakeJob, spoilt: Any, returned: Any
+) -> None:
+    model = spoilt("metrics", lambda sound, *_: returned)
+    summary = zmqtrain.run(make_job(model=model))
+    assert summary.exit_code == ExitCode.USAGE
+    assert summary.ended == (
+        f"step 200 of 200 is done, but metrics() of Spoilt() returned {returned!r}; expected a "
+        'dict of names and numbers, such as {"loss": 0.25}'
+    )
+
+
 @dataclass(frozen=True)
 class Shaky:
     """A training set that fails at example 7, or in some other way."""

@@ -161,6 +161,12 @@ MISTAKES = [
         "bring one back, or train in a new logdir",
     ),
     Mistake(
+        "run",
+        "sound.py --segment-dir file",
+        USAGE,
+        "error: ps 0 ended with exit code 2: HERE/file/ps-0-",
+    ),
+    Mistake(
         "worker",
         "--job sound.py",
         ExitCode.PEER_LOST,

@@ -58,6 +58,42 @@ def test_wrong_usage_is_told_and_exits_with_2(
     assert told.out == ""
 
 
+NUMBERS = [
+    "status --timeout-s",
+    "why --timeout-s",
+    "policy x --timeout-s",
+    "policy x --wait-s",
+    "save --timeout-s",
+    "save --wait-s",
+    "chaos --timeout-s",
+    "chaos --seconds",
+    "chaos --pause-s",
+    "supervise --within-s",
+]
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan", "inf", "Infinity", "1e999"])
+@pytest.mark.parametrize("option", NUMBERS)
+def test_number_that_is_not_finite_is_refused(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*option.split(), text]) == ExitCode.USAGE
+    assert f"{text!r} is not a finite number" in capsys.readouterr().err
+
+
+def test_options_that_are_numbers_are_all_known() -> None:
+    """None of them takes what is not finite."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in COMMANDS}
+    options = {
+        f"{name} {option.opts[0]}"
+        for name, command in commands.items()
+        for option in (command.params if command else ())
+        if isinstance(option.type, click.types.FloatParamType)
+    }
+    assert options == {option.replace(" x ", " ") for option in NUMBERS}
+
+
 def command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     @click.command("fail")
     def fail() -> None:

@@ -101,6 +101,21 @@ def test_revoked_key_stays_listed_and_its_secret_goes(
     }  # fmt: skip
 
 
+def test_nobody_but_the_chief_is_revoked_without_an_index(
+    directory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["keys", "new", "--keys", directory])
+    everyone = owners(directory)
+    for role in "ps", "worker", "client":
+        capsys.readouterr()
+        assert main(["keys", "revoke", role, "--keys", directory]) == ExitCode.USAGE
+        assert f"which {role} is meant is not said; expected its index" in capsys.readouterr().err
+        read_secret(Path(directory), Owner(role))
+    assert owners(directory) == everyone
+    assert main(["keys", "revoke", "chief", "--keys", directory]) == ExitCode.OK
+    assert owners(directory, revoked=True) == ["chief 0"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from zmqtrain.cli.main import cli
 from zmqtrain.cluster import Role
 from zmqtrain.doctor import (
     Finding,
-    Probes,
     Severity,
     compare,
     diagnose,
@@ -22,8 +24,10 @@ from zmqtrain.doctor import (
     report,
 )
 from zmqtrain.errors import ExitCode
+from zmqtrain.probes import Probes
 from zmqtrain.transport.keys import Owner, Pair, add_keys
 
+ROOT = Path(__file__).parents[2]
 CLUSTER = {"ps": ["p:1", "q:1"], "worker": ["w:1", "v:1"], "chief": ["c:1"]}
 TRUSTED = {"ZMQTRAIN_INSECURE": "1"}  # as keys are a matter of other tests
 
@@ -318,6 +322,64 @@ def test_keys_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     assert exit_code(diagnose(Role.WORKER, flags | {"ps": "ipc:///p"}, {}, HEALTHY)) == ExitCode.OK
 
 
+def test_job_that_does_not_load_or_does_not_allow_an_override_is_an_error(tmp_path: Path) -> None:
+    missing, broken = tmp_path / "none.py", tmp_path / "broken.py"
+    broken.write_text("job = Job(\n")
+    sound = str(ROOT / "examples/digits.py")
+    assert seen(flags={"job": str(missing)})[0].startswith(f"error: job file {missing} does not ")
+    assert seen(environ={"ZMQTRAIN_JOB": str(broken)})[0] == (
+        f"error: job file {broken} does not import: {broken}, line 1: '(' was never closed"
+    )
+    overlapping = {"job": sound, "overlap": True, "clip_norm": "1"}
+    assert "clip_norm needs the whole gradient" in seen(flags=overlapping)[0]
+    assert seen(flags={"job": sound})[0].startswith("ok: ")
+
+
+def test_segment_directory_that_is_none_keeps_a_ps_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place in file, file / "below":
+        (finding, *rest) = seen(Role.PS, {"segment_dir": str(place)})
+        assert rest == []
+        assert finding == (
+            f"error: --segment-dir (or ZMQTRAIN_SEGMENT_DIR) is '{place}', but {file} is no "
+            "directory that this user can write to; expected one, in which a ps keeps its memory "
+            "or makes the directory for it; correct it, or leave it out for one in /dev/shm"
+        )
+        warning, summary = seen(Role.WORKER, {"segment_dir": str(place)})
+        assert warning == finding.replace("error: ", "warning: ")
+        assert summary.startswith("ok: this is worker 0 ")
+    for place in tmp_path, tmp_path / "not" / "yet":
+        assert seen(Role.PS, {"segment_dir": str(place)})[0].startswith("ok: ")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_certificate_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    flags = {"metrics_cert": str(tmp_path / "cert"), "metrics_key": str(tmp_path / "key")}
+    (finding,) = seen(flags=flags)
+    assert finding.startswith(
+        f"error: metrics cannot be served with the certificate {tmp_path / 'cert'} and the key "
+    )
+
+
+@pytest.mark.parametrize("document", ["README.md", "deploy/README.md", "Procfile"])
+def test_variables_that_documents_tell_to_set_are_known(document: str) -> None:
+    names = set(re.findall(r"\bZMQTRAIN_[A-Z_]*[A-Z]\b", (ROOT / document).read_text()))
+    assert names
+    for name in sorted(names - {"ZMQTRAIN_JOB", "ZMQTRAIN_KEYS"}):  # whose values are looked at
+        assert len(seen(environ={name: "0"})) == 1, name
+
+
+def test_variables_of_every_command_are_known() -> None:
+    context = click.Context(cli)
+    commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    options = [option for command in commands if command for option in command.params]
+    names = {str(option.envvar) for option in options if option.envvar}
+    assert {"ZMQTRAIN_MAX_RESTARTS", "ZMQTRAIN_WITHIN_S", "ZMQTRAIN_STEPS"} <= names
+    told = report(diagnose(None, {}, dict.fromkeys(names, "x"), HEALTHY))
+    assert "no such variable" not in told
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -517,14 +579,17 @@ def test_files_are_compared_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "none.json"
-    findings = diagnose_files([path])
+def test_file_that_cannot_be_read_is_an_error_and_agrees_with_nobody(tmp_path: Path) -> None:
+    path, binary, sound = tmp_path / "none.json", tmp_path / "binary", tmp_path / "sound.json"
+    binary.write_bytes(b"\xff\xfe")
+    sound.write_text(tf_config(SMALL))
+    findings = diagnose_files([path, binary, tmp_path, sound])
     assert findings[0] == Finding(
         Severity.ERROR,
         f"{path} cannot be read: [Errno 2] No such file or directory: '{path}'; expected a "
         "TF_CONFIG in it",
     )
+    assert [finding.severity for finding in findings] == [Severity.ERROR] * 3
     assert exit_code(findings) is ExitCode.USAGE
 
 

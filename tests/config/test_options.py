@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from pydantic import BaseModel, Field
 
 from zmqtrain.config import TaskConfig
+from zmqtrain.errors import ConfigError
 from zmqtrain.job import JobOverrides
-from zmqtrain.options import fields_of, flag_of, given, names_of, options_of, variable_of
+from zmqtrain.options import fields_of, flag_of, given, load, names_of, options_of, variable_of
+from zmqtrain.processes import LocalCluster
 
 MODELS = (TaskConfig, JobOverrides)
 
@@ -95,6 +97,18 @@ def test_flag_beats_variable(
     flags: dict[str, Any], environ: dict[str, str], said: dict[str, Any]
 ) -> None:
     assert given(JobOverrides, flags, environ) == said
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("model", [*MODELS, LocalCluster])
+def test_numbers_are_finite(model: type[BaseModel], text: str) -> None:
+    options = [p for p in command_of(model).params if getattr(p, "metavar", "") == "NUMBER"]
+    names = [str(option.name) for option in options]
+    assert len(names) > 3
+    with pytest.raises(ConfigError) as caught:
+        load(model, dict.fromkeys(names, text))
+    for name in names:
+        assert f"{names_of(name)} is {text!r}; it should be a finite number" in str(caught.value)
 
 
 class Base(BaseModel):

@@ -49,7 +49,7 @@ def test_what_is_no_segment_is_left_alone(tmp_path: Path, make: Callable[[Path],
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_only_segments_that_can_be_opened_are_listed(tmp_path: Path) -> None:
+def test_segments_are_listed_and_nothing_else(tmp_path: Path) -> None:
     directory = tmp_path / "segments"
     paths = [directory / file_name(f"ps {index}", "127.0.0.1:2222") for index in range(2)]
     for path in paths:

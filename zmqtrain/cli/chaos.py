@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.chaos import Act, Chaos, Report, figures, schedule
+from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import cell, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
@@ -24,14 +25,14 @@ ROLES = ("ps", "worker", "chief")
 @click.option("--pause", metavar="ROLE=SECONDS,...", default="", help="pause one every so often")
 @click.option(
     "--pause-s",
-    type=click.FloatRange(0, min_open=True),
+    type=seconds_type,
     default=2.0,
     show_default=True,
     help="seconds that a pause lasts",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=seconds_type,
     default=60.0,
     show_default=True,
     help="how long to go on",
@@ -126,9 +127,9 @@ def _intervals(flag: str, text: str) -> dict[str, float]:
     """Return seconds by role.
 
     Raises:
-        ConfigError: the text is something else.
+        ConfigError: the text is something else, or has a role twice.
     """
-    intervals = {}
+    intervals: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         role, _, number = part.partition("=")
         try:
@@ -139,6 +140,11 @@ def _intervals(flag: str, text: str) -> dict[str, float]:
             raise ConfigError(
                 f"{flag} has {part!r}; expected a role ({', '.join(ROLES)}) and seconds between "
                 "two such acts, such as worker=7"
+            )
+        if role in intervals:
+            raise ConfigError(
+                f"{flag} has {role} twice; expected each role once, as its acts come at one "
+                "interval; leave one out"
             )
         intervals[role] = every_s
     return intervals

@@ -24,7 +24,8 @@ def check_command(files: tuple[Path, ...], role: str | None, reach: bool, **flag
 
     Without FILES it is that of one task, given as to the task itself: by flags, variables,
     TF_CONFIG. FILES hold the TF_CONFIGs of the tasks of one job, which have to agree. Nothing is
-    started. The exit code is 2 if anything is wrong.
+    started, but the job's file is run if it is given, as by each task. The exit code is 2 if
+    anything is wrong.
 
     \b
     Examples:

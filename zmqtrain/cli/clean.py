@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -117,15 +118,16 @@ def _directory(given_by_flag: str | None) -> Path | None:
     """Return where to look for segments; None where this host has no place for them by default.
 
     Raises:
-        ConfigError: the place that was named is no directory.
+        ConfigError: the place that was named is no directory, or may not be looked into.
     """
     named = given(TaskConfig, {"segment_dir": given_by_flag}, ENVIRON).get("segment_dir")
     if named is None:
         return default_directory()
-    if not Path(named).is_dir():
+    if not (os.path.isdir(named) and os.access(named, os.R_OK | os.X_OK)):
         raise ConfigError(
-            f"{names_of('segment_dir')} is {named!r}; expected a directory, the one that was given "
-            "to the ps; correct it, or leave it out for the one in /dev/shm"
+            f"{names_of('segment_dir')} is {named!r}; expected a directory that this user can "
+            "read, the one that was given to the ps; correct it, or leave it out for the one in "
+            "/dev/shm"
         )
     return Path(named)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import PeerLostError, RefusedError
@@ -22,7 +23,7 @@ WAIT_S = 60.0
 def _wait_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         "--wait-s",
-        type=click.FloatRange(0, min_open=True),
+        type=seconds_type,
         default=WAIT_S,
         metavar="NUMBER",
         show_default=True,

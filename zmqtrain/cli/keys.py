@@ -36,9 +36,7 @@ def _keys_option(command: Command) -> Command:
     )(command)
 
 
-def _task_arguments(command: Command) -> Command:
-    command = click.argument("index", type=int, default=0)(command)
-    return click.argument("role", metavar="ps|chief|worker|client")(command)
+_role_argument = click.argument("role", metavar="ps|chief|worker|client")
 
 
 class _Ordered(click.Group):
@@ -103,7 +101,8 @@ def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> Non
 
 
 @keys_command.command("add")
-@_task_arguments
+@_role_argument
+@click.argument("index", type=int, default=0)
 @_keys_option
 @click.option("--public", metavar="KEY", help="allow this key, whose secret is kept elsewhere")
 def add_command(*, role: str, index: int, keys: str | None, public: str | None) -> None:
@@ -123,13 +122,14 @@ def add_command(*, role: str, index: int, keys: str | None, public: str | None) 
 
 
 @keys_command.command("revoke")
-@_task_arguments
+@_role_argument
+@click.argument("index", type=int, required=False)
 @_keys_option
-def revoke_command(*, role: str, index: int, keys: str | None) -> None:
+def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
     """Allow the key of a task no more.
 
-    Every ps whose registry this is drops the task's connection within seconds. Copy the registry
-    to the hosts of the others.
+    INDEX may be left out for the chief alone. Every ps whose registry this is drops the task's
+    connection within seconds. Copy the registry to the hosts of the others.
 
     \b
     Examples:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.client import ask
 from zmqtrain.cluster import Role
 from zmqtrain.config import ENVIRON, TF_CONFIG, TaskConfig
@@ -108,7 +109,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
     run = click.option(
         "--timeout-s",
-        type=click.FloatRange(0, min_open=True),
+        type=seconds_type,
         default=TIMEOUT_S,
         metavar="NUMBER",
         show_default=True,

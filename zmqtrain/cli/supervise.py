@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.invoke import invoke
 from zmqtrain.logs import setup_logging
 from zmqtrain.restarts import USUAL_LIMITS, Limits
@@ -33,7 +34,7 @@ from zmqtrain.supervisor import supervise
 )
 @click.option(
     "--within-s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=seconds_type,
     default=USUAL_LIMITS.within_s,
     show_default=True,
     envvar="ZMQTRAIN_WITHIN_S",

@@ -56,12 +56,14 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
 def remove_dead(path: Path) -> bool:
     """Remove the segment at ``path`` if its ps is dead; return whether it was removed.
 
+    What this user may not remove, or cannot reach, stays as it is.
+
     The lock by which a ps owns its segment is held meanwhile: none can begin to own this one, and
     none finds it without an owner, so as to put its own in its place.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +72,7 @@ def remove_dead(path: Path) -> bool:
         if not _is_segment(path, found) or not os.path.samestat(found, path.lstat()):
             return False
         path.unlink()
-    except (BlockingIOError, FileNotFoundError):
+    except OSError:  # first of all BlockingIOError: its ps is alive
         return False
     finally:
         os.close(descriptor)

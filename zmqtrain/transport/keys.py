@@ -66,14 +66,20 @@ class Pair(NamedTuple):
     secret: str | None
 
 
-def owner_of(role: str, index: int = 0) -> Owner:
-    """Return whose key is meant.
+def owner_of(role: str, index: int | None) -> Owner:
+    """Return whose key is meant; only the chief, who is alone, is known without an index.
 
     Raises:
-        ConfigError: there can be no such task.
+        ConfigError: there can be no such task, or it is not clear which one is meant.
     """
     if role not in ROLES:
         raise ConfigError(f"{role!r} is no role that has keys; expected one of {', '.join(ROLES)}")
+    if index is None:
+        if role != "chief":
+            raise ConfigError(
+                f"which {role} is meant is not said; expected its index, as in {role} 2; give it"
+            )
+        index = 0
     if index < 0 or (role == "chief" and index):
         expected = "0, since there is one chief" if role == "chief" else "a number from 0 on"
         raise ConfigError(f"the index of a {role} is {index}; expected {expected}")

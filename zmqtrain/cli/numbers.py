@@ -1,0 +1,21 @@
+"""The type of options that are numbers: NaN and infinity are none, though ``float`` takes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+class _Finite(click.FloatRange):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+seconds_type = _Finite(0, min_open=True)
