@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import runpy
 import signal
 import threading
@@ -385,3 +386,10 @@ def check_counts(job: Job, summary: Summary) -> NDArray[np.float32]:
     expected = np.bincount(np.concatenate([plan.indices(b) for b in counted_batches(summary)]))
     np.testing.assert_array_equal(counts, expected)
     return counts
+
+
+@pytest.mark.parametrize("counts", [{"workers": 0}, {"ps": 0}, {"workers": "2"}, {"ps": 1.0}])
+def test_number_of_tasks_that_is_none_is_an_error_that_names_it(counts: dict[str, Any]) -> None:
+    ((name, value),) = counts.items()
+    with pytest.raises(ConfigError, match=re.escape(f"{name} is {value!r}; expected a whole")):
+        zmqtrain.run(digits_job(steps=1), **counts)

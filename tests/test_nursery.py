@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from tests.harness import until
+from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.nursery import Nursery, TaskProcess
 
 JOB = """
@@ -89,7 +89,9 @@ async def test_tasks_end_with_the_process_that_tells_of_them(nursery: Nursery, j
     task = await waiting_ps(nursery, job)
     parent_of(task).kill()
     assert await task.wait() == -signal.SIGKILL
-    with pytest.raises(ZmqTrainError, match="the process from which tasks are forked has ended"):
+    with pytest.raises(PeerLostError, match="process from which tasks are forked has ended"):
+        nursery.check()
+    with pytest.raises(PeerLostError, match="process from which tasks are forked has ended"):
         await waiting_ps(nursery, job)
 
 
@@ -104,9 +106,10 @@ def parent_of(task: TaskProcess) -> psutil.Process:
     return parent
 
 
-async def test_task_outlives_a_nursery_that_is_closed(job: Path) -> None:
-    nursery = Nursery()
+async def test_tasks_are_asked_to_end_when_nobody_minds_them(nursery: Nursery, job: Path) -> None:
     task = psutil.Process((await waiting_ps(nursery, job)).pid)
+    log = job.parent / "ps.log"
+    until(lambda: log.exists() and "listening" in log.read_text(), "a ps that listens", str)
     nursery.close()
-    assert task.is_running()
-    os.kill(task.pid, signal.SIGKILL)
+    task.wait(timeout=30)
+    assert "leaving without the chief's shutdown" in log.read_text()

@@ -14,7 +14,8 @@ import pytest
 from zmqtrain import supervisor
 from zmqtrain.errors import ConfigError
 from zmqtrain.restarts import Limits, Restart
-from zmqtrain.supervisor import SIGNALS, supervise
+from zmqtrain.signals import that_end
+from zmqtrain.supervisor import supervise
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 KILLED = ["sh", "-c", "kill -9 $$"]
@@ -24,7 +25,7 @@ LIMIT_S = 20.0
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """The signals mean after the test what they meant before."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in that_end()}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -69,7 +70,7 @@ def test_signals_disturb_nothing_once_the_supervision_is_over(
 ) -> None:
     monkeypatch.setattr(supervisor, "decide", lambda endings, *_: supervisor.End(5))
     assert run(command) == 5
-    for number in SIGNALS:
+    for number in that_end():
         os.kill(os.getpid(), number)
 
 

@@ -22,8 +22,8 @@ class ExitCode(IntEnum):
     DIVERGED = 76  # too many non-finite gradients
     REFUSED = 77  # a peer refused this task: another job, another protocol, a taken index
     INTERRUPTED = 130  # SIGINT (Ctrl-C)
-    PEER_LOST = 138  # a peer was silent beyond its deadline; worth a restart
-    TERMINATED = 143  # SIGTERM
+    PEER_LOST = 138  # a peer was silent beyond its deadline, or another job is in the way
+    TERMINATED = 143  # SIGTERM, or SIGHUP
 
 
 class ZmqTrainError(Exception):
@@ -74,6 +74,12 @@ class FencedError(RefusedError):
 
 class PeerLostError(ZmqTrainError):
     """A peer was silent beyond its deadline, or the link to it was closed."""
+
+    exit_code = ExitCode.PEER_LOST
+
+
+class OccupiedError(ZmqTrainError):
+    """Another process has what only one can have; when it has ended, a restart will do better."""
 
     exit_code = ExitCode.PEER_LOST
 

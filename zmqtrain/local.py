@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from zmqtrain.actors.actor import first_of
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
 from zmqtrain.roles.worker import Worker
+from zmqtrain.store.claim import claimed
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
 from zmqtrain.transport.memory import MemoryTransport
@@ -50,6 +51,9 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
             to end, as for too many non-finite gradients, returns its summary with an exit code.
     """
+    for name, count in (("workers", workers), ("ps", ps)):
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
     stop = _Stop()
     training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore, stop)
     if not _has_running_loop():
@@ -108,9 +112,10 @@ async def _run(
     _stop_on_interrupt(chief)
     stop.reach(chief)
     try:
-        async with asyncio.TaskGroup() as group:
-            for actor in actors:
-                group.create_task(actor.run())
+        with claimed(job.logdir):
+            async with asyncio.TaskGroup() as group:
+                for actor in actors:
+                    group.create_task(actor.run())
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     finally:

@@ -3,7 +3,7 @@
 Imports take a task most of a second of CPU, a fork some milliseconds. The process that is forked,
 ``python -m zmqtrain.nursery``, has one thread and knows of no job. It is told of each task in a
 line of JSON on a socket, its standard input, and answers with the task's process id and, when that
-has ended, with its return code.
+has ended, with its return code. When nobody is left to tell it, it asks its tasks to end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.errors import PeerLostError
 
 _KILLED = -signal.SIGKILL
 
@@ -43,12 +43,13 @@ class Nursery:
         self._running: dict[int, asyncio.Future[int]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._is_lost = False
 
     async def start(self, role: str, arguments: Sequence[str], log: Path) -> TaskProcess:
         """Run ``python -m zmqtrain.roles.<role>``; append what it says to ``log``.
 
         Raises:
-            ZmqTrainError: the process that is forked has ended.
+            PeerLostError: the process that is forked has ended.
         """
         if self._writer is None or self._listener is None:
             reader, self._writer = await asyncio.open_connection(sock=self._socket)
@@ -57,18 +58,22 @@ class Nursery:
         self._asked.append(born)
         request = {"role": role, "arguments": list(arguments), "log": str(log)}
         self._writer.write(json.dumps(request).encode() + b"\n")
-        if self._listener.done():
+        if self._is_lost:
             self._lose()
         return await born
 
+    def check(self) -> None:
+        """Raise PeerLostError if the process that is forked has ended, and the tasks with it."""
+        if self._is_lost:
+            raise _lost()
+
     def close(self) -> None:
-        """End the process that is forked; tasks that run are left alone."""
+        """End the process that is forked; tasks that run are asked to end."""
         if self._listener is not None:
             self._listener.cancel()
         if self._writer is not None:
             self._writer.close()
         self._socket.close()
-        self._server.terminate()
         self._server.wait()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -83,14 +88,18 @@ class Nursery:
 
     def _lose(self) -> None:
         """Nobody tells of tasks any more: there shall be none."""
-        error = ZmqTrainError("the process from which tasks are forked has ended: was it killed?")
+        self._is_lost = True
         while self._asked:
-            self._asked.popleft().set_exception(error)
+            self._asked.popleft().set_exception(_lost())
         for pid, ended in self._running.items():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             ended.set_result(_KILLED)
         self._running.clear()
+
+
+def _lost() -> PeerLostError:
+    return PeerLostError("the process from which tasks are forked has ended: was it killed?")
 
 
 class TaskProcess:
@@ -120,8 +129,9 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
     """Fork a process for each task that is asked for.
 
     Returns in each of them, with the task; and in the process itself, with None, when nobody is
-    left to ask.
+    left to ask: those who did may have been killed, and others cannot reach the tasks.
     """
+    tasks: set[int] = set()
     awake, wake = socket.socketpair()
     for end in (awake, wake):
         end.setblocking(False)
@@ -132,11 +142,15 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
         ready, _, _ = select.select([connection, awake], [], [])
         if awake in ready:
             awake.recv(4096)
-            _tell_of_the_dead(connection)
+            for pid, code in _deaths():
+                tasks.remove(pid)
+                _send(connection, {"pid": pid, "code": code})
         if connection not in ready:
             continue
         received = connection.recv(1 << 16)
         if not received:
+            for pid in tasks:
+                os.kill(pid, signal.SIGTERM)
             return None
         *whole, lines = (lines + received).split(b"\n")
         for line in whole:
@@ -148,16 +162,18 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                     inherited.close()
                 task: dict[str, Any] = json.loads(line)
                 return task
+            tasks.add(pid)
             _send(connection, {"pid": pid})
 
 
-def _tell_of_the_dead(connection: socket.socket) -> None:
+def _deaths() -> Iterator[tuple[int, int]]:
+    """Yield process id and return code of each task that has ended since the last call."""
     with contextlib.suppress(ChildProcessError):  # there are no more
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            _send(connection, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+            yield pid, os.waitstatus_to_exitcode(status)
 
 
 def _send(connection: socket.socket, event: dict[str, int]) -> None:

@@ -32,6 +32,7 @@ from zmqtrain.nursery import Nursery, TaskProcess
 from zmqtrain.restarts import USUAL_LIMITS, End, Ending, decide
 from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
+from zmqtrain.store.claim import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.summary import Summary
 from zmqtrain.timing import Timing
@@ -40,6 +41,7 @@ from zmqtrain.wire.messages import Status
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 FAREWELL_S = 5.0  # how long tasks may take to end after the chief
+LINGER_S = 1.0  # how long a ps may take after the workers, some of which have not said goodbye
 
 _ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \S+ ERROR |error: |Error: ")
 _EVENT = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
@@ -67,10 +69,10 @@ class ChildError(ZmqTrainError):
 
 
 class StoppedError(ZmqTrainError):
-    """A signal ended the run before there was anything to sum up."""
+    """Signals ended the run before there was anything to sum up."""
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("the run was stopped before the job began")
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
         self.exit_code = ExitCode(exit_code)
 
 
@@ -122,28 +124,36 @@ async def run_processes(
             stack.callback(nursery.close)
         transport = ZmqTransport()
         stack.callback(transport.close)
+        stack.enter_context(claimed(job.logdir))
         chief = Chief(config, job, transport, on_progress)
         serve_health(chief, config, stack)
-        stop_on_signals(chief)
+        this = asyncio.current_task()
+        stop_on_signals(chief, None if this is None else this.cancel)
         stack.enter_context(run_file.published(reference, config.ps))
+        in_order = False
         try:
             for task in _tasks(cluster):
                 flags = _flags(config, cluster, task, arguments)
                 path = directory / f"{task.role}-{task.index}.log"
                 start = partial(nursery.start, task.role, flags, path)
                 children.append(Child(task, await start(), start, path))
-                chief.accompany(_mind(children[-1], children, chief, failures))
+                minding = partial(_mind, children[-1], nursery, children, chief, failures)
+                chief.accompany(minding)
             await chief.run()
+            in_order = chief.ending
+        except asyncio.CancelledError:
+            text = "stopped at once: what was learned since the last checkpoint is lost"
+            raise StoppedError(text, chief.stop_code) from None
         finally:
             ignore_signals()
-            await _end(children, in_order=chief.ending)
+            await _end(children, in_order=in_order)
             _remove_segments(config, segment_dir)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
             log.warning("the same command goes on from %s", chief.summary.checkpoint)
         raise failures[0]
     if chief.summary is None:
-        raise StoppedError(chief.stop_code)
+        raise StoppedError("the run was stopped before the job began", chief.stop_code)
     return chief.summary
 
 
@@ -187,14 +197,18 @@ def _flags(
 
 
 async def _mind(
-    child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
+    child: Child,
+    nursery: Nursery,
+    children: Sequence[Child],
+    chief: Chief,
+    failures: list[ChildError],
 ) -> None:
     """Start a task again when it was killed; end the run when it fails.
 
     A ps that fails takes its parameters along. If a worker fails, the chief can still save what was
     learned: it is asked to end in order, and the error is left in ``failures``.
     """
-    code = await _lives(child, chief)
+    code = await _lives(child, nursery, chief)
     if chief.ending:
         return
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -211,12 +225,13 @@ async def _mind(
     chief.stop(error.exit_code)
 
 
-async def _lives(child: Child, chief: Chief) -> int:
+async def _lives(child: Child, nursery: Nursery, chief: Chief) -> int:
     """See a task through all its lives; return the return code of the last."""
     endings: list[Ending] = []
     while True:
         started_at = time.monotonic()
         code = await child.process.wait()
+        nursery.check()
         endings.append(Ending(code, started_at, time.monotonic()))
         decision = decide(endings, USUAL_LIMITS, random.random())
         if chief.ending or isinstance(decision, End):
@@ -235,28 +250,31 @@ def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
 
 
 async def _end(children: Sequence[Child], *, in_order: bool) -> None:
-    """See all tasks off, the ps first: they wait for the workers that take part.
+    """See all tasks off.
 
     Without ``in_order`` nobody has told them to leave, and there is nothing left to save.
     """
-    for child in children:
-        if not in_order:
-            child.process.signal(signal.SIGKILL)
-    await _leave([child for child in children if child.task.role is Role.PS])
-    for child in children:
-        child.process.signal(signal.SIGTERM)  # a worker that came too late to hear of the end
-    await _leave(children)
-
-
-async def _leave(children: Sequence[Child]) -> None:
-    """Wait for tasks to leave; kill those that do not."""
-    try:
-        async with asyncio.timeout(FAREWELL_S):
-            for child in children:
-                await child.process.wait()
-    except TimeoutError:
+    ps = [child for child in children if child.task.role is Role.PS]
+    workers = [child for child in children if child.task.role is Role.WORKER]
+    if not in_order:
         for child in children:
-            if child.process.returncode is None:
-                log.warning("%s does not leave: it is killed", child.task)
-                child.process.signal(signal.SIGKILL)
-                await child.process.wait()
+            child.process.signal(signal.SIGKILL)
+    gone = [asyncio.ensure_future(_gone(group)) for group in (ps, workers)]
+    # A ps leaves when the workers have that took part.
+    await asyncio.wait(gone, timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+    for worker in workers:
+        worker.process.signal(signal.SIGTERM)  # if it came too late to hear of the end
+    await asyncio.wait(gone[1:], timeout=FAREWELL_S)
+    for worker in workers:
+        if worker.process.returncode is None:
+            log.warning("%s does not leave: it is killed", worker.task)
+            worker.process.signal(signal.SIGKILL)
+    await asyncio.wait(gone, timeout=LINGER_S)
+    for child in ps:
+        child.process.signal(signal.SIGKILL)  # it waits for a worker that left without a goodbye
+    await asyncio.gather(*gone)
+
+
+async def _gone(children: Sequence[Child]) -> None:
+    for child in children:
+        await child.process.wait()

@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from zmqtrain import signals
 from zmqtrain.errors import ConfigError
 from zmqtrain.restarts import End, Ending, Limits, decide
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Those that end the process and the supervision of it."""
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -74,7 +72,8 @@ class _Stop:
         self._came = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        self._numbers = signals.that_end()
+        for number in self._numbers:
             # Not add_signal_handler: to end its handling it lets the signal kill for a moment.
             signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self._take, n))
 
@@ -98,7 +97,7 @@ class _Stop:
 
     def ignore(self) -> None:
         """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
-        for number in SIGNALS:
+        for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
 
     def _take(self, number: int) -> None:

@@ -110,7 +110,7 @@ class Actor:
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
-        self._companions: list[Coroutine[Any, Any, None]] = []
+        self._companions: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._told: deque[str] = deque(maxlen=TOLD)
 
     async def main(self) -> int:
@@ -126,7 +126,7 @@ class Actor:
         try:
             async with asyncio.TaskGroup() as self._group:
                 for companion in self._companions:
-                    self.spawn(companion)
+                    self.spawn(companion())
                 try:
                     return await self.main()
                 finally:
@@ -151,9 +151,9 @@ class Actor:
             self.stop_code = exit_code
             self.stopping.set()
 
-    def accompany(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def accompany(self, companion: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have a background task begin with the actor."""
-        self._companions.append(coroutine)
+        self._companions.append(companion)
 
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback met."""

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from zmqtrain import health
+from zmqtrain import health, signals
 from zmqtrain.config import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.roles.task import JobActor
@@ -50,19 +50,31 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
         raise ConfigError(f"{error}; or does {actor.task} run on this host already?") from error
     stack.callback(server.close)
     actor.metrics_address = f"{server.address}:{server.port}"
-    actor.accompany(monitor.run())
+    actor.accompany(monitor.run)
     scheme = "http" if tls is None else "https"
     log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)
 
 
 def ignore_signals() -> None:
     """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in signals.that_end():
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 
-def stop_on_signals(actor: JobActor) -> None:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, actor.stop, int(ExitCode.TERMINATED))
-    loop.add_signal_handler(signal.SIGINT, actor.stop, int(ExitCode.INTERRUPTED))
+def stop_on_signals(actor: JobActor, hurry: Callable[[], object] | None = None) -> None:
+    """Have a signal end the actor in order.
+
+    ``hurry`` is called at a second one. Not for a task under a supervisor: what is sent to the
+    group of both, and passed on, comes to it twice.
+    """
+
+    def take(code: ExitCode) -> None:
+        if actor.stopping.is_set() and hurry is not None:
+            hurry()
+        actor.stop(int(code))
+
+    for number in signals.that_end():
+        is_interrupt = number is signal.SIGINT
+        code = ExitCode.INTERRUPTED if is_interrupt else ExitCode.TERMINATED
+        asyncio.get_running_loop().add_signal_handler(number, take, code)

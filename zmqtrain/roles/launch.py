@@ -32,6 +32,7 @@ from zmqtrain.roles.progress import ProgressLog
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
 from zmqtrain.roles.worker import Worker
+from zmqtrain.store.claim import claimed
 from zmqtrain.transport.router_dealer import ZmqTransport
 
 log = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ async def _serve(config: TaskConfig, job: Job) -> int:
             serve_health(actor, config, stack)
         stop_on_signals(actors[0])
         if isinstance(actors[0], Chief):
+            stack.enter_context(claimed(job.logdir))
             stack.enter_context(run_file.published(config.job, config.ps))
         try:
             results = await run_all(actors)

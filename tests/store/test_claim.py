@@ -1,0 +1,43 @@
+"""One job at a time saves into a logdir."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from zmqtrain.errors import CheckpointError, ExitCode, OccupiedError
+from zmqtrain.store.claim import claimed
+
+
+def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
+    logdir = str(tmp_path / "new")
+    for _ in range(2):  # it is free again after the block
+        with claimed(logdir):
+            with pytest.raises(OccupiedError, match=r"runs already \(process \d+ on ") as raised:
+                with claimed(logdir):
+                    pytest.fail("two jobs save there")
+            assert raised.value.exit_code == ExitCode.PEER_LOST  # worth another try
+
+
+def test_jobs_without_a_logdir_do_not_meet() -> None:
+    with claimed(None), claimed(None):
+        pass
+
+
+def test_logdir_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"), claimed(str(tmp_path / "file")):
+        pytest.fail("there is no such directory")
+
+
+def test_file_system_without_locks_keeps_nobody_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with claimed(str(tmp_path)), claimed(str(tmp_path)):
+        pass
