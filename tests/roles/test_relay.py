@@ -103,3 +103,19 @@ def test_orders_wait_until_the_others_know_of_a_switch() -> None:
     assert [number for number, _ in lead.carried_out] == [1, 2, 3]
     relay.give([APPLY])  # by the policy now, every shard decides by itself
     assert len(lead.told) == 1
+
+
+def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -> None:
+    """It has not told yet what it got; what all shards had got is kept no more."""
+    lead = LeadShard()
+    relay = relay_of(lead)
+    relay.begin("sync-replicas")
+    orders = [Order("apply", (worker,)) for worker in range(4)]
+    relay.give(orders)
+    lead.follower.facts[ORDERS] = 2.0
+    relay.catch_up()
+    lead.follower.facts.clear()
+    lead.told.clear()
+    for _ in range(2):
+        relay.catch_up()
+    assert lead.told == [Orders(3, tuple(orders[2:]))]

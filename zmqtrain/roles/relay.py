@@ -90,15 +90,19 @@ class Relay:
         self._ps.execution.carry_out(orders)
 
     async def keep_others(self) -> None:
-        """Send again what another shard did not get; forget what all of them have."""
+        """Catch the other shards up once a heartbeat."""
         while True:
             await asyncio.sleep(self._ps.timing.heartbeat_s)
-            for shard in range(1, self._ps.ps):
-                self._keep(shard)
-            everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.ps))
-            words = self._ps.shard.segment.words
-            words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
-            self._forget_acknowledged()
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Send again what another shard did not get; forget what all of them have."""
+        for shard in range(1, self._ps.ps):
+            self._keep(shard)
+        everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.ps))
+        words = self._ps.shard.segment.words
+        words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
+        self._forget_acknowledged()
 
     def state(self) -> dict[str, Any]:
         """Return what :meth:`restore` needs, as plain data and orders."""
@@ -181,10 +185,12 @@ class Relay:
         got = int(peer.facts.get(ORDERS, 0))
         stuck = got == self._acknowledged.get(shard, -1)
         self._acknowledged[shard] = got
-        missing = [order for number, order in self._unacknowledged if number > got]
+        # A new life has not told yet what it got, but has had all that is not kept any more.
+        missing = [(number, order) for number, order in self._unacknowledged if number > got]
         if stuck and missing:
-            log.info("ps %d: sending orders from %d on again", shard, got + 1)
-            self._tell(shard, Orders(got + 1, tuple(missing)))
+            first = missing[0][0]
+            log.info("ps %d: sending orders from %d on again", shard, first)
+            self._tell(shard, Orders(first, tuple(order for _, order in missing)))
 
     def _tell(self, shard: int, orders: Orders) -> None:
         peer = self._ps.peers.get("ps", shard)
