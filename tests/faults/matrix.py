@@ -353,9 +353,11 @@ ROWS = (
             integration/test_honcho_runs.py::test_sigterm_of_honcho_leaves_a_checkpoint
             integration/test_resume.py::test_stopped_run_goes_on_as_if_undisturbed
             integration/test_supervised_tasks.py::test_sigterm_is_passed_on
+            integration/test_run_endings.py::test_run_whose_terminal_is_closed_ends_in_order
+            integration/test_run_endings.py::test_second_interrupt_ends_a_run_at_once
             coordination/test_close.py::test_gradients_under_way_are_counted_before_everyone
         """,
-        f"{NOT_THERE}a second SIGTERM that hurries anybody",
+        f"{NOT_THERE}a second SIGTERM that hurries a task, to which honcho's come twice anyway",
     ),
     Row(
         31,
