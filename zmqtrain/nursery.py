@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import select
@@ -215,6 +216,7 @@ def _import_without_threads() -> None:
 def main() -> int:
     """Run the process that is forked."""
     _import_without_threads()
+    gc.freeze()  # or the first collection in a task would copy most of what was imported
     task = serve(socket.socket(fileno=os.dup(0)))
     return _be(**task) if task is not None else 0
 
