@@ -44,6 +44,8 @@ def stragglers_of(text: str) -> Stragglers:
                 f"{part!r}: expected slow:SHARE:FACTOR or pause:CHANCE:SECONDS, such as "
                 "slow:0.05:4 or pause:0.01:2"
             )
+        if fields.keys() & set(names):
+            raise click.BadParameter(f"{text!r} has {kind} twice: expected it once; leave out one")
         fields |= dict(zip(names, (first, second), strict=True))
     return Stragglers(**fields)
 

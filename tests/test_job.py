@@ -63,7 +63,13 @@ FORMS = (
     'sync-replicas:aggregate=R, the name of an installed plug-in, or "module:attr"'
 )
 MODEL = "it is no Model, which has loss_and_gradients, metrics, parameters"
-BOUND = "policy bounded-staleness:S: got '-1', expected a whole number >= 0"
+BOUND = "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000"
+
+ROOM = "Input should be less than 4611686018427387904"
+AVERAGE = (
+    "the job keeps no moving average; expected a decay for one, such as --moving-average 0.99; "
+    "give it, or use --no-evaluate-average"
+)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,9 @@ BOUND = "policy bounded-staleness:S: got '-1', expected a whole number >= 0"
         ("policy", 3, "Input should be a valid string"),
         ("batch_size", 0, "Input should be greater than or equal to 1"),
         ("batch_size", 1.5, "Input should be a valid integer, got a number with a fractional part"),
+        ("steps", 1 << 62, ROOM),
+        ("batch_size", 1 << 64, ROOM),
+        ("evaluate_average", True, AVERAGE),
         ("steps", -5, "Input should be greater than or equal to 1"),
         ("seed", -1, "Input should be greater than or equal to 0"),
         ("evaluate_every", -1, "Input should be greater than or equal to 0"),
@@ -114,8 +123,17 @@ def test_wrong_field_is_a_config_error(field: str, value: Any, problem: str) -> 
 def test_overlap_is_refused_with_what_needs_the_whole_gradient(
     field: str, value: Any, name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"overlap: {name} needs the whole gradient before any"):
+    with pytest.raises(ConfigError) as raised:
         job(**{field: value}).with_overrides(overlap=True)
+    assert str(raised.value) == (
+        f"the job is not valid: overlap: {name} needs the whole gradient before any of it is sent; "
+        f"use --no-overlap, or leave out {name} (got True)"
+    )
+
+
+def test_average_is_evaluated_by_a_job_that_keeps_one() -> None:
+    kept = job(moving_average=0.0).with_overrides(evaluate_average=True)
+    assert kept.evaluate_average
 
 
 def test_every_wrong_field_is_named() -> None:

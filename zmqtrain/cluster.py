@@ -13,6 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from zmqtrain.errors import ConfigError
 
 MAX_PORT = 65535
+MAX_TASKS = 100_000  # of one role
 IPC = "ipc://"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

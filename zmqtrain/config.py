@@ -15,6 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from zmqtrain.cluster import (
     MAX_PORT,
+    MAX_TASKS,
     Cluster,
     Role,
     Task,
@@ -35,6 +36,7 @@ ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process, as they are when they are looked up."""
 
 TF_CONFIG = "TF_CONFIG"
+MAX_THREADS = 1024
 METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 """First port of a role's metrics; task i of the role has the i-th after it."""
 
@@ -67,7 +69,10 @@ class TaskConfig(Timing):
         "the base port on (TF_CONFIG and honcho give it too, else 1)"
     )
     workers: int = Field(
-        1, ge=1, description="how many workers the job expects (TF_CONFIG and honcho give it too)"
+        1,
+        ge=1,
+        le=MAX_TASKS,
+        description="how many workers the job expects (TF_CONFIG and honcho give it too)",
     )
     chief: bool = Field(
         True,
@@ -128,6 +133,7 @@ class TaskConfig(Timing):
     threads: int | None = Field(
         None,
         ge=1,
+        le=MAX_THREADS,
         description="threads that NumPy's linear algebra may use in this task (its own choice, "
         "which is one for each core)",
     )

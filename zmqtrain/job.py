@@ -34,6 +34,7 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.policies import make_policy
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
+from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.user_code import described, place_of, user_code
 from zmqtrain.wire.compression import make_compression
 
@@ -56,6 +57,7 @@ def _compression_spec(spec: str) -> str:
     return spec
 
 
+Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 
@@ -79,11 +81,11 @@ class Job(BaseModel):
         description="when an update counts: hogwild, bounded-staleness:S, sync-replicas, "
         "sync-replicas:aggregate=R, or a plug-in's name or module:attr",
     )
-    batch_size: int = Field(100, ge=1, description="examples in one worker's batch")
-    steps: int = Field(1000, ge=1, description="global steps after which the run ends")
+    batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
+    steps: Count = Field(1000, ge=1, description="global steps after which the run ends")
     seed: int = Field(0, ge=0, description="of the initial parameters and of the data's order")
     data_dir: str | None = Field(None, description="directory that holds the data's files")
-    evaluate_every: int = Field(
+    evaluate_every: Count = Field(
         0, ge=0, description="evaluate every that many global steps; 0: only at the end"
     )
     logdir: str | None = Field(
@@ -92,7 +94,7 @@ class Job(BaseModel):
     save_secs: float = Field(
         600.0, ge=0, description="seconds between checkpoints; 0: only at the end"
     )
-    keep_checkpoints: int = Field(5, ge=1, description="newest checkpoints kept")
+    keep_checkpoints: Count = Field(5, ge=1, description="newest checkpoints kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(
         None, gt=0, description="scale each worker's gradient down to this global norm"
@@ -103,7 +105,7 @@ class Job(BaseModel):
     evaluate_average: bool = Field(
         False, description="evaluate the moving average instead of the parameters"
     )
-    max_nonfinite: int = Field(
+    max_nonfinite: Count = Field(
         10, ge=0, description="gradients with NaN or infinity after which the job stops"
     )
     compression: CompressionSpec = Field(
@@ -114,7 +116,7 @@ class Job(BaseModel):
     placement: Literal["round-robin", "greedy"] = Field(
         "greedy", description="how variables are spread over the ps"
     )
-    partition_nbytes: int = Field(
+    partition_nbytes: Count = Field(
         256 * 1024,
         ge=0,
         description="cut variables along axis 0 into parts of about this size; 0: never",
@@ -157,7 +159,20 @@ class Job(BaseModel):
         }
         if value and any(needs.values()):
             names = " and ".join(name for name, is_on in needs.items() if is_on)
-            raise ValueError(f"{names} needs the whole gradient before any of it is sent")
+            raise ValueError(
+                f"{names} needs the whole gradient before any of it is sent; use --no-overlap, or "
+                f"leave out {names}"
+            )
+        return value
+
+    @field_validator("evaluate_average")
+    @classmethod
+    def _has_an_average(cls, value: bool, info: Any) -> bool:
+        if value and info.data.get("moving_average", 0.0) is None:
+            raise ValueError(
+                "the job keeps no moving average; expected a decay for one, such as "
+                "--moving-average 0.99; give it, or use --no-evaluate-average"
+            )
         return value
 
     @field_validator("optimizer")

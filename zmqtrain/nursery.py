@@ -74,6 +74,8 @@ class Nursery:
             self._listener.cancel()
         if self._writer is not None:
             self._writer.close()
+        with contextlib.suppress(OSError):  # it may have ended already
+            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would close it later
         self._socket.close()
         self._server.wait()
 

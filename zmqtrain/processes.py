@@ -25,7 +25,7 @@ from pydantic import Field
 
 from zmqtrain import run_file
 from zmqtrain.cluster import Role, Task
-from zmqtrain.config import TaskConfig
+from zmqtrain.config import MAX_THREADS, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.nursery import Nursery, TaskProcess
@@ -54,7 +54,9 @@ class LocalCluster(Timing):
 
     ps: int = Field(1, ge=1, le=64, description="how many parameter servers")
     workers: int = Field(2, ge=1, le=256, description="how many workers")
-    threads: int = Field(1, ge=1, description="threads of a worker's linear algebra")
+    threads: int = Field(
+        1, ge=1, le=MAX_THREADS, description="threads of a worker's linear algebra"
+    )
 
 
 class ChildError(ZmqTrainError):

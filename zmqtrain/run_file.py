@@ -26,10 +26,14 @@ class RunningJob:
 
 @contextlib.contextmanager
 def published(job: str, ps: tuple[str, ...]) -> Iterator[None]:
-    """Make the job known on this host for as long as the block lasts."""
+    """Make the job known on this host for as long as the block lasts.
+
+    Raises:
+        ConfigError: there is no directory for that, or no room.
+    """
     path = _directory() / f"{os.getpid()}.json"
-    path.write_text(json.dumps(asdict(RunningJob(os.getpid(), job, ps))))
     try:
+        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps))))
         yield
     finally:
         path.unlink(missing_ok=True)
@@ -51,14 +55,30 @@ def running_jobs() -> list[RunningJob]:
     return jobs
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; expected room for a small file; make "
+            "some, or set TMPDIR"
+        ) from None
+
+
 def _directory() -> Path:
     """Return this user's directory of run files, made private.
 
     Raises:
-        ConfigError: somebody else has made it.
+        ConfigError: it cannot be made, or somebody else has made it.
     """
     path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be made: {error.strerror}; expected a directory; remove what is there, "
+            "or set TMPDIR"
+        ) from None
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
         raise ConfigError(f"{path} belongs to somebody else: remove it, or set TMPDIR")
     return path

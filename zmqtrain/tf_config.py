@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from zmqtrain.cluster import Cluster, Role, Task, canonical_address
+from zmqtrain.cluster import MAX_TASKS, Cluster, Role, Task, canonical_address
 from zmqtrain.errors import ConfigError
 
 ROLES = {"ps": Role.PS, "worker": Role.WORKER, "chief": Role.CHIEF, "master": Role.CHIEF}
@@ -140,9 +140,10 @@ class _Reader:
 
     def _index(self, what: str, value: Any) -> int:
         is_number = isinstance(value, int | str) and not isinstance(value, bool)
-        if is_number and re.fullmatch(r"[0-9]{1,5}", str(value)):
+        if is_number and re.fullmatch(r"[0-9]{1,9}", str(value)) and int(value) < MAX_TASKS:
             return int(value)
-        self._mistake(f"{what} the index {_shown(value)}; expected a whole number from 0 to 99999")
+        expected = f"a whole number from 0 to {MAX_TASKS - 1}"
+        self._mistake(f"{what} the index {_shown(value)}; expected {expected}")
         return 0
 
     def _task(self, section: Any) -> Task | None:

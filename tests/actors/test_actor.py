@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,7 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
             ended.append(name)
 
     ps = Ps(transport, timing)
-    ps.accompany(background("companion"))
+    ps.accompany(partial(background, "companion"))
     ps.life = run(ps)
     await within(ps.listening.wait())
     ps.spawn(background("spawned"))

@@ -169,6 +169,7 @@ def test_command_prints_a_row_for_each_policy_and_size(
     [
         (["--straggler", "slow:2:2"], "expected slow:SHARE:FACTOR"),
         (["--straggler", "slow"], "expected slow:SHARE:FACTOR"),
+        (["--straggler", "slow:0.1:2,slow:0.2:3"], "has slow twice: expected it once"),
         (["--straggler", "late:0.1:2"], "'late:0.1:2'"),
         (["--policy", "never"], "unknown policy 'never'"),
         (["--compare", "--straggler", "slow:0.1:2"], "--compare knows pauses alone"),

@@ -242,6 +242,18 @@ WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], dict[str, int] | No
             "to 65535; correct it or leave it out"
         ),
     ),
+    "numbers that nothing can have": (
+        Role.WORKER,
+        {"workers": "100001", "threads": "1025"},
+        {},
+        None,
+        (
+            "--workers (or ZMQTRAIN_WORKERS) is '100001'; it should be less than or equal to "
+            "100000; correct it or leave it out for 1\n"
+            "--threads (or ZMQTRAIN_THREADS) is '1025'; it should be less than or equal to 1024; "
+            "correct it or leave it out"
+        ),
+    ),
     "not a number": (
         Role.WORKER,
         {"grace_s": "nan"},

@@ -246,6 +246,17 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(play: Play, s
     )
 
 
+@pytest.mark.parametrize(
+    ("workers", "is_alive"), [((0,), True), ((0, 1), True), ((1,), False), ((), False)]
+)
+def test_workers_are_waited_for_if_any_of_them_is_there(
+    workers: tuple[int, ...], is_alive: bool
+) -> None:
+    waiting = coordinator("sync-replicas")
+    waiting.join(0, 1)
+    assert waiting.is_alive(workers) is is_alive
+
+
 def test_worker_without_a_batch_can_leave(play: Play) -> None:
     play(
         coordinator("bounded-staleness:0", steps=1),

@@ -60,6 +60,9 @@ WHOLE = (
     "expected hogwild, or hogwild:whole for steps that count on every ps or on none, even if "
     "their worker dies"
 )
+MANY = "9" * 5000
+AT_MOST = "expected a whole number from 0 to 1000000"
+TWICE = "has aggregate twice; expected it once; leave out one"
 OPTIONS = (
     "expected aggregate=R (gradients averaged in a step) or, for TensorFlow's token queue, "
     "tokens=N as well"
@@ -83,32 +86,41 @@ OPTIONS = (
         ),
         (
             "bounded-staleness",
-            "policy bounded-staleness:S: got '', expected a whole number >= 0",
+            "policy bounded-staleness:S: got '', expected a whole number from 0 to 1000000",
         ),
         (
             "bounded-staleness:-1",
-            "policy bounded-staleness:S: got '-1', expected a whole number >= 0",
+            "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000",
         ),
         (
             "bounded-staleness:1.5",
-            "policy bounded-staleness:S: got '1.5', expected a whole number >= 0",
+            "policy bounded-staleness:S: got '1.5', expected a whole number from 0 to 1000000",
         ),
         (
             "bounded-staleness:٣",
-            "policy bounded-staleness:S: got '٣', expected a whole number >= 0",
+            "policy bounded-staleness:S: got '٣', expected a whole number from 0 to 1000000",
         ),
         (
             "sync-replicas:aggregate=0",
-            "policy sync-replicas:aggregate=N: got '0', expected a whole number >= 1",
+            "policy sync-replicas:aggregate=N: got '0', expected a whole number from 1 to 1000000",
         ),
         (
             "sync-replicas:aggregate",
-            "policy sync-replicas:aggregate=N: got '', expected a whole number >= 1",
+            "policy sync-replicas:aggregate=N: got '', expected a whole number from 1 to 1000000",
         ),
         (
             "sync-replicas:aggregate=2,tokens=x",
-            "policy sync-replicas:tokens=N: got 'x', expected a whole number >= 0",
+            "policy sync-replicas:tokens=N: got 'x', expected a whole number from 0 to 1000000",
         ),
+        (
+            "sync-replicas:aggregate=1,tokens=1000001",
+            f"policy sync-replicas:tokens=N: got '1000001', {AT_MOST}",
+        ),
+        (
+            f"bounded-staleness:{MANY}",
+            f"policy bounded-staleness:S: got '{MANY[:79]}, {AT_MOST}",
+        ),
+        ("sync-replicas:aggregate=2,aggregate=3", f"sync-replicas:aggregate=2,aggregate=3 {TWICE}"),
         ("sync-replicas:tokens=2", "sync-replicas:tokens=N needs aggregate=R as well"),
         ("sync-replicas:2", f"unknown option '2' of sync-replicas: {OPTIONS}"),
         ("sync-replicas:total=2", f"unknown option 'total=2' of sync-replicas: {OPTIONS}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,9 @@ class Situation:
         self.lanes = [_lane(layout.size) for layout in layouts]
         memory = WorkerMemory(variables, layouts, [lane.gradient for lane in self.lanes])
         self.links = [FakeLink() for _ in layouts]
-        self.overlap = Overlap(self.links, self.lanes, layouts, memory)  # type: ignore[arg-type]
+        self.errors: list[Exception] = []
+        links: Any = self.links
+        self.overlap = Overlap(links, self.lanes, layouts, memory, self.errors.append)
         self.out = Buffers(memory.values, self.overlap.written)
         for buffer in self.out.values():
             buffer[:] = np.nan  # of the step before
@@ -119,17 +121,25 @@ def test_piece_goes_when_all_that_lies_in_it_is_written_and_not_before(
     asyncio.run(compute())
 
 
-@pytest.mark.parametrize("told", ["in a plain dict", "of an array of its own"])
-async def test_nothing_goes_ahead_of_what_is_told(told: str) -> None:
+async def test_nothing_goes_ahead_of_what_is_told_in_a_plain_dict() -> None:
     situation = Situation([50], 1)
     situation.overlap.begin(1)
-    if told == "in a plain dict":
-        out: Any = dict(situation.out)
-        out["v0"][:] = 1
-    else:  # it is copied to its place when the model is done
-        out = situation.out
-        out["v0"] = np.ones(50, np.float32)
+    out = dict(situation.out)
+    out["v0"][:] = 1
     written(out, "v0")
+    await asyncio.sleep(0)
+    (request,) = situation.complete()
+    assert request.sent == {}
+    assert request.completed == (PUSH, True)
+
+
+async def test_gradient_of_the_step_before_does_not_go_for_one_that_lies_elsewhere() -> None:
+    """It is copied to its place when the model is done."""
+    situation = Situation([50], 1)
+    situation.overlap.begin(1)
+    situation.out["v0"][:] = 7  # finite
+    situation.out["v0"] = np.ones(50, np.float32)
+    written(situation.out, "v0")
     await asyncio.sleep(0)
     (request,) = situation.complete()
     assert request.sent == {}
@@ -145,6 +155,34 @@ async def test_gradient_that_is_not_finite_does_not_go_ahead() -> None:
     await asyncio.sleep(0)
     (request,) = situation.complete()
     assert sorted(request.sent) == [5, 6, 7, 8, 9]
+
+
+async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_pieces() -> None:
+    situation = Situation([50, 50], 1)
+    situation.overlap.begin(1)
+    situation.out["v1"][:] = 1
+    written(situation.out, "v1")
+    await asyncio.sleep(0)
+    push = replace(PUSH, finite=False)
+    situation.overlap.complete(0, push)
+    (request,) = situation.links[0].requests
+    assert request.completed == (push, False)
+
+
+async def test_what_goes_wrong_while_pieces_are_sent_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    situation, bug = Situation([50], 1), ValueError("a bug")
+
+    def fail(link: FakeLink, request: FakeRequest) -> None:
+        raise bug
+
+    monkeypatch.setattr(FakeLink, "go_on", fail)
+    situation.overlap.begin(1)
+    situation.out["v0"][:] = 1
+    written(situation.out, "v0")
+    await asyncio.sleep(0)
+    assert situation.errors == [bug]
 
 
 async def test_small_gradient_rides_in_its_push() -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
 import pytest
 
+from zmqtrain.actors.actor import Actor
+from zmqtrain.cluster import Role, Task
+from zmqtrain.metrics import Metrics
 from zmqtrain.simulation.loop import Process, VirtualLoop, current_process
+from zmqtrain.timing import Timing
+from zmqtrain.transport.memory import MemoryTransport
 
 Begin = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -180,6 +187,40 @@ def test_doomed_process_dies_in_the_middle_of_its_code(loop: VirtualLoop) -> Non
     loop.run_until_complete(main())
     assert buried == [len(entered)]
     assert 0 < len(entered) < 10
+
+
+@pytest.mark.parametrize("lines", range(12))
+def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop, lines: int) -> None:
+    process = Process("ps 0")
+
+    class Dying(Actor):
+        async def main(self) -> int:
+            await asyncio.sleep(1)
+            self.spawn(self._work())
+            return 0
+
+        async def _work(self) -> None:
+            """Whether it is begun depends on when its actor dies."""
+
+    def die() -> Callable[[], None]:
+        process.is_stopped = True
+        return lambda: None
+
+    async def main() -> None:
+        actor = Dying(Task(Role.PS, 0), MemoryTransport(), Metrics("ps"), Timing())
+        task = loop.spawn(process, actor.run())
+        await asyncio.sleep(0.5)
+        process.die_after(lines, die)
+        await asyncio.sleep(5)
+        process.spare()
+        loop.resume(process)
+        await asyncio.gather(task, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loop.run_until_complete(main())
+        gc.collect()
+    assert not [str(warning.message) for warning in warned]
 
 
 def test_sets_of_tasks_keep_their_order_from_run_to_run() -> None:

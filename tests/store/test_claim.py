@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zmqtrain.errors import CheckpointError, ExitCode, OccupiedError
+from zmqtrain.errors import ExitCode, OccupiedError
 from zmqtrain.store.claim import claimed
 
 
@@ -26,10 +26,10 @@ def test_jobs_without_a_logdir_do_not_meet() -> None:
         pass
 
 
-def test_logdir_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_logdir_that_cannot_be_made_is_left_to_whoever_writes_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot be written"), claimed(str(tmp_path / "file")):
-        pytest.fail("there is no such directory")
+    with claimed(str(tmp_path / "file")), claimed(str(tmp_path / "file")):
+        pass
 
 
 def test_file_system_without_locks_keeps_nobody_away(

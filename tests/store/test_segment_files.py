@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rights import no_root
+from zmqtrain.errors import SegmentError
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import file_name, remove_dead, segment_files
 from zmqtrain.store.segment_layout import SegmentLayout
@@ -71,3 +72,47 @@ def test_segment_in_a_directory_that_is_closed_to_us_stays(tmp_path: Path) -> No
             assert not remove_dead(path)
     directory.chmod(0o700)
     assert path.exists()
+
+
+WRITABLE = (
+    "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
+)
+
+
+def file_in_its_place(place: Path) -> None:
+    place.touch()
+
+
+def link_in_its_place(place: Path) -> None:
+    place.symlink_to(place.parent)
+
+
+def open_to_others(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (file_in_its_place, f"cannot be made: File exists; {WRITABLE}"),
+        (link_in_its_place, f"is a link, or another user's; {WRITABLE}"),
+        (open_to_others, "is open to other users (mode 0755); expected mode 0700; chmod 700 it"),
+    ],
+)
+def test_directory_that_is_not_ours_alone_gets_no_segment(
+    tmp_path: Path, make: Callable[[Path], None], complaint: str
+) -> None:
+    directory = tmp_path / "segments"
+    make(directory)
+    with pytest.raises(SegmentError) as raised:
+        Segment.create(SegmentLayout(8, []), directory / NAME)
+    assert str(raised.value) == f"{directory} {complaint}"
+
+
+def test_segment_below_a_file_is_told_with_the_option_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file" / NAME
+    path.parent.touch()
+    with pytest.raises(SegmentError) as raised:
+        Segment.adopt(SegmentLayout(8, []), path)
+    assert str(raised.value) == f"{path} cannot be opened: Not a directory; {WRITABLE}"

@@ -89,8 +89,11 @@ def test_revoked_key_stays_known_and_makes_room_for_another(directory: Path) -> 
 @pytest.mark.parametrize(
     ("pairs", "complaint"),
     [
-        ({PS: Pair(C, None), WORKER: Pair(C, A)}, "has one key for ps 0 and worker 3"),
-        ({PS: Pair(B, B), WORKER: Pair(A, A)}, "has one key for worker 3 and worker 3"),
+        ({PS: Pair(C, None), WORKER: Pair(C, A)}, "has the key given for worker 3 as that of ps 0"),
+        (
+            {PS: Pair(B, B), WORKER: Pair(A, A)},
+            "has the key given for worker 3 as that of worker 3",
+        ),
         ({PS: Pair(B, B), Owner("client"): Pair(C, C)}, "client-0.secret: File exists"),
     ],
 )
@@ -221,7 +224,8 @@ def test_secret_that_is_none_is_refused(directory: Path) -> None:
     ("role", "index", "complaint"),
     [
         ("wizard", 0, "'wizard' is no role that has keys; expected one of ps, chief, worker"),
-        ("worker", -1, "the index of a worker is -1; expected a number from 0 on"),
+        ("worker", -1, "the index of a worker is -1; expected a number from 0 to 999999999"),
+        ("client", 10**9, "the index of a client is 1000000000; expected a number from 0 to 99"),
         ("chief", 1, "the index of a chief is 1; expected 0, since there is one chief"),
     ],
 )

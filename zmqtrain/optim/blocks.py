@@ -66,3 +66,12 @@ def approach(average: Flat, target: Flat, share: np.float32, scratch: Flat) -> N
     np.subtract(target, average, out=scratch)
     np.multiply(scratch, share, out=scratch)
     np.add(average, scratch, out=average)
+
+
+def root(square: Flat, inner: np.float32, outer: np.float32, out: Flat) -> None:
+    """out = sqrt(square + inner) + outer. ``out`` may be ``square`` itself."""
+    if inner:
+        square = np.add(square, inner, out=out)
+    np.sqrt(square, out=out)
+    if outer:
+        np.add(out, outer, out=out)

@@ -18,7 +18,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Flat, Slot
-from zmqtrain.optim.blocks import approach, blocks
+from zmqtrain.optim.blocks import approach, blocks, root
 from zmqtrain.optim.checks import (
     check_decay,
     check_non_negative,
@@ -163,7 +163,7 @@ class Adagrad:
             a = state["accumulator"]
             np.multiply(g, g, out=x)
             a += x
-            _root(a, inner, outer, out=x)
+            root(a, inner, outer, out=x)
             np.divide(g, x, out=x)
             x *= rate
             w -= x
@@ -222,16 +222,15 @@ class RMSProp:
         rate, share, momentum, inner, outer = self.hyperparameters(step)
         for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
             square = self._mean_square(g, state, share, x)
-            _root(square, inner, outer, out=x)
+            root(square, inner, outer, out=x)
             np.divide(g, x, out=x)
             x *= rate
             if self.momentum:
                 a = state["momentum"]
                 a *= momentum
                 a += x
-                w -= a
-            else:
-                w -= x
+                x = a
+            w -= x
 
     def _mean_square(self, g: Flat, state: Mapping[str, Flat], share: np.float32, x: Flat) -> Flat:
         """Take ``g`` into the moving means; return the slot, or, centered, the variance in x."""
@@ -389,12 +388,3 @@ def _rounded(*values: float) -> tuple[np.float32, ...]:
 def _epsilons(epsilon: float, inside: bool) -> tuple[float, float]:
     """Return what is added under the root and what to it."""
     return (epsilon, 0.0) if inside else (0.0, epsilon)
-
-
-def _root(square: Flat, inner: np.float32, outer: np.float32, out: Flat) -> None:
-    """out = sqrt(square + inner) + outer. ``out`` may be ``square`` itself."""
-    if inner:
-        square = np.add(square, inner, out=out)
-    np.sqrt(square, out=out)
-    if outer:
-        np.add(out, outer, out=out)

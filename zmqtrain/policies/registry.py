@@ -15,6 +15,9 @@ from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
 
 ENTRY_POINTS = "zmqtrain.policies"
 
+MAX_COUNT = 1_000_000
+"""Of any number in a spec: as many tokens are made."""
+
 Factory: TypeAlias = Callable[[str], Policy]
 """Makes a policy from what follows the first colon of a spec, "" if nothing does."""
 
@@ -79,6 +82,10 @@ def _sync_replicas(options: str) -> Policy:
                 f"unknown option {option!r} of sync-replicas: expected aggregate=R (gradients "
                 "averaged in a step) or, for TensorFlow's token queue, tokens=N as well"
             )
+        if key in values:
+            raise ConfigError(
+                f"sync-replicas:{options} has {key} twice; expected it once; leave out one"
+            )
         values[key] = _count(value, f"sync-replicas:{key}=N", least=1 if key == "aggregate" else 0)
     if "tokens" not in values:
         return SyncReplicas(values.get("aggregate"))
@@ -88,8 +95,11 @@ def _sync_replicas(options: str) -> Policy:
 
 
 def _count(text: str, form: str, *, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ConfigError(f"policy {form}: got {text!r}, expected a whole number >= {least}")
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))
+    if not is_short or not least <= int(text) <= MAX_COUNT:
+        raise ConfigError(
+            f"policy {form}: got {text!r:.80}, expected a whole number from {least} to {MAX_COUNT}"
+        )
     return int(text)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.callbacks import guarded
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.roles.status import status_of
@@ -132,7 +133,8 @@ class Desk:
             return
         if message.wait_s > 0 and message.seen >= self.event:
             self._watchers.append(request)
-            asyncio.get_running_loop().call_later(message.wait_s, self._answer, request)
+            answer = guarded(self._answer, self._lead.ps.crash)
+            asyncio.get_running_loop().call_later(message.wait_s, answer, request)
             return
         request.reply(status_of(self._lead))
 

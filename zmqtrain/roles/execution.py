@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.cluster import Role
 from zmqtrain.errors import ConfigError, ZmqTrainError
@@ -46,6 +47,7 @@ class Execution:
         self._ps = ps
         self._work = WorkQueue(str(ps.task), on_error=ps.crash)
         self._uncounted: deque[Applied] = deque()
+        self._count = guarded(self.count, ps.crash)
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once everything ordered so far is done; the shard is at rest then."""
@@ -124,7 +126,7 @@ class Execution:
                 self._ps.marks.settle(worker, pending.sequence, "applied")
                 contributions.append(pending)
         if not self._uncounted:
-            asyncio.get_running_loop().call_soon(self.count)
+            asyncio.get_running_loop().call_soon(self._count)
         applied = Applied(
             self._ps.shard.version, len(workers), contributions, seconds, time.monotonic()
         )

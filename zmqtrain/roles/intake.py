@@ -11,6 +11,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.errors import ProtocolError, RefusedError
 from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
+from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.wire import pieces
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Piece, Pull, Push, Release, Taken
@@ -25,9 +26,6 @@ CREDIT_NBYTES = 8 << 20
 
 MESSAGES_NBYTES = 2 * CREDIT_NBYTES
 """Memory that they may take at a ps: the allocator keeps as much again as was freed of late."""
-
-LIMIT = 1 << 62
-"""Counts that a segment has room for are less."""
 
 
 class Intake:
@@ -138,9 +136,9 @@ class Intake:
         self._check_turn(request, push.sequence, peer)
         if peer.gradient < 0:
             raise ProtocolError(f"push {push.sequence} of {peer} came without a pull before it")
-        if not 1 <= push.examples < LIMIT:
+        if not 1 <= push.examples < COUNT_LIMIT:
             raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
-        if not 0 <= push.version < LIMIT or not 0 <= push.batch < LIMIT:
+        if not 0 <= push.version < COUNT_LIMIT or not 0 <= push.batch < COUNT_LIMIT:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
         self._ps.direction.check(request.sender.index, push)
 

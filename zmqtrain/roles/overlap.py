@@ -7,9 +7,10 @@ go ahead of the push; the push itself follows when the loss is known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.roles.lanes import Lane
@@ -30,9 +31,11 @@ class Overlap:
         lanes: Sequence[Lane],
         layouts: Sequence[ShardLayout],
         gradients: WorkerMemory,
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._links, self._lanes, self._gradients = links, lanes, gradients
         self._loop = asyncio.get_running_loop()
+        self._send = guarded(self._go_on, on_error)
         self._requests: dict[int, Outstanding] = {}  # of the present push, by shard
         self._left: list[list[int]] = []  # elements of every shard's pieces that are not complete
         self._untold: set[str] = set()
@@ -67,7 +70,7 @@ class Overlap:
             for shard, start, stop in self._runs[name]:
                 if all_finite(self._lanes[shard].gradient[start:stop]):
                     complete = self._count(shard, start, stop)
-                    self._loop.call_soon_threadsafe(self._go_on, shard, complete)
+                    self._loop.call_soon_threadsafe(self._send, shard, complete)
 
     def complete(self, shard: int, push: Push) -> Outstanding | None:
         """Send the rest of a push; None if none of it was to go ahead."""

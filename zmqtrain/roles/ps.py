@@ -338,8 +338,8 @@ class ParameterServer(JobActor):
 
     def _on_read(self, request: Request) -> None:
         message = request.envelope.message
-        self.peers.member(request)
         if not self.initialised:
+            self.peers.member(request)  # a chief that knew the life before hears that it is over
             raise RefusedError(f"{self.task} holds no parameters yet")
         if not isinstance(message, Read):
             return

@@ -168,7 +168,7 @@ class Worker(JobActor):
         self._gradients = WorkerMemory(variables, layouts, twins([lane.gradient for lane in lanes]))
         self._buffers = dict(self._gradients.values)
         if self.job.overlap:
-            self._overlap = Overlap(links, lanes, layouts, self._gradients)
+            self._overlap = Overlap(links, lanes, layouts, self._gradients, self.crash)
             self._buffers = Buffers(self._gradients.values, self._overlap.written)
 
     async def _step(self, links: Sequence[Link], prefetcher: Prefetcher) -> Release:

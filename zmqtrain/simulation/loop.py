@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import itertools
 import sys
 from collections import deque
@@ -93,6 +94,7 @@ class Process:
             if self._lines_left < 0 and self._die is not None:
                 self._lines_left = None
                 self._bury = self._die()
+                _close_unbegun(frame)
                 raise Killed
         return self._trace
 
@@ -263,6 +265,15 @@ def unseen() -> AbstractContextManager[None]:
     """Do what the simulation does to see what goes on, without leaving a trace in a process."""
     process = _current.get()
     return process.watched() if process is not None and process.is_doomed else nullcontext()
+
+
+def _close_unbegun(frame: FrameType) -> None:
+    """Close a coroutine that a function was given and will not pass on: nobody awaits it."""
+    of_tasks = {task.get_coro() for task in asyncio.all_tasks()}
+    for value in frame.f_locals.values():
+        if inspect.iscoroutine(value) and value not in of_tasks:
+            if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
 
 
 def _is_counted(frame: FrameType) -> bool:

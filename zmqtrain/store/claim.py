@@ -9,10 +9,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from zmqtrain.errors import OccupiedError
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.durable import writing
 
 LOCK_FILE = "LOCK"
 
@@ -24,19 +24,15 @@ def claimed(logdir: str | None) -> Iterator[None]:
     """Keep other jobs from saving into ``logdir`` for as long as the block lasts.
 
     Two of them would go on from each other's checkpoints, and delete them. On a file system
-    without locks nothing keeps them from it.
+    without locks nothing keeps them from it. That nothing can be written is for others to tell.
 
     Raises:
         OccupiedError: another job's chief runs there.
-        CheckpointError: nothing can be written there.
     """
-    if not logdir:
+    file = _open(checkpoints_directory(Path(logdir))) if logdir else None
+    if file is None:
         yield
         return
-    root = checkpoints_directory(Path(logdir))
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        file = (root / LOCK_FILE).open("a+")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,3 +48,11 @@ def claimed(logdir: str | None) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
+
+
+def _open(root: Path) -> TextIO | None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return (root / LOCK_FILE).open("a+")
+    except OSError:
+        return None

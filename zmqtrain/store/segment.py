@@ -42,6 +42,10 @@ from zmqtrain.store.segment_layout import (
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
 
+_REMEDY = (
+    "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
+)
+
 _INSIDE = "process:"  # and a token: the name of a private segment
 
 _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
@@ -105,7 +109,7 @@ class Segment:
         try:
             return cls._create(layout, path)
         except OSError as error:
-            raise SegmentError(f"{path} cannot be made: {error.strerror}") from error
+            raise SegmentError(f"{path} cannot be made: {error.strerror}; {_REMEDY}") from error
 
     @classmethod
     def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
@@ -136,7 +140,7 @@ class Segment:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SegmentError(f"{path} cannot be opened: {error.strerror}") from error
+            raise SegmentError(f"{path} cannot be opened: {error.strerror}; {_REMEDY}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             nonce = _nonce_of(descriptor, layout)
@@ -382,8 +386,11 @@ def _check_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat(follow_symlinks=False)
     except OSError as error:
-        raise SegmentError(f"{directory} cannot be made: {error.strerror}") from error
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise SegmentError(f"{directory} cannot be made: {error.strerror}; {_REMEDY}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise SegmentError(f"{directory} is a link, or another user's; {_REMEDY}")
+    if found.st_mode & 0o077:
         raise SegmentError(
-            f"{directory} is open to other users; expected a directory of mode 0700 of our own"
+            f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
+            "expected mode 0700; chmod 700 it"
         )

@@ -55,6 +55,9 @@ WORDS_AT = 64
 ) = range(14)
 WORDS = 14
 
+COUNT_LIMIT = 1 << 62
+"""Counts that a word and a message have room for are less."""
+
 MAX_WORKERS = 1024
 """Workers whose marks a segment has room for."""
 

@@ -26,6 +26,8 @@ ROLES = ("ps", "chief", "worker", "client")
 
 ALLOWED, REVOKED = "allowed", "revoked"
 
+MAX_INDEX = 999_999_999
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
 _LINE = re.compile(
@@ -80,8 +82,9 @@ def owner_of(role: str, index: int | None) -> Owner:
                 f"which {role} is meant is not said; expected its index, as in {role} 2; give it"
             )
         index = 0
-    if index < 0 or (role == "chief" and index):
-        expected = "0, since there is one chief" if role == "chief" else "a number from 0 on"
+    most = 0 if role == "chief" else MAX_INDEX
+    if not 0 <= index <= most:
+        expected = f"a number from 0 to {most}" if most else "0, since there is one chief"
         raise ConfigError(f"the index of a {role} is {index}; expected {expected}")
     return Owner(role, index)
 
@@ -178,8 +181,8 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
     """Allow new keys; make the directory if there is none. All are added, or none.
 
     Raises:
-        ConfigError: a task has a key already, or the directory cannot be written or is open to
-            others.
+        ConfigError: a task has a key already, a key has a task, or the directory cannot be written
+            or is open to others.
     """
     _make_directory(directory)
     made: list[Path] = []
@@ -191,11 +194,17 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
                         f"{owner} has a key in {directory} already; expected none; revoke it first "
                         f"(zmqtrain keys revoke {owner})"
                     )
+                for known in entries:
+                    if known.public == pair.public:
+                        raise ConfigError(
+                            f"{directory} has the key given for {owner} as that of {known.owner}; "
+                            "expected a key of its own for each; make one by zmqtrain keys add "
+                            f"{owner}, and give its public half"
+                        )
                 entries.append(Entry(owner, pair.public))
                 if pair.secret is not None:
                     _write_private(secret_path(directory, owner), f"{pair.secret}\n")
                     made.append(secret_path(directory, owner))
-            _check_registry(entries, directory / REGISTRY)
     except BaseException:
         for path in made:
             path.unlink()

@@ -1,0 +1,51 @@
+"""What the lead shard answers later, and what an update is counted in: bugs there are told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zmqtrain.roles import desk
+from zmqtrain.roles.desk import Desk
+from zmqtrain.roles.execution import Execution
+from zmqtrain.wire.messages import GetStatus
+
+
+def ps(crashed: asyncio.Future[Exception], **parts: Any) -> Any:
+    return SimpleNamespace(task="ps 0", handlers={}, crash=crashed.set_result, **parts)
+
+
+async def test_status_that_cannot_be_told_in_the_end_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the chief would wait for it for ever."""
+    bug = OverflowError("Integer value out of range")
+
+    def fail(status: None) -> None:
+        raise bug
+
+    monkeypatch.setattr(desk, "status_of", lambda lead: None)
+    crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    envelope = SimpleNamespace(message=GetStatus(wait_s=0.001))
+    request: Any = SimpleNamespace(envelope=envelope, reply=fail)
+    lead: Any = SimpleNamespace(ps=ps(crashed))
+    Desk(lead)
+    lead.ps.handlers[GetStatus](request)
+    assert await asyncio.wait_for(crashed, 60) is bug
+
+
+async def test_update_that_cannot_be_counted_is_a_bug() -> None:
+    bug = ValueError("a bug")
+
+    def fail(seconds: float) -> None:
+        raise bug
+
+    crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    metrics = SimpleNamespace(apply_duration_seconds=SimpleNamespace(observe=fail))
+    execution = Execution(ps(crashed, metrics=metrics, shard=SimpleNamespace(version=1)))
+    execution._applied((), 0.0)
+    assert await asyncio.wait_for(crashed, 60) is bug
+    execution.close()

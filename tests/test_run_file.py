@@ -1,0 +1,63 @@
+"""The files by which a job is found on its host: where they cannot be kept, and what is said."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.run_file import RunningJob, published, running_jobs
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's run files are; it is not made yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"zmqtrain-{os.getuid()}"
+
+
+def test_job_is_known_for_as_long_as_it_runs(directory: Path) -> None:
+    with published("job.py", ("a:1",)):
+        assert running_jobs() == [RunningJob(os.getpid(), "job.py", ("a:1",))]
+    assert running_jobs() == []
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.parent / "nothing")
+
+
+def link_to_a_directory(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem", "remedy"),
+    [
+        (Path.touch, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
+        (link_to_nothing, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
+        (link_to_a_directory, "belongs to somebody else", "remove it, or set TMPDIR"),
+    ],
+)
+def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
+    directory: Path, make: Callable[[Path], None], problem: str, remedy: str
+) -> None:
+    make(directory)
+    with pytest.raises(ConfigError, match=f"^{directory} {problem}.*{remedy}$"):
+        running_jobs()
+    with pytest.raises(ConfigError, match=problem), published("job.py", ("a:1",)):
+        pytest.fail("the job began")
+
+
+def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
+    directory.mkdir()
+    path = directory / f"{os.getpid()}.json"
+    path.symlink_to("/dev/full")
+    expected = "No space left on device; expected room for a small file; make some, or set TMPDIR"
+    with pytest.raises(ConfigError) as raised, published("job.py", ("a:1",)):
+        pytest.fail("the job began")
+    assert str(raised.value) == f"{path} cannot be written: {expected}"
+    assert not list(directory.iterdir())
