@@ -199,3 +199,26 @@ def test_chief_that_is_told_to_end_while_it_waits_to_take_over_leaves_the_job_to
     tale = tale_of(calm(lane="shm", faults=faults))
     assert len(tale.of("chief 0 ended: exit code 130")) == 1
     assert tale.of("ps 0 says: the run is over: step 10 of 10 is done")
+
+
+@pytest.mark.parametrize(("steps", "at_s"), [(6, 0.4), (9, 0.6)])
+def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
+    steps: int, at_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lead has counted it under hogwild, asking no other; nothing is left for its worker."""
+    handle, late = Intake._on_push, []
+
+    def hold_back(intake: Intake, request: Any) -> None:
+        follower: Any = intake._ps.direction
+        loop = asyncio.get_running_loop()
+        is_asked = loop.time() > STARTS_AT + at_s
+        if intake._ps.task.index and is_asked and not follower._coordinated:
+            late.append(request)
+            loop.call_later(0.001, hold_back, intake, request)
+        else:
+            handle(intake, request)
+
+    monkeypatch.setattr(Intake, "_on_push", hold_back)
+    switch = Fault(at_s, "switch", spec="bounded-staleness:3")
+    held(calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,)))
+    assert late

@@ -173,11 +173,14 @@ class Execution:
         peer = self._ps.peers.get(Role.WORKER, worker)
         if peer is None or peer.incarnation != order.incarnation:
             return
-        if pending is None:
+        if pending is not None and pending.sequence != order.sequence:
+            return
+        if pending is None or not pending.result:
+            # It has not come yet; or it came after a switch, and was decided on before.
             peer.released = order.sequence
             self._ps.marks.release(worker, order.sequence)
-            return
-        if pending.sequence != order.sequence:
+            if pending is not None:
+                self._ps.direction.arrived(worker, pending)
             return
         del self._ps.pending[worker]
         release = Release(
