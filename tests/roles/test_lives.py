@@ -222,3 +222,8 @@ def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
     switch = Fault(at_s, "switch", spec="bounded-staleness:3")
     held(calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,)))
     assert late
+
+
+def test_worker_whose_place_for_gradients_went_to_another_meanwhile_joins_again() -> None:
+    """It hears of its place after a cut of 4 s; its lease has run out, and worker 3 is there."""
+    held(draw(402822))

@@ -73,6 +73,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
     Raises:
         ConfigError: the lane that was asked for is not to be had.
+        FencedError: a ps does not know us any more.
     """
     return [await _open_lane(actor, shard, one) for shard, one in enumerate(joined)]
 
@@ -85,6 +86,7 @@ async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
         try:
             return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
         except SegmentError as error:
+            await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = np.zeros(size, np.float32), np.zeros(size, np.float32)
     compression = make_compression(actor.job.compression)
