@@ -7,7 +7,7 @@ import pytest
 from tests.tales import calm, held, tale_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.simulation.cluster import Life, SimulatedCluster
-from zmqtrain.simulation.schedule import WIDE, Fault
+from zmqtrain.simulation.schedule import WIDE, Fault, draw
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 AT_S = 0.5
@@ -134,6 +134,13 @@ def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or
         assert tale.of("chief 0 ended: exit code 130")
         saved += tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
     assert len(saved) > 2
+
+
+def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what_was_learned() -> (
+    None
+):
+    """A ps may begin on that order, and workers train, while its answer is still on the way."""
+    held(draw(600489))
 
 
 def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life() -> None:

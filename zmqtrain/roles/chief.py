@@ -102,7 +102,7 @@ class Chief(JobActor):
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
             # Those who know this chief may be waiting for it; what was learned is the next one's.
-            if self.incarnation and not self.told_epoch:
+            if self.incarnation and not self._may_have_begun:
                 await self._send_home(self.stop_code, "stopped by a signal")
             return self.stop_code
         for link in self._links:
@@ -123,13 +123,13 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
 
-        If the job had begun before, there is something to save, so it is given a little time.
+        If the job may have begun, there is something to save, so it is given a little time.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self.told_epoch:
+            if self._may_have_begun:
                 await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
             if waiting.done():
                 waiting.result()  # raises what ended it
@@ -137,6 +137,11 @@ class Chief(JobActor):
         finally:
             stopped.cancel()
             waiting.cancel()
+
+    @property
+    def _may_have_begun(self) -> bool:
+        """Whether some ps is in an epoch already, or was asked to begin one."""
+        return self.epoch > 0 or self.told_epoch > 0
 
     async def _begin_first(self) -> None:
         """Begin, anew whenever a ps is restarted meanwhile."""
