@@ -122,9 +122,10 @@ async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.su
         "workers": config.workers,
         "lane": config.lane,
         "metrics_port": 0,
-        "threads": 1,
         "log_level": "warning",
     }
+    if config.role == Role.WORKER:
+        flags["threads"] = 1
     if config.keys is not None:
         flags["keys"] = config.keys
     command = [

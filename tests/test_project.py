@@ -27,7 +27,7 @@ LAYERS = {
     "optim": LEAVES,
     "models": LEAVES,
     "data": LEAVES | {"models"},
-    "store": LEAVES | {"optim"},
+    "store": LEAVES | {"optim", "crew"},
     "actors": LEAVES | {"wire", "transport", "cluster", "metrics", "timing"},
 }
 

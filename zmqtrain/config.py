@@ -134,8 +134,8 @@ class TaskConfig(Timing):
         None,
         ge=1,
         le=MAX_THREADS,
-        description="threads that NumPy's linear algebra may use in this task (its own choice, "
-        "which is one for each core)",
+        description="threads that linear algebra, and on a ps a large update, may use in this task "
+        "(one for each core)",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe messages that are logged"

@@ -26,6 +26,7 @@ from pydantic import Field
 from zmqtrain import run_file
 from zmqtrain.cluster import Role, Task
 from zmqtrain.config import MAX_THREADS, TaskConfig
+from zmqtrain.crew import usable_cores
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.nursery import Nursery, TaskProcess
@@ -181,6 +182,11 @@ def _tasks(cluster: LocalCluster) -> list[Task]:
     ]
 
 
+def _threads(cluster: LocalCluster, role: Role) -> int:
+    """Return the threads of a task. While a ps updates, it is other ps that want the cores."""
+    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.ps)
+
+
 def _flags(
     config: TaskConfig, cluster: LocalCluster, task: Task, arguments: Sequence[str]
 ) -> list[str]:
@@ -192,7 +198,7 @@ def _flags(
     return [
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ",".join(config.ps), "--workers", str(config.workers)),
-        *("--metrics-port", "0", "--threads", str(cluster.threads)),
+        *("--metrics-port", "0", "--threads", str(_threads(cluster, task.role))),
         *timing,
         *arguments,
     ]

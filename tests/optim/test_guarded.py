@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from tests.harness import until
 from tests.kills import dying_at
-from tests.optim.killed import SIZE, UPDATES_NBYTES, Killable
 from zmqtrain.optim import SGD, Adam, Flat, Ftrl, Momentum, RMSProp, Update, kernels, new_slots
 from zmqtrain.optim.kernels import loops
 from zmqtrain.optim.redo import DONE, READY, Redo
@@ -102,7 +93,7 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
 def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loop as Python runs it; that compiled code keeps its order, real kills show below."""
+    """The loop as Python runs it; that compiled code keeps its order, test_parts.py shows."""
     monkeypatch.setattr(loops, "BLOCK", 2)
     update = Update(Momentum(0.1), moving_average=0.9)
     whole, gradient = Memory(update, 5), normal(5, 1)
@@ -122,29 +113,3 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
         assert memory.bits == whole.bits, f"killed at line {line}"
         line += 1
     assert found == {(0, 0), (0, 2), (2, 2), (2, 4), (4, 4), (4, 5), (5, 5)}
-
-
-@pytest.mark.parametrize("rule", ["sgd", "adam"])
-def test_memory_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_path: Path) -> None:
-    """SIGKILL in compiled code, 12 times: what was counted is there, and nothing else."""
-    seed = random.randrange(10**6)
-    choose = random.Random(seed)
-    path = tmp_path / "memory"
-    path.write_bytes(bytes(UPDATES_NBYTES))
-    memory, reference = Killable(path, rule), Killable(None, rule)
-    interrupted = 0
-    for _ in range(12):
-        updater = subprocess.Popen(
-            [sys.executable, "-m", "tests.optim.killed", str(path), rule], stdout=subprocess.PIPE
-        )
-        assert updater.stdout is not None
-        assert updater.stdout.readline() == b"begun\n"
-        place = choose.randrange(SIZE)
-        until(lambda: place <= memory.progress[DONE] < SIZE, "an update under way", str)  # noqa: B023
-        os.kill(updater.pid, signal.SIGKILL)
-        updater.communicate()
-        interrupted += 0 < memory.progress[DONE] < SIZE
-        memory.finish()
-        reference.update_to(memory.version)
-        assert memory.bits == reference.bits, f"seed {seed}, version {memory.version}"
-    assert interrupted

@@ -13,7 +13,8 @@ import pytest
 from tests.kills import dying_at
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Update, redo
-from zmqtrain.store import changes
+from zmqtrain.store import changes, parts
+from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -26,7 +27,7 @@ SIZE = 2 * REDO_SIZE + 77
 UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
 
-INTERRUPTED = (changes.__file__, redo.__file__)
+INTERRUPTED = (changes.__file__, parts.__file__, redo.__file__)
 
 
 def layout() -> ShardLayout:
@@ -98,8 +99,12 @@ def deaths(kind: str, path: Path) -> Iterator[tuple[Shard, Shard]]:
         line += 1
 
 
+@pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
 @pytest.mark.parametrize("kind", CHANGES)
-def test_change_of_a_killed_process_is_finished_or_never_was(kind: str, tmp_path: Path) -> None:
+def test_change_of_a_killed_process_is_finished_or_never_was(
+    kind: str, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "PART_SIZE", part_size)
     tmp_path.chmod(0o700)
     reference = begin(tmp_path / "reference")
     reference.accumulate(2, order=6)
@@ -135,12 +140,16 @@ def test_repaired_change_tells_whose_pushes_it_holds(tmp_path: Path) -> None:
     adopted.segment.remove()
 
 
-def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
+def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(
+    part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "PART_SIZE", part_size)
     update = Update(SGD(OnlyOnce()))
     tmp_path.chmod(0o700)
     path = tmp_path / "ps"
     segment = Segment.create(segment_layout(layout(), update), path)
-    shard = Shard(layout(), update, segment, safe=True)
+    shard = Shard(layout(), update, segment, safe=True, threads=2)
     shard.initialize(np.ones(SIZE, np.float32))
     shard.segment.gradient(0)[:] = gradient(0)
     shard.stage(0, 0)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from zmqtrain.optim import Adam, Flat, Update
-from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
-from zmqtrain.store.shard import Shard, all_finite
+from zmqtrain.store.shard import Shard
 
 ROWS = 1001
 
@@ -79,20 +78,3 @@ def test_reduce_leaves_the_gradients_in_their_slots() -> None:
     shard.reduce((0, 1, 2))
     for worker in range(3):
         assert (shard.segment.gradient(worker) == gradient(worker)).all()
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 64, 2 * BLOCK_SIZE + 3])
-def test_finite_gradient_is_finite_whatever_its_squares_are(size: int) -> None:
-    assert all_finite(np.full(size, -1.5, np.float32))
-    assert all_finite(np.full(size, 3e38, np.float32))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("size", [1, 7, 64, 2 * BLOCK_SIZE + 3])
-def test_one_bad_element_anywhere_is_found(size: int, bad: float) -> None:
-    for background in (0.0, 3e38):
-        flat = np.full(size, background, np.float32)
-        for position in {0, size // 2, size - 1, max(0, size - BLOCK_SIZE)}:
-            flat[position] = bad
-            assert not all_finite(flat), position
-            flat[position] = background

@@ -20,8 +20,8 @@ AVERAGE = "average"
 
 _ZERO = np.float32(0)
 
-RUN_SIZE = 262_144
-"""Elements of a mean of gradients, 1 MiB: in L2 or L3 when the rule reads it, and few calls."""
+RUN_SIZE = 131_072
+"""Elements of a mean of gradients, 512 KiB: in L2 when the rule reads it, and few calls."""
 
 
 @dataclass(frozen=True, slots=True)

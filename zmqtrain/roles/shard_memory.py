@@ -70,7 +70,8 @@ def make_shard(ps: ParameterServer, layout: ShardLayout, segment: Segment) -> Sh
     if ps.job.ps_device == "gpu":
         return Shard(layout, update, segment, device=make_device("gpu", "--ps-device"))
     safe = ps.is_crash_safe and segment.path is not None
-    return Shard(layout, replace(update, fused=False), segment, safe=safe)
+    update = replace(update, fused=False)
+    return Shard(layout, update, segment, safe=safe, threads=ps.config.threads)
 
 
 def let_go(ps: ParameterServer, segment: Segment, error: BaseException | None) -> None:

@@ -23,6 +23,7 @@ from zmqtrain.actors.offload import Offload
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
+from zmqtrain.crew import Crew
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.device import make_device
@@ -37,8 +38,8 @@ from zmqtrain.roles.overlap import Overlap
 from zmqtrain.roles.peers import PARKED
 from zmqtrain.roles.steps import Made, Step, account
 from zmqtrain.roles.task import JobActor
+from zmqtrain.store.finite import all_finite
 from zmqtrain.store.segment_layout import Flat
-from zmqtrain.store.shard import all_finite
 from zmqtrain.transport.base import Transport
 from zmqtrain.user_code import user_code
 from zmqtrain.wire.codec import Envelope
@@ -63,6 +64,7 @@ class Worker(JobActor):
         self._buffers: dict[str, Any] = {}  # that the model is given for its gradients
         self._overlap: Overlap | None = None
         self._dataset = dataset
+        self._crew = Crew(config.threads)
         self._compute_beside = Offload(f"{self.task} compute")
         self._shutdown: Shutdown | None = None
         self._leases: deque[int] = deque()
@@ -226,7 +228,9 @@ class Worker(JobActor):
         if self.job.clip_norm is not None:
             clip_by_global_norm(self._buffers, self.job.clip_norm)
         gradients.scatter()
-        finite = math.isfinite(loss) and all(all_finite(flat) for flat in gradients.flats)
+        finite = math.isfinite(loss) and all(
+            all_finite(flat, self._crew) for flat in gradients.flats
+        )
         if finite:
             self._device.store(gradients.flats, [lane.gradient for lane in self._lanes])
         return Made(loss, finite, len(batch[0]), taken - started, read - taken)

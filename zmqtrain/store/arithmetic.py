@@ -6,6 +6,7 @@ are the device's alone until somebody asks for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqtrain.store.segment import Segment
@@ -18,11 +19,15 @@ READ_IN_PLACE = "average"
 
 
 class Memory(Protocol):
-    """Arrays of shape (size,), all on one processor."""
+    """Arrays of shape (size,), all on one processor.
+
+    ``parts``: runs of them that may be changed side by side.
+    """
 
     parameters: Any
     slots: dict[str, Any]
     sum: Any
+    parts: Sequence[slice]
 
     def gradient(self, number: int) -> Any:
         """Return gradient ``number`` of the segment, as it is now."""
@@ -48,6 +53,7 @@ class InPlace:
         self.parameters = segment.parameters
         self.slots = segment.slots
         self.sum = segment.sum
+        self.parts: Sequence[slice] = segment.layout.parts
         self.gradient = segment.gradient
 
     def load(self) -> None:
@@ -66,6 +72,8 @@ class OnDevice:
     def __init__(self, segment: Segment, device: Device) -> None:
         self._segment = segment
         self._device = device
+        # A kernel has all of the device to itself.
+        self.parts: Sequence[slice] = (slice(0, segment.layout.size),)
         self.parameters, self.sum = device.twins([segment.parameters, segment.sum])
         twins = device.twins(list(segment.slots.values()))
         self.slots = dict(zip(segment.slots, twins, strict=True))

@@ -1,10 +1,10 @@
 """Changes of a shard's memory that a killed process leaves whole.
 
-A change is noted in the segment and then carried out run by run, as redo.py does it. Whoever finds
-the segment of a process that was killed anywhere in this finishes the interrupted run and does the
-rest, for the gradients still lie where they were. The result is the same bit for bit, for the
-arithmetic on each element is. Nothing is synchronised to a disk: what dies is a process, not the
-host.
+A change is noted in the segment and then carried out part by part, and each part run by run as
+redo.py does it. Whoever finds the segment of a process that was killed anywhere in this finishes
+the interrupted runs and does the rest, for the gradients still lie where they were. The result is
+the same bit for bit, for the arithmetic on each element is. Nothing is synchronised to a disk: what
+dies is a process, not the host.
 
 The note is int64 words: state, count, step, whether the sum is part of it, order, number of
 contributions, and for each contribution gradient, worker, sequence. The state is 0 while nothing
@@ -14,21 +14,20 @@ is noted, the kind of a change that is done, and its negative while it is under 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
+from zmqtrain.crew import Crew
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
-from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
+from zmqtrain.store.parts import Part
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
     CLOCK,
     ORDERS,
     VERSION,
-    Flat,
 )
 
 UPDATE, ACCUMULATE = 1, 2
@@ -60,21 +59,24 @@ class Change:
 class Changes:
     """Carries out the changes of one segment. With ``safe`` False a killed process loses all."""
 
-    def __init__(self, segment: Segment, memory: Memory, update: Update, *, safe: bool) -> None:
+    def __init__(
+        self, segment: Segment, memory: Memory, update: Update, *, safe: bool, threads: int | None
+    ) -> None:
         """``memory``: where the arithmetic happens; of a safe segment, in place."""
         self._segment = segment
         self._memory = memory
-        self._redo: Redo | None = None
-        self._redo_sum: Redo | None = None
-        if safe:
-            arrays, areas = [segment.parameters, *segment.slots.values()], segment.redo
-            self._redo = Redo(arrays, areas, segment.progress)
-            self._redo_sum = Redo([segment.sum], areas[:1], segment.progress)
+        self._safe = safe
+        self._crew = Crew(threads)
+        self._parts = [
+            Part(memory, run, segment.redo(number) if safe else None)
+            for number, run in enumerate(memory.parts)
+        ]
         self.bind(update)
 
     def bind(self, update: Update) -> None:
         """Make changes with this update from now on; it is the same in all but how fast it is."""
-        self._update = update.bind(self._memory.parameters, self._memory.slots, self._redo)
+        for part in self._parts:
+            part.bind(update)
 
     def carry_out(self, change: Change) -> None:
         """Make one change.
@@ -85,8 +87,8 @@ class Changes:
         words = self._segment.words
         words[CLOCK] += 1
         try:
-            if self._redo is not None:
-                self._note(change, self._redo)
+            if self._safe:
+                self._note(change)
             self._do(change)
         except ConfigError:
             self.forget()
@@ -102,9 +104,8 @@ class Changes:
         words = self._segment.words
         change = self.last()
         if change is not None and self._segment.change[0] < 0:
-            redo = self._redo if change.kind == UPDATE else self._redo_sum
-            if redo is not None:
-                redo.resume()
+            for part in self._parts:
+                part.resume_update() if change.kind == UPDATE else part.resume_sum()
             self._do(change)
             self._finish(change)
         words[CLOCK] += words[CLOCK] % 2
@@ -124,7 +125,7 @@ class Changes:
         """Forget the last change: the parameters begin anew."""
         self._segment.change[0] = 0
 
-    def _note(self, change: Change, redo: Redo) -> None:
+    def _note(self, change: Change) -> None:
         note = self._segment.change
         note[0] = 0
         values = [change.count, change.step, change.with_sum, change.order]
@@ -133,22 +134,23 @@ class Changes:
             values += contribution
         for place, value in enumerate(values, 1):
             note[place] = value
-        redo.begin()
+        for part in self._parts:
+            part.begin()
         note[0] = -change.kind  # from here on it is to be finished
 
     def _do(self, change: Change) -> None:
         """Do what is not done."""
-        gradients = self._gradients(change)
+        gradients = [self._memory.gradient(part.gradient) for part in change.contributions]
         if change.kind == UPDATE:
-            self._update.apply_mean(gradients, change.count, change.step)
+            if change.with_sum:
+                gradients.insert(0, self._memory.sum)
+            count, step = change.count, change.step
+            self._crew.do([partial(part.update, gradients, count, step) for part in self._parts])
             self._memory.publish()
             return
-        total = self._memory.sum
-        if self._redo_sum is None:
-            _add(gradients, slice(0, len(total)), out=total)
-            return
-        for run, (area,) in self._redo_sum.runs(len(total)):
-            _add(gradients, run, out=area)
+        (gradient,) = gradients
+        begin = not change.with_sum
+        self._crew.do([partial(part.add, gradient, begin=begin) for part in self._parts])
 
     def _finish(self, change: Change) -> None:
         words = self._segment.words
@@ -159,18 +161,6 @@ class Changes:
             words[ACCUMULATED] = change.count
         if change.order:
             words[ORDERS] = change.order
-        if self._redo is not None:
+        if self._safe:
             self._segment.change[0] = change.kind
         words[CLOCK] += words[CLOCK] % 2
-
-    def _gradients(self, change: Change) -> list[Flat]:
-        own = [self._memory.gradient(part.gradient) for part in change.contributions]
-        return [self._memory.sum, *own] if change.with_sum else own
-
-
-def _add(gradients: list[Flat], run: slice, out: Flat) -> None:
-    """Write a run of the sum of one or two gradients."""
-    if len(gradients) == 1:
-        np.copyto(out, gradients[0][run])
-    else:
-        np.add(gradients[0][run], gradients[1][run], out=out)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
 from zmqtrain.store.segment_layout import (
@@ -33,7 +34,8 @@ from zmqtrain.store.segment_layout import (
     MAGIC,
     MARK_NBYTES,
     MAX_WORKERS,
-    PROGRESS,
+    PROGRESS_AT,
+    PROGRESS_STRIDE,
     WORDS,
     WORDS_AT,
     Flat,
@@ -83,11 +85,7 @@ class Segment:
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
-        self.redo = [
-            _flat(memory, layout.redo_at + 4 * layout.redo_size * place, layout.redo_size)
-            for place in range(1 + len(layout.slots))
-        ]
-        self.progress = np.frombuffer(memory, np.int64, 2, WORDS_AT + 8 * PROGRESS)
+        self._memory = memory
 
     @classmethod
     def private(cls, layout: SegmentLayout) -> Segment:
@@ -176,6 +174,13 @@ class Segment:
             memory = _map(self._descriptor, stride, at)
             gradient = self._gradients[number] = _flat(memory, 0, self.layout.size)
         return gradient
+
+    def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
+        """Return what redo.py needs for a part: areas for parameters and slots, and progress."""
+        starts = self.layout.redo_areas_at(part)
+        areas = [_flat(self._memory, at, self.layout.redo_size) for at in starts]
+        words = np.frombuffer(self._memory, np.int64, 2, PROGRESS_AT + part * PROGRESS_STRIDE)
+        return areas, words
 
     def is_held(self, number: int) -> bool:
         """Say whether some process has gradient ``number`` mapped to write to it.

@@ -7,7 +7,8 @@ for gradients are locked one by one:
     change        the update under way: see changes.py
     marks         what each worker has sent and was told: see marks.py
     journal       what the lead shard decided: see journal.py
-    redo          new values of a run of the parameters and of every slot: see optim/redo.py
+    redo          for each part of the shard, new values of a run of its parameters and of every
+                  slot: see optim/redo.py
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 """Rises with every change to what lies where in a segment."""
 
 MAGIC = b"zmqtrain"
@@ -46,14 +47,17 @@ WORDS_AT = 64
     ORDERS,  # orders of this epoch carried out
     ACKNOWLEDGED,  # orders that all other shards have carried out, as the lead shard knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
-    PROGRESS,  # of the change under way: elements that are done
-    _,  # elements whose new values are ready
     JOURNAL,  # which half of the journal is valid, 0 or 1
     JOURNAL_END,  # where the entries in half 0 end
     _,  # in half 1
     INCARNATION,  # highest of any life that has joined
-) = range(14)
-WORDS = 14
+) = range(12)
+WORDS = 12
+
+PROGRESS_AT = 256
+"""Where, for each part, the two words of redo.py begin, how far it is changed."""
+
+PROGRESS_STRIDE = 64  # bytes: threads that write the words of two parts share no cache line
 
 COUNT_LIMIT = 1 << 62
 """Counts that a word and a message have room for are less."""
@@ -69,6 +73,12 @@ JOURNAL_NBYTES = 256 << 10
 REDO_SIZE = 65_536
 """Elements of a redo area: with fewer, rules without a kernel take longer."""
 
+PARTS = 8
+"""Parts of a shard at most, which can be changed side by side: memory is seldom faster for more."""
+
+PART_SIZE = 262_144
+"""Elements of a part at least, 1 MiB: below, handing it to a thread takes as long as it saves."""
+
 
 class SegmentLayout:
     """Where the regions of a segment lie, in bytes from its start.
@@ -80,13 +90,14 @@ class SegmentLayout:
     def __init__(self, size: int, slots: Sequence[str]) -> None:
         self.size = size
         self.slots = tuple(slots)
+        self.parts = cut(size)
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
         self.change_at = PAGE
         self.marks_at = self.change_at + _pages(CHANGE_NBYTES)
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
         self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
-        self.parameters_at = self.redo_at + _pages(4 * self.redo_size * (1 + len(self.slots)))
+        self.parameters_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
         self.slots_at = {
             name: self.parameters_at + (1 + place) * self.stride
             for place, name in enumerate(self.slots)
@@ -94,12 +105,29 @@ class SegmentLayout:
         self.sum_at = self.parameters_at + (1 + len(self.slots)) * self.stride
         self.gradients_at = self.sum_at + self.stride
 
+    def redo_areas_at(self, part: int) -> range:
+        """Return where the redo areas of a part begin: of its parameters, then of every slot."""
+        at = self.redo_at + part * self._redo_stride
+        return range(at, at + self._redo_stride, 4 * self.redo_size)
+
+    @property
+    def _redo_stride(self) -> int:
+        return 4 * self.redo_size * (1 + len(self.slots))
+
     def gradient_at(self, number: int) -> int:
         return self.gradients_at + number * self.stride
 
     def nbytes(self, gradients: int) -> int:
         """Return the size of a segment with so many gradients."""
         return self.gradient_at(gradients)
+
+
+def cut(size: int) -> tuple[slice, ...]:
+    """Return the parts of a shard of so many elements, which differ by a page at most."""
+    count = min(max(size // PART_SIZE, 1), PARTS)
+    page = PAGE // 4
+    bounds = [min(size * place // count // page * page, size) for place in range(count)]
+    return tuple(map(slice, bounds, [*bounds[1:], size]))
 
 
 def _pages(nbytes: int) -> int:

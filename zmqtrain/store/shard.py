@@ -6,13 +6,11 @@ All arithmetic on parameters happens here. Nothing here decides; the orders come
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zmqtrain.optim import Update
-from zmqtrain.optim.blocks import block_size, runs
 from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
@@ -28,8 +26,9 @@ class Shard:
 
     A worker's gradient counts from where it lies: the worker is *staged* at a gradient of the
     segment, by number, when its push has arrived. ``safe``: every change survives a killed process,
-    as far as the segment does. ``device``: where updates are computed, if not in the segment; they
-    cannot be safe then. What carries out an order is told its number (0: none).
+    as far as the segment does. ``threads``: so many share a large change; None: one for each core.
+    ``device``: where updates are computed, if not in the segment; they cannot be safe then. What
+    carries out an order is told its number (0: none).
     """
 
     def __init__(
@@ -39,6 +38,7 @@ class Shard:
         segment: Segment | None = None,
         *,
         safe: bool = False,
+        threads: int | None = 1,
         device: Device | None = None,
     ) -> None:
         self.layout = layout
@@ -47,7 +47,7 @@ class Shard:
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self._memory: Memory
         self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
-        self._changes = Changes(self.segment, self._memory, update, safe=safe)
+        self._changes = Changes(self.segment, self._memory, update, safe=safe, threads=threads)
         self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
@@ -127,16 +127,3 @@ class Shard:
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of the segment that such a shard lies in."""
     return SegmentLayout(layout.size, [slot.name for slot in update.slots])
-
-
-def all_finite(flat: Flat) -> bool:
-    """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
-
-    The dot product with itself is finite unless an element is not, or squares overflow; only then
-    are elements looked at, block by block up to the first bad one.
-    """
-    with np.errstate(over="ignore"):
-        square = np.dot(flat, flat)
-    if isfinite(square):
-        return True
-    return all(np.isfinite(flat[run]).all() for run in runs(len(flat), block_size(flat)))

@@ -1,0 +1,160 @@
+"""A shard in parts: cut alike by everyone, changed by any number of threads, killed in any."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from itertools import product, takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.harness import until
+from tests.kills import dying_at
+from tests.store import killed
+from zmqtrain.optim import Adam, Flat, Update, redo
+from zmqtrain.store import segment_layout as segments
+from zmqtrain.store.arithmetic import InPlace
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.parts import Part
+from zmqtrain.store.placement import place
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import PAGE, PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE, cut
+from zmqtrain.store.shard import Shard, segment_layout
+
+SMALL = PAGE // 4
+"""Elements of the smallest part that can be cut."""
+
+
+@given(st.integers(0, 20 * PART_SIZE))
+def test_parts_cover_a_shard_and_differ_by_a_page_at_most(size: int) -> None:
+    parts = cut(size)
+    assert len(parts) <= PARTS
+    assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
+    assert (parts[0].start, parts[-1].stop) == (0, size)
+    lengths = [part.stop - part.start for part in parts]
+    assert max(lengths) - min(lengths) <= 2 * SMALL
+    assert all(part.start % SMALL == 0 for part in parts)
+    assert len(parts) == 1 or min(lengths) > PART_SIZE - SMALL
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safe", "unsafe"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
+def test_any_number_of_threads_and_parts_gives_the_same_bits(
+    fused: bool, safe: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for part_size, threads in [(10**6, 1), (10**6, 3), (SMALL, 1), (SMALL, 3), (3 * SMALL, 2)]:
+        monkeypatch.setattr(segments, "PART_SIZE", part_size)
+        size = 7 * SMALL + 5
+        layout = place([Variable("w", (size,))], 1, partition_nbytes=4 * size)[0]
+        update = Update(Adam(0.1), moving_average=0.9, l2=0.1, fused=fused)
+        segment = Segment.private(segment_layout(layout, update))
+        shard = Shard(layout, update, segment, safe=safe, threads=threads)
+        shard.initialize(normal(size, 7))
+        for worker in range(3):
+            segment.gradient(worker)[:] = normal(size, worker)
+            shard.stage(worker, worker)
+        shard.apply(1)
+        shard.accumulate(0)
+        shard.accumulate(1)
+        shard.reduce((2, 1))
+        arrays = [shard.parameters, *shard.slots.values(), segment.sum]
+        found.add(tuple(array.tobytes() for array in arrays))
+    assert len(found) == 1
+
+
+def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed leaves as many half done as it has threads: here two, anywhere."""
+    monkeypatch.setattr(segments, "PART_SIZE", SMALL)
+    size, update = 3 * SMALL, Update(Adam(0.1), fused=False)
+    gradient = normal(size, 1)
+
+    def begun() -> tuple[InPlace, list[Part]]:
+        layout = segments.SegmentLayout(size, [slot.name for slot in update.slots])
+        layout.redo_size = SMALL // 2  # so that a part takes several runs
+        segment = Segment.private(layout)
+        segment.parameters[:] = normal(size, 2)
+        return InPlace(segment), parts_of(segment)
+
+    def parts_of(segment: Segment) -> list[Part]:
+        parts = [
+            Part(InPlace(segment), run, segment.redo(number))
+            for number, run in enumerate(segment.layout.parts)
+        ]
+        for part in parts:
+            part.bind(update)
+        return parts
+
+    def dies(part: Part, line: int) -> bool:
+        return dying_at(line, lambda: part.update([gradient], 1, 0), [redo.__file__])
+
+    def bits(memory: InPlace) -> list[bytes]:
+        return [array.tobytes() for array in (memory.parameters, *memory.slots.values())]
+
+    whole, parts = begun()
+    for part in parts:
+        part.begin()
+        part.update([gradient], 1, 0)
+    lines = len(list(takewhile(lambda line: dies(begun()[1][0], line), range(1000))))
+    assert lines > 20
+    for first, second in product(range(0, lines, 3), repeat=2):
+        left, parts = begun()
+        for part in parts:
+            part.begin()
+        assert dies(parts[0], first)
+        assert dies(parts[2], second)
+        for part in parts:
+            part.resume_update()
+            part.update([gradient], 1, 0)
+        assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
+
+
+@pytest.mark.parametrize("rule", killed.RULES)
+def test_shard_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_path: Path) -> None:
+    """SIGKILL in compiled code, 6 times: what was counted is there, and nothing else."""
+    seed = random.randrange(10**6)
+    choose = random.Random(seed)
+    tmp_path.chmod(0o700)
+    path = tmp_path / "ps"
+    killed.begin(rule, path).segment.close()
+    reference = killed.begin(rule, None)
+    interrupted = 0
+    for _ in range(6):
+        command = [sys.executable, "-m", "tests.store.killed", str(path), rule]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
+            assert updater.stdout is not None
+            assert updater.stdout.readline() == b"begun\n"
+            done = progress_of(path)[:, redo.DONE]
+            goal = choose.randrange(PART_SIZE)
+            try:
+                until(lambda: ((goal <= done) & (done < PART_SIZE)).any(), "a part under way", str)  # noqa: B023
+            finally:
+                updater.kill()
+        interrupted += ((done > 0) & (done < PART_SIZE)).any()
+        shard = killed.adopt(rule, path)
+        while reference.version < shard.version:
+            killed.update(reference)
+        for ours, theirs in zip(arrays_of(shard), arrays_of(reference), strict=True):
+            assert (ours == theirs).all(), f"seed {seed}, version {shard.version}"
+        shard.segment.close()
+    assert interrupted
+
+
+def progress_of(path: Path) -> NDArray[np.int64]:
+    """Return the words of every part's progress, as they are in the file at any time."""
+    words = np.memmap(path, np.int64, "r", PROGRESS_AT, (PARTS, PROGRESS_STRIDE // 8))
+    return words[:, :2]
+
+
+def arrays_of(shard: Shard) -> list[Flat]:
+    return [shard.parameters, *shard.slots.values()]
+
+
+def normal(size: int, seed: int) -> Flat:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)

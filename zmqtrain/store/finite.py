@@ -1,0 +1,42 @@
+"""Whether a gradient may be applied."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.crew import Crew
+from zmqtrain.optim.blocks import block_size, runs
+from zmqtrain.store.segment_layout import cut
+
+
+def all_finite(flat: Any, crew: Crew | None = None) -> bool:
+    """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
+
+    ``flat``: of shape (n,), on any device. ``crew``: shares the work, on the CPU.
+    """
+    if crew is None or not isinstance(flat, np.ndarray):
+        return _all_finite(flat)
+    found: list[bool] = []
+
+    def look(part: slice) -> None:
+        found.append(_all_finite(flat[part]))
+
+    crew.do([partial(look, part) for part in cut(len(flat))])
+    return all(found)
+
+
+def _all_finite(flat: Any) -> bool:
+    """Say the same, alone.
+
+    The dot product with itself is finite unless an element is not, or squares overflow; only then
+    are elements looked at, block by block up to the first bad one.
+    """
+    with np.errstate(over="ignore"):
+        square = np.dot(flat, flat)
+    if isfinite(square):
+        return True
+    return all(np.isfinite(flat[run]).all() for run in runs(len(flat), block_size(flat)))
