@@ -22,6 +22,9 @@ class Crew:
         """Do all calls, which should let go of the GIL. If some raise, one error is raised."""
         left = iter(calls)
         wanted = min(self._threads, len(calls)) - 1
+        if wanted < 1:
+            _do_all(left)
+            return
         others = [self._others.submit(_do_all, left) for _ in range(wanted)]
         try:
             _do_all(left)

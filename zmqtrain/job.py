@@ -126,7 +126,12 @@ class Job(BaseModel):
         description="compute on a copy of each shard's parameters at one version, where the policy "
         "lets a worker read them while they change",
     )
-    prefetch: int = Field(1, ge=0, le=64, description="batches a worker prepares ahead")
+    prefetch: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="batches a worker prepares ahead, unless it reads them within a millisecond",
+    )
     device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
     ps_device: Literal["cpu", "gpu"] = Field(
         "cpu", description="where ps update their shards; on a gpu they do not survive a killed ps"

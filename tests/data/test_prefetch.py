@@ -47,7 +47,7 @@ def dataset() -> Recorder:
 
 @pytest.fixture
 def prefetcher(dataset: Recorder) -> Iterator[Prefetcher]:
-    with closing(Prefetcher(dataset, PLAN, limit=3)) as prefetcher:
+    with closing(Prefetcher(dataset, PLAN, limit=3, quick_s=0)) as prefetcher:
         yield prefetcher
         dataset.may_read.set()
 
@@ -177,7 +177,16 @@ def test_closed_prefetcher_ends_its_thread_and_reads_only_when_asked(
     assert dataset.threads[-1] == threading.current_thread().name
 
 
+def test_batches_that_are_read_quickly_are_not_read_ahead(dataset: Recorder) -> None:
+    with closing(Prefetcher(dataset, PLAN, quick_s=60)) as prefetcher:
+        assert prefetcher.prepare(0)  # how long it takes is not known yet
+        prefetcher.take(0)
+        assert not prefetcher.prepare(1)
+        np.testing.assert_array_equal(prefetcher.take(1)[0], PLAN.indices(1))
+    assert dataset.threads[-1] == threading.current_thread().name
+
+
 def test_prefetcher_without_room_reads_everything_on_demand(dataset: Recorder) -> None:
-    with closing(Prefetcher(dataset, PLAN, limit=0)) as prefetcher:
+    with closing(Prefetcher(dataset, PLAN, limit=0, quick_s=0)) as prefetcher:
         assert not prefetcher.prepare(0)
         np.testing.assert_array_equal(prefetcher.take(0)[0], PLAN.indices(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
@@ -9,19 +10,27 @@ from threading import Lock
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.models.base import Batch, Dataset
 
+QUICK_S = 0.001
+"""To have another thread read a batch costs some 0.2 ms of both: in vain, if it is read quickly."""
+
 
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
-    At most ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two
-    threads at once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be
-    called by another.
+    Batches that are read within ``quick_s``, as the last one was, are not read ahead. At most
+    ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two threads at
+    once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be called by
+    another.
     """
 
-    def __init__(self, dataset: Dataset, plan: BatchPlan, limit: int = 64) -> None:
+    def __init__(
+        self, dataset: Dataset, plan: BatchPlan, limit: int = 64, quick_s: float = QUICK_S
+    ) -> None:
         self._dataset = dataset
         self._plan = plan
         self._limit = limit
+        self._quick_s = quick_s
+        self._last_s = float("inf")  # that a read took: unknown
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}
@@ -30,12 +39,12 @@ class Prefetcher:
     def prepare(self, number: int) -> bool:
         """Start reading batch ``number`` unless that was done before.
 
-        Returns whether the batch is held: False when ``limit`` others are, or after ``close``;
-        ``take`` then reads it itself.
+        Returns whether the batch is held: False when ``limit`` others are, when it will be read
+        quickly, or after ``close``; ``take`` then reads it itself.
         """
         if number in self._futures:
             return True
-        if self._closed or len(self._futures) >= self._limit:
+        if self._closed or len(self._futures) >= self._limit or self._last_s < self._quick_s:
             return False
         self._futures[number] = self._executor.submit(self._read, number)
         return True
@@ -66,4 +75,7 @@ class Prefetcher:
 
     def _read(self, number: int) -> Batch:
         with self._reading:
-            return self._dataset.take(self._plan.indices(number))
+            started = time.perf_counter()
+            batch = self._dataset.take(self._plan.indices(number))
+            self._last_s = time.perf_counter() - started
+            return batch
