@@ -29,8 +29,9 @@ class Crew:
         try:
             _do_all(left)
         finally:
-            wait(others)
-        for other in others:
+            late = [other for other in others if not other.cancel()]  # those that have begun
+            wait(late)
+        for other in late:
             other.result()
 
 

@@ -17,8 +17,8 @@ def play() -> Play:
 
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (both are
     at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
-    SPEC``, ``close``, and ``held``, whose answer is ``W waits for BY...``. Nothing is written as
-    ``-``.
+    SPEC``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for BY...``. Nothing is
+    written as ``-``.
     """
 
     def run(coordinator: Coordinator, script: str) -> None:
@@ -57,6 +57,9 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             orders = coordinator.settle()
         case ["close"]:
             coordinator.close()
+            orders = coordinator.settle()
+        case ["give-up"]:
+            coordinator.give_up()
             orders = coordinator.settle()
         case _:
             raise ValueError(f"no such event: {event}")

@@ -305,6 +305,24 @@ def test_everyone_is_told_to_stop_after_the_last_step(play: Play) -> None:
     assert run.ledger.open_batches() == (2,)
 
 
+def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step(play: Play) -> None:
+    """A shard to which nothing is said of a push it has would apply it by itself."""
+    run = coordinator("sync-replicas:aggregate=2", workers=2)
+    play(
+        run,
+        """
+        join 0 1   -> -
+        join 1 1   -> -
+        pull 0     -> -
+        pull 1     -> release 0 with 0, release 1 with 1
+        push 0 1 0 -> -
+        give-up    -> drop 0 the job was given up, release 0 stop
+        push 1 1 1 -> drop 1 the job is complete, release 1 stop
+        """,
+    )
+    assert run.ledger.open_batches() == (0, 1)
+
+
 def test_job_that_is_complete_when_it_starts_stops_everyone(play: Play) -> None:
     run = coordinator("sync-replicas", steps=5, version=5)
     play(

@@ -7,14 +7,13 @@ import pytest
 
 from zmqtrain.crew import Crew
 from zmqtrain.optim.blocks import BLOCK_SIZE
-from zmqtrain.store.finite import all_finite
-from zmqtrain.store.segment_layout import PART_SIZE
+from zmqtrain.store.finite import LARGE, all_finite
 
 crews = pytest.mark.parametrize("crew", [None, Crew(2)], ids=["alone", "two threads"])
 
 
 @crews
-@pytest.mark.parametrize("size", [0, 1, 7, 64, 2 * BLOCK_SIZE + 3, 2 * PART_SIZE + 1])
+@pytest.mark.parametrize("size", [0, 1, 7, 64, 2 * BLOCK_SIZE + 3, LARGE + 1])
 def test_finite_gradient_is_finite_whatever_its_squares_are(size: int, crew: Crew | None) -> None:
     assert all_finite(np.full(size, -1.5, np.float32), crew)
     assert all_finite(np.full(size, 3e38, np.float32), crew)
@@ -22,7 +21,7 @@ def test_finite_gradient_is_finite_whatever_its_squares_are(size: int, crew: Cre
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @crews
-@pytest.mark.parametrize("size", [1, 7, 64, 2 * BLOCK_SIZE + 3, 2 * PART_SIZE + 1])
+@pytest.mark.parametrize("size", [1, 7, 64, 2 * BLOCK_SIZE + 3, LARGE + 1])
 def test_one_bad_element_anywhere_is_found(size: int, bad: float, crew: Crew | None) -> None:
     for background in (0.0, 3e38):
         flat = np.full(size, background, np.float32)

@@ -71,6 +71,21 @@ def test_shards_of_several_ps_hold_the_bits_of_one(ps: int) -> None:
     assert train(shards(ps)) == train(shards(ps=1))
 
 
+def test_update_between_the_gradients_of_a_step_leaves_their_sum() -> None:
+    """A push that was counted before a switch may come to a shard after the first of a step."""
+    (shard,), (whole,) = shards(ps=1), shards(ps=1)
+    for worker in range(3):
+        push(shard, worker)
+        push(whole, worker)
+    shard.accumulate(0)
+    shard.apply(2)
+    shard.reduce((1,))
+    whole.apply(2)
+    whole.reduce((0, 1))
+    assert shard.accumulated == 0
+    assert (shard.parameters == whole.parameters).all()
+
+
 def test_reduce_leaves_the_gradients_in_their_slots() -> None:
     (shard,) = shards(ps=1)
     for worker in range(3):

@@ -25,6 +25,7 @@ class Member:
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
     finite: bool = True  # false if any of them saw a non-finite gradient
+    undecided: bool = False  # the policy keeps its last push, and has not said what becomes of it
     computing: bool = False  # released, and not arrived since
     starved: bool = False  # may go on, but others compute all that the job still needs
     stopped: bool = False  # was told that the job needs no more gradients
@@ -122,6 +123,10 @@ class Coordinator:
         """End the run early, with what is being computed counted; see :meth:`settle`."""
         self.closing = True
 
+    def give_up(self) -> None:
+        """End the run at once: nothing more is counted; see :meth:`settle`."""
+        self.steps = self.version
+
     def settle(self) -> list[Order]:
         """Carry out a switch or an end whose barrier is reached, feed starved workers."""
         return self._orders([])
@@ -156,6 +161,7 @@ class Coordinator:
             self.refused += 1
             self.ledger.skip(worker)
             return [Release(worker)]  # still computing, as far as the policy knows
+        member.undecided = True
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision]) -> list[Order]:
@@ -177,6 +183,7 @@ class Coordinator:
         """Add the orders for decisions; return the workers to release after them."""
         released: list[int] = []
         for decision in decisions:
+            self._note_decided(decision)
             match decision:
                 case Apply(worker):
                     self.version += 1
@@ -198,6 +205,18 @@ class Coordinator:
                 case Release(worker):
                     released.append(worker)
         return released
+
+    def _note_decided(self, decision: Decision) -> None:
+        match decision:
+            case Reduce(workers):
+                decided: tuple[int, ...] = workers
+            case Apply(worker) | Accumulate(worker) | Drop(worker):
+                decided = (worker,)
+            case _:
+                return
+        for worker in decided:
+            if worker in self.members:
+                self.members[worker].undecided = False
 
     def _at_barrier(self, orders: list[Order]) -> list[int]:
         """Hold everyone until no worker computes, then end, or begin the next policy with all."""
@@ -279,6 +298,8 @@ class Coordinator:
 
     def _end(self, orders: list[Order]) -> None:
         for worker, member in self.members.items():
+            if member.undecided:  # the run was given up
+                self._carry_out([Drop(worker, "the job was given up")], orders)
             if member.sequence >= 0 and not member.computing and not member.stopped:
                 member.stopped = True
                 orders.append(self._release_order(worker, stop=True))

@@ -252,8 +252,8 @@ class Lead:
                 coordinator.switch(make_policy(arguments[0]))
             case "close":
                 coordinator.close()
-            case "give_up":  # no further gradient is wanted
-                coordinator.steps = coordinator.version
+            case "give_up":
+                coordinator.give_up()
         return coordinator.settle()
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:

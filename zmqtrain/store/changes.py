@@ -156,7 +156,8 @@ class Changes:
         words = self._segment.words
         if change.kind == UPDATE:
             words[VERSION] = change.step + 1
-            words[ACCUMULATED] = 0
+            if change.with_sum:  # else the step that the sum is of goes on
+                words[ACCUMULATED] = 0
         else:
             words[ACCUMULATED] = change.count
         if change.order:

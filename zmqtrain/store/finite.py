@@ -12,13 +12,16 @@ from zmqtrain.crew import Crew
 from zmqtrain.optim.blocks import block_size, runs
 from zmqtrain.store.segment_layout import cut
 
+LARGE = 1 << 22
+"""Elements that are worth a crew, 16 MiB: to look is three times as fast as to update."""
+
 
 def all_finite(flat: Any, crew: Crew | None = None) -> bool:
     """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
 
     ``flat``: of shape (n,), on any device. ``crew``: shares the work, on the CPU.
     """
-    if crew is None or not isinstance(flat, np.ndarray):
+    if crew is None or len(flat) < LARGE or not isinstance(flat, np.ndarray):
         return _all_finite(flat)
     found: list[bool] = []
 
