@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -113,3 +118,35 @@ async def test_tasks_are_asked_to_end_when_nobody_minds_them(nursery: Nursery, j
     nursery.close()
     task.wait(timeout=30)
     assert "leaving without the chief's shutdown" in log.read_text()
+
+
+async def test_task_that_nobody_waits_for_any_more_is_killed(nursery: Nursery, job: Path) -> None:
+    """Those after it are told of all the same."""
+    first = await waiting_ps(nursery, job)
+    forked = parent_of(first)
+    cancelled = asyncio.ensure_future(waiting_ps(nursery, job))
+    await asyncio.sleep(0)  # it has asked
+    cancelled.cancel()
+    other = await nursery.start("worker", ["--nope"], job.parent / "log")
+    assert await other.wait() == ExitCode.USAGE
+    first.signal(signal.SIGKILL)
+    assert await first.wait() == -signal.SIGKILL
+    until(lambda: not forked.children(), "the end of all tasks", str)
+
+
+def test_tasks_end_though_their_caller_died_with_news_unread(job: Path) -> None:
+    """Then the end of its socket is an error."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "zmqtrain.nursery"]
+    server = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+    theirs.close()
+    waiting = ["--job", str(job), "--ps", f"ipc://{job.parent}/s", "--metrics-port", "0"]
+    for role, arguments in (("ps", waiting), ("worker", ["--nope"])):
+        request = {"role": role, "arguments": arguments, "log": str(job.parent / role)}
+        ours.sendall(json.dumps(request).encode() + b"\n")
+    until(lambda: b"code" in ours.recv(1 << 16, socket.MSG_PEEK), "news of the worker", str)
+    log = job.parent / "ps"
+    until(lambda: "listening" in log.read_text(), "a ps that listens", str)
+    ours.close()
+    assert server.wait(timeout=30) == 0
+    until(lambda: "leaving without" in log.read_text(), "the end of the ps", log.read_text)

@@ -19,7 +19,11 @@ class Crew:
         self._others = ThreadPoolExecutor(max(self._threads - 1, 1), thread_name_prefix="crew")
 
     def do(self, calls: Sequence[Call]) -> None:
-        """Do all calls, which should let go of the GIL. If some raise, one error is raised."""
+        """Do all calls, which should let go of the GIL.
+
+        If some raise, one error is raised when no call is under way any more, and some calls may
+        not have been made.
+        """
         left = iter(calls)
         wanted = min(self._threads, len(calls)) - 1
         if wanted < 1:

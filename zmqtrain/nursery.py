@@ -52,7 +52,7 @@ class Nursery:
         Raises:
             PeerLostError: the process that is forked has ended.
         """
-        if self._writer is None or self._listener is None:
+        if self._writer is None:
             reader, self._writer = await asyncio.open_connection(sock=self._socket)
             self._listener = asyncio.create_task(self._listen(reader))
         born: asyncio.Future[TaskProcess] = asyncio.get_running_loop().create_future()
@@ -86,14 +86,20 @@ class Nursery:
                 self._running.pop(event["pid"]).set_result(event["code"])
             else:
                 ended = self._running[event["pid"]] = asyncio.get_running_loop().create_future()
-                self._asked.popleft().set_result(TaskProcess(event["pid"], ended))
+                born = self._asked.popleft()
+                if born.cancelled():  # nobody wants it any more
+                    TaskProcess(event["pid"], ended).signal(signal.SIGKILL)
+                else:
+                    born.set_result(TaskProcess(event["pid"], ended))
         self._lose()
 
     def _lose(self) -> None:
         """Nobody tells of tasks any more: there shall be none."""
         self._is_lost = True
         while self._asked:
-            self._asked.popleft().set_exception(_lost())
+            born = self._asked.popleft()
+            if not born.cancelled():
+                born.set_exception(_lost())
         for pid, ended in self._running.items():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -150,7 +156,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                 _send(connection, {"pid": pid, "code": code})
         if connection not in ready:
             continue
-        received = connection.recv(1 << 16)
+        received = _receive(connection)
         if not received:
             for pid in tasks:
                 os.kill(pid, signal.SIGTERM)
@@ -167,6 +173,14 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                 return task
             tasks.add(pid)
             _send(connection, {"pid": pid})
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Return some of what is asked, nothing if nobody is left to ask."""
+    try:
+        return connection.recv(1 << 16)
+    except ConnectionResetError:  # they were killed, and had not read all that they were told
+        return b""
 
 
 def _deaths() -> Iterator[tuple[int, int]]:

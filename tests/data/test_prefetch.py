@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -177,13 +178,25 @@ def test_closed_prefetcher_ends_its_thread_and_reads_only_when_asked(
     assert dataset.threads[-1] == threading.current_thread().name
 
 
-def test_batches_that_are_read_quickly_are_not_read_ahead(dataset: Recorder) -> None:
-    with closing(Prefetcher(dataset, PLAN, quick_s=60)) as prefetcher:
-        assert prefetcher.prepare(0)  # how long it takes is not known yet
+def test_batches_are_read_ahead_for_as_long_as_a_slow_one_is_remembered(
+    dataset: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: times[-1])
+
+    def prepared_after(read_s: float) -> bool:
+        monkeypatch.setattr(dataset, "take", lambda indices: (times.append(times[-1] + read_s),))
         prefetcher.take(0)
-        assert not prefetcher.prepare(1)
-        np.testing.assert_array_equal(prefetcher.take(1)[0], PLAN.indices(1))
-    assert dataset.threads[-1] == threading.current_thread().name
+        prefetcher.forget([1])
+        return prefetcher.prepare(1)
+
+    with closing(Prefetcher(dataset, PLAN)) as prefetcher:
+        assert prefetcher.prepare(1)  # how long it takes is not known yet
+        assert prepared_after(1.0)
+        assert all(prepared_after(0.0) for _ in range(100))
+        assert not all(prepared_after(0.0) for _ in range(1000))
+        assert not prepared_after(0.0)
+        assert prepared_after(1.0)
 
 
 def test_prefetcher_without_room_reads_everything_on_demand(dataset: Recorder) -> None:

@@ -21,11 +21,11 @@ def test_last_epoch_is_the_one_that_was_noted_last(tmp_path: Path) -> None:
     assert [file.name for file in root.iterdir()] == [EPOCH_FILE]
 
 
-@pytest.mark.parametrize("content", ["", "two", "-1", "1.5"])
+@pytest.mark.parametrize("content", [b"", b"two", b"-1", b"1.5", b"\xff", b"9" * 5000])
 def test_file_without_a_number_is_an_error_that_says_what_to_do(
-    content: str, tmp_path: Path
+    content: bytes, tmp_path: Path
 ) -> None:
-    (tmp_path / EPOCH_FILE).write_text(content)
+    (tmp_path / EPOCH_FILE).write_bytes(content)
     with pytest.raises(CheckpointError, match="expected the number of the job's last epoch"):
         last_epoch(tmp_path)
 

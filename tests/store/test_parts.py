@@ -32,7 +32,7 @@ SMALL = PAGE // 4
 
 
 @given(st.integers(0, 20 * PART_SIZE))
-def test_parts_cover_a_shard_and_differ_by_a_page_at_most(size: int) -> None:
+def test_parts_cover_a_shard_and_differ_by_two_pages_at_most(size: int) -> None:
     parts = cut(size)
     assert len(parts) <= PARTS
     assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]

@@ -13,11 +13,14 @@ from zmqtrain.models.base import Batch, Dataset
 QUICK_S = 0.001
 """To have another thread read a batch costs some 0.2 ms of both: in vain, if it is read quickly."""
 
+_FADING = 0.99
+"""A slow read is remembered for some hundred: others may be as slow, as where files are opened."""
+
 
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
-    Batches that are read within ``quick_s``, as the last one was, are not read ahead. At most
+    Batches that are read within ``quick_s``, as those of late were, are not read ahead. At most
     ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two threads at
     once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be called by
     another.
@@ -30,7 +33,7 @@ class Prefetcher:
         self._plan = plan
         self._limit = limit
         self._quick_s = quick_s
-        self._last_s = float("inf")  # that a read took: unknown
+        self._slow_s = 2 * QUICK_S  # the longest that a read took of late: not known yet
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}
@@ -44,7 +47,7 @@ class Prefetcher:
         """
         if number in self._futures:
             return True
-        if self._closed or len(self._futures) >= self._limit or self._last_s < self._quick_s:
+        if self._closed or len(self._futures) >= self._limit or self._slow_s < self._quick_s:
             return False
         self._futures[number] = self._executor.submit(self._read, number)
         return True
@@ -77,5 +80,5 @@ class Prefetcher:
         with self._reading:
             started = time.perf_counter()
             batch = self._dataset.take(self._plan.indices(number))
-            self._last_s = time.perf_counter() - started
+            self._slow_s = max(time.perf_counter() - started, _FADING * self._slow_s)
             return batch

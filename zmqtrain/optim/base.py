@@ -45,6 +45,7 @@ class Rule(Protocol):
         other gives, bit for bit, what one call for all of it gives. ``slots`` holds at least the
         rule's own. ``gradient`` is only read, so an update that was cut short can be redone from
         it. ``step`` counts the updates applied before this one (0 for the first); schedules are
-        evaluated at it.
+        evaluated at it. A rule that refuses (ConfigError) does so by the step alone, before it
+        changes anything: the others of several runs refuse as well then.
         """
         ...

@@ -110,8 +110,10 @@ class Chief(JobActor):
         is_in = True
         while True:  # through as many epochs as it takes
             try:
-                if not is_in:
-                    await self._begin(again=True)
+                if not is_in and not await self._unless_stopped(
+                    asyncio.ensure_future(self._begin(again=True))
+                ):
+                    return self.stop_code
                 self.metrics.role_state.set("training")
                 status = await self._watch()
                 self.metrics.role_state.set("draining")

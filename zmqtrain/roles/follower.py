@@ -141,9 +141,11 @@ class Follower:
         It may have been released before it came: a pull needs no agreement, nor did a push before
         a switch.
         """
+        return self._is_released(worker, pending) or not self._coordinated
+
+    def _is_released(self, worker: int, pending: Pending) -> bool:
         peer = self.ps.peers.get(Role.WORKER, worker)
-        is_released = peer is not None and peer.released == pending.sequence
-        return is_released or not self._coordinated
+        return peer is not None and peer.released == pending.sequence
 
     def _at_once(self, worker: int, pending: Pending) -> list[Order]:
         release = Order("release", (worker,), "", pending.incarnation, pending.sequence)
@@ -173,7 +175,8 @@ class Follower:
 
     def _after_switch(self, held: Sequence[tuple[int, Pending]]) -> None:
         self.link.tell(self.ps.heartbeat())  # the lead waits to hear that it is known here
-        self._let_go(held)
+        # What was released meanwhile has its orders already.
+        self._let_go([each for each in held if not self._is_released(*each)])
 
     def _let_go(self, held: Sequence[tuple[int, Pending]]) -> None:
         """Decide here on what is still held: the lead takes it for decided since the switch."""

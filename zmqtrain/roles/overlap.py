@@ -68,7 +68,8 @@ class Overlap:
             self._untold.remove(name)
             self._gradients.scatter(name)
             for shard, start, stop in self._runs[name]:
-                if all_finite(self._lanes[shard].gradient[start:stop]):
+                # Where no tensor travels, there is nothing to send.
+                if shard in self._requests and all_finite(self._lanes[shard].gradient[start:stop]):
                     complete = self._count(shard, start, stop)
                     self._loop.call_soon_threadsafe(self._send, shard, complete)
 

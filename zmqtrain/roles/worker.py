@@ -138,6 +138,7 @@ class Worker(JobActor):
         """Live one incarnation: join, pull, push until told to stop."""
         self._is_parked = False
         self.metrics.role_state.set("joining")
+        prefetcher.forget(self._leases)
         await self._join(links)
         lanes = ",".join(lane.name for lane in self._lanes)
         reason = "it has not let us in yet"

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -44,15 +44,20 @@ def claimed(logdir: str | None) -> Iterator[None]:
             ) from None
         except OSError as error:
             log.info("%s: another job is not kept from saving there: %s", logdir, error)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+        with suppress(OSError):  # the lock holds all the same
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
 
 
 def _open(root: Path) -> TextIO | None:
-    try:
+    with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
-        return (root / LOCK_FILE).open("a+")
-    except OSError:
-        return None
+    for mode in ("a+", "r"):  # another user's can be locked as well
+        with suppress(OSError):
+            return (root / LOCK_FILE).open(mode)
+    return None

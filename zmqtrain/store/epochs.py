@@ -6,12 +6,15 @@ second time for the first.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.durable import reading, replace_file, sync_path, writing
 
 EPOCH_FILE = "EPOCH"
+
+_NUMBER = re.compile(rb"\d{1,18}\s*")
 
 
 def last_epoch(root: Path) -> int:
@@ -23,15 +26,15 @@ def last_epoch(root: Path) -> int:
     file = root / EPOCH_FILE
     with reading(file):
         try:
-            text = file.read_text()
+            content = file.read_bytes()
         except FileNotFoundError:
             return 0
-    if not text.strip().isdecimal():
+    if not _NUMBER.fullmatch(content):
         raise CheckpointError(
-            f"{file}: it holds {text[:20]!r}; expected the number of the job's last epoch; delete "
-            "the file, and have all tasks of the job start anew"
+            f"{file}: it holds {content[:20]!r}; expected the number of the job's last epoch; "
+            "delete the file, and have all tasks of the job start anew"
         )
-    return int(text)
+    return int(content)
 
 
 def note_epoch(root: Path, epoch: int) -> None:

@@ -123,7 +123,7 @@ class SegmentLayout:
 
 
 def cut(size: int) -> tuple[slice, ...]:
-    """Return the parts of a shard of so many elements, which differ by a page at most."""
+    """Return the parts of a shard of so many elements, which differ by two pages at most."""
     count = min(max(size // PART_SIZE, 1), PARTS)
     page = PAGE // 4
     bounds = [min(size * place // count // page * page, size) for place in range(count)]
