@@ -107,9 +107,10 @@ class _Stop:
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it ended this moment, or before
-                self._process.send_signal(number)
+        if self._process is not None and self._process.returncode is None:
+            # Not send_signal: if it has ended this moment, that takes its exit code from asyncio.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
 async def _start(command: Sequence[str]) -> asyncio.subprocess.Process:

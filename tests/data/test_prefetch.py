@@ -182,7 +182,7 @@ def test_batches_are_read_ahead_for_as_long_as_a_slow_one_is_remembered(
     dataset: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: times[-1])
+    monkeypatch.setattr(time, "monotonic", lambda: times[-1])
 
     def prepared_after(read_s: float) -> bool:
         monkeypatch.setattr(dataset, "take", lambda indices: (times.append(times[-1] + read_s),))

@@ -348,6 +348,7 @@ ROWS = (
             faults/test_signals.py::test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends
             faults/test_deaths.py::test_ps_that_is_told_to_end_alone_leaves_its_memory
             faults/test_deaths.py::test_chief_that_is_told_to_end_while_it_takes_over
+            faults/test_deaths.py::test_chief_that_is_told_to_end_before_its_first_order
             faults/test_deaths.py::test_ps_that_leaves_lets_nobody_in
             faults/test_deaths.py::test_ps_that_ends_while_others_look_for_its_memory
             integration/test_honcho_runs.py::test_sigterm_of_honcho_leaves_a_checkpoint
@@ -375,7 +376,7 @@ ROWS = (
         32,
         "a worker computes NaN or infinity",
         """
-            store/test_shard.py::test_one_bad_element_anywhere_is_found
+            store/test_finite.py::test_one_bad_element_anywhere_is_found
             coordination/test_coordinator.py::test_non_finite_gradient_is_skipped_with_its_batch
             coordination/test_coordinator.py::test_non_finite_gradient_does_not_move_a_clock
             bad_input/test_user_mistakes.py::test_non_finite_gradients_are_refused_until

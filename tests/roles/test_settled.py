@@ -44,7 +44,12 @@ async def test_worker_that_takes_part_again_tells_of_itself_that_it_is_not_parke
         raise FencedError("enough")
 
     metrics = SimpleNamespace(role_state=SimpleNamespace(set=lambda state: None))
-    worker: Any = SimpleNamespace(_is_parked=True, metrics=metrics, _join=join, steps=3)
+    worker: Any = SimpleNamespace(
+        _is_parked=True, metrics=metrics, _join=join, _leases=[4], steps=3
+    )
+    forgotten: list[int] = []
+    prefetcher: Any = SimpleNamespace(forget=forgotten.extend)
     with pytest.raises(FencedError):
-        await Worker._session(worker, [], worker)
+        await Worker._session(worker, [], prefetcher)
+    assert forgotten == [4]
     assert Worker._facts(worker) == {"step": 3.0, PARKED: 0.0}

@@ -78,7 +78,7 @@ class Prefetcher:
 
     def _read(self, number: int) -> Batch:
         with self._reading:
-            started = time.perf_counter()
+            started = time.monotonic()
             batch = self._dataset.take(self._plan.indices(number))
-            self._slow_s = max(time.perf_counter() - started, _FADING * self._slow_s)
+            self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
             return batch
