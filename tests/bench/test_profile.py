@@ -68,7 +68,9 @@ def test_profile_of_a_run_has_time_in_every_part(
     (found,) = rows_of("profile", *options.split())
     assert (found["bench"], found["policy"], found["lane"]) == ("profile", "sync-replicas", "tcp")
     assert (found["job"], found["hidden"], found["steps"]) == ("digits", 0, 200)
-    assert all(found[f"{part}_ms"] > 0 for part in PARTS)
+    # Where one update took long, it can be all of the mean wait.
+    assert all(found[f"{part}_ms"] > 0 for part in PARTS if part != "wait")
+    assert found["wait_ms"] >= 0
     assert found["steps_per_second"] > 0
 
 
