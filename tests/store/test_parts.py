@@ -110,7 +110,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
         assert dies(parts[0], first)
         assert dies(parts[2], second)
         for part in parts:
-            part.resume_update()
+            part.resume(of_sum=False)
             part.update([gradient], 1, 0)
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 

@@ -182,8 +182,8 @@ class Coordinator:
     def _carry_out(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
         """Add the orders for decisions; return the workers to release after them."""
         released: list[int] = []
+        begin = len(orders)
         for decision in decisions:
-            self._note_decided(decision)
             match decision:
                 case Apply(worker):
                     self.version += 1
@@ -204,19 +204,11 @@ class Coordinator:
                     orders.append(Order("drop", (worker,), reason))
                 case Release(worker):
                     released.append(worker)
+        for order in orders[begin:]:  # each of them says what becomes of pushes
+            for worker in order.workers:
+                if worker in self.members:
+                    self.members[worker].undecided = False
         return released
-
-    def _note_decided(self, decision: Decision) -> None:
-        match decision:
-            case Reduce(workers):
-                decided: tuple[int, ...] = workers
-            case Apply(worker) | Accumulate(worker) | Drop(worker):
-                decided = (worker,)
-            case _:
-                return
-        for worker in decided:
-            if worker in self.members:
-                self.members[worker].undecided = False
 
     def _at_barrier(self, orders: list[Order]) -> list[int]:
         """Hold everyone until no worker computes, then end, or begin the next policy with all."""

@@ -105,7 +105,7 @@ class Changes:
         change = self.last()
         if change is not None and self._segment.change[0] < 0:
             for part in self._parts:
-                part.resume_update() if change.kind == UPDATE else part.resume_sum()
+                part.resume(of_sum=change.kind == ACCUMULATE)
             self._do(change)
             self._finish(change)
         words[CLOCK] += words[CLOCK] % 2
@@ -149,8 +149,8 @@ class Changes:
             self._memory.publish()
             return
         (gradient,) = gradients
-        begin = not change.with_sum
-        self._crew.do([partial(part.add, gradient, begin=begin) for part in self._parts])
+        anew = not change.with_sum
+        self._crew.do([partial(part.add, gradient, anew=anew) for part in self._parts])
 
     def _finish(self, change: Change) -> None:
         words = self._segment.words

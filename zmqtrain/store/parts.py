@@ -46,15 +46,11 @@ class Part:
         if self._redo is not None:
             self._redo.begin()
 
-    def resume_update(self) -> None:
-        """Finish the run in which a killed process left an update."""
-        if self._redo is not None:
-            self._redo.resume()
-
-    def resume_sum(self) -> None:
-        """Finish the run in which a killed process left the sum."""
-        if self._redo_sum is not None:
-            self._redo_sum.resume()
+    def resume(self, *, of_sum: bool) -> None:
+        """Finish the run in which a killed process left an update, or the sum."""
+        redo = self._redo_sum if of_sum else self._redo
+        if redo is not None:
+            redo.resume()
 
     def update(self, gradients: Sequence[Flat], count: int, step: int) -> None:
         """Apply the sum of gradients of the whole shard, divided by ``count``, as update ``step``.
@@ -64,18 +60,18 @@ class Part:
         """
         self._update.apply_mean([gradient[self._run] for gradient in gradients], count, step)
 
-    def add(self, gradient: Flat, *, begin: bool) -> None:
+    def add(self, gradient: Flat, *, anew: bool) -> None:
         """Add a gradient of the whole shard to the sum, or begin the sum with it."""
         gradient = gradient[self._run]
         if self._redo_sum is None:
-            _add(self._sum, gradient, begin, out=self._sum)
+            _add(self._sum, gradient, anew, out=self._sum)
             return
         for run, (area,) in self._redo_sum.runs(len(self._sum)):
-            _add(self._sum[run], gradient[run], begin, out=area)
+            _add(self._sum[run], gradient[run], anew, out=area)
 
 
-def _add(total: Flat, gradient: Flat, begin: bool, out: Flat) -> None:
-    if begin:
+def _add(total: Flat, gradient: Flat, anew: bool, out: Flat) -> None:
+    if anew:
         out[...] = gradient
     else:
         np.add(total, gradient, out=out)
