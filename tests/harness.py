@@ -35,6 +35,11 @@ PROJECT = Path(__file__).parents[1]
 JOBS = PROJECT / "tests/integration/jobs.py"
 DEADLINE_S = 40.0  # for anything that is waited for; reached only when something is broken
 POLL_S = 0.05
+INHERITED = {
+    name: value
+    for name, value in os.environ.items()  # once: pytest changes it while threads start processes
+    if not name.startswith(("ZMQTRAIN_", "HONCHO_", "TF_CONFIG", "PORT"))
+}
 
 Found = TypeVar("Found")
 
@@ -244,14 +249,9 @@ class Stage:
         return left
 
     def _environment(self) -> dict[str, str]:
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("ZMQTRAIN_", "HONCHO_", "TF_CONFIG", "PORT"))
-        }
         binaries = str(Path(sys.executable).parent)
-        return inherited | {
-            "PATH": f"{binaries}{os.pathsep}{inherited.get('PATH', os.defpath)}",
+        return INHERITED | {
+            "PATH": f"{binaries}{os.pathsep}{INHERITED.get('PATH', os.defpath)}",
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(self._temporary),
             "ZMQTRAIN_SEGMENT_DIR": str(self.segments),
