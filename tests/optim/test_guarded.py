@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -99,7 +101,15 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     whole, gradient = Memory(update, 5), normal(5, 1)
     update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
     loop = loops.loop_of(loops.FORMULAS["momentum"])
-    monkeypatch.setattr(kernels.cpu, "load", lambda *_: loop)
+
+    def bind(name: str, arrays: Any, l2: Any, areas: Any, progress: Any) -> Any:
+        def kernel(gradient: Flat, start: int, share: Any, numbers: Any) -> None:
+            stop = start + len(gradient)
+            loop(arrays, gradient, start, stop, share, l2, numbers, areas, progress)
+
+        return kernel
+
+    monkeypatch.setattr(kernels.cpu, "bind", bind)
     line, found = 0, set()
     while True:
         memory = Memory(update, 5, area=2)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.errors import TypingError
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
@@ -33,7 +36,7 @@ from zmqtrain.optim import (
     new_slots,
 )
 from zmqtrain.optim.blocks import BLOCK_SIZE
-from zmqtrain.optim.kernels import cpu, loops
+from zmqtrain.optim.kernels import compiler, cpu, loops, machine_code
 from zmqtrain.optim.pipeline import RUN_SIZE
 
 # One row with a moving average for each rule: the kernel compiles once more for it.
@@ -167,8 +170,9 @@ def test_non_finite_and_extreme_gradients_give_what_the_numpy_rule_gives(update:
     [
         lambda gradient: np.frombuffer(gradient.tobytes(), np.float32),
         lambda gradient: np.frombuffer(b"x" + gradient.tobytes(), np.float32, offset=1),
+        lambda gradient: np.repeat(gradient, 2)[::2],
     ],
-    ids=["read-only", "at an odd address"],
+    ids=["read-only", "at an odd address", "with gaps"],
 )
 def test_gradient_in_a_received_frame_is_taken_as_it_lies(
     as_received: Callable[[Flat], Flat],
@@ -231,72 +235,176 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
     assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
 
 
-def test_without_numba_updates_are_the_same_and_a_warning_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def forget_kernels() -> None:
+    """As in a new process."""
+    for cached in (kernels._cpu, cpu._load, cpu.load_scaled_sum, machine_code.directory):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    forget_kernels()
+    yield
+    monkeypatch.undo()
+    forget_kernels()
+
+
+def sums() -> list[float]:
+    out, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    kernels.scaled_sum(out, ones, ones, np.float32(2))
+    return out.tolist()
+
+
+def needing(name: str) -> Any:
+    """Return a compiler whose code calls a function."""
+
+    def compile_scaled_sum() -> tuple[str, str]:
+        return f"declare void @{name}()\ndefine void @f() {{ call void @{name}() ret void }}", "f"
+
+    return compile_scaled_sum
+
+
+TROUBLES = {
+    "no Numba": (PackageNotFoundError("numba"), "PackageNotFoundError('numba')"),
+    "an unknown helper": (needing("numba_new_helper"), "RuntimeError('compiled code needs numba_"),
+    "what Numba finds": (Mock(side_effect=TypingError("no way")), "TypingError('no way')"),
+}
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
+    trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     fused = Run(Update(Adam()), 100)
     fused.update.bind(fused.parameters, fused.slots).apply_mean([fused.gradient(0)] * 2, 2, 0)
-    monkeypatch.delattr(kernels, "cpu")
-    monkeypatch.delitem(sys.modules, "zmqtrain.optim.kernels.cpu")
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(kernels, "_cpu", kernels._cpu.__wrapped__)
+    how, why = TROUBLES[trouble]
+    forget_kernels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if isinstance(how, Exception):
+        monkeypatch.setattr(machine_code, "version", Mock(side_effect=how))
+    else:
+        monkeypatch.setattr(compiler, "compile_scaled_sum", how)
     plain = Run(Update(Adam()), 100)
     plain.update.warm_up(plain.parameters)
     plain.update.bind(plain.parameters, plain.slots).apply_mean([plain.gradient(0)] * 2, 2, 0)
     assert plain.memory == fused.memory
-    assert "updates run in NumPy, several times slower, for want of Numba" in caplog.text
+    assert f"updates run in NumPy, several times slower, for want of kernels: {why}" in caplog.text
 
 
-@pytest.mark.parametrize("trouble", [RuntimeError("no locator"), OSError("full"), EOFError()])
-def test_kernel_whose_code_cannot_be_cached_is_compiled_all_the_same(
-    trouble: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("anew")
+def test_kernel_is_compiled_once_for_all_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    compile_for = numba.njit
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_it = Mock(side_effect=compiler.compile_scaled_sum)
+    monkeypatch.setattr(compiler, "compile_scaled_sum", compile_it)
+    for _ in range(2):
+        forget_kernels()
+        assert sums() == [4, 4, 4]
+    assert compile_it.call_count == 1
+    (kept,) = machine_code.directory().iterdir()
+    assert kept.parent.parent == tmp_path / "zmqtrain"
 
-    def njit(*arguments: Any, cache: bool, **options: Any) -> Any:
-        if cache:
-            raise trouble
-        return compile_for(*arguments, **options)
 
-    monkeypatch.setattr(numba, "njit", njit)
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b"", lambda b: b[:-1], lambda b: b[:-1] + b"x"],
+    ids=["empty", "cut", "changed"],
+)
+def test_damaged_code_is_compiled_anew(
+    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sums()
+    (kept,) = machine_code.directory().iterdir()
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert machine_code.find(kept.name) is None
+    forget_kernels()
+    assert sums() == [4, 4, 4]
+    assert machine_code.find(kept.name) is not None
+
+
+@pytest.mark.usefixtures("anew")
+def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     caplog.set_level("INFO", "zmqtrain")
-    kernel = cpu.load_scaled_sum.__wrapped__()
-    out, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
-    kernel(out, ones, ones, np.float32(2))
-    assert out.tolist() == [4, 4, 4]
-    assert f"kernel scaled_sum is compiled without a cache: {trouble!r}" in caplog.text
+    assert sums() == [4, 4, 4]
+    assert "the compiled kernel scaled_sum is not kept: NotADirectoryError" in caplog.text
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("other", ["other-cpu", "other-numba"])
+def test_code_for_others_is_not_taken(
+    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = machine_code.directory()
+    machine_code.directory.cache_clear()
+    if other == "other-cpu":
+        monkeypatch.setattr(machine_code, "_processor", lambda: ("i386", ""))
+    else:
+        monkeypatch.setattr(machine_code, "version", lambda package: "0.0")
+    assert machine_code.directory() != before
 
 
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("name", sorted(loops.FORMULAS))
-def test_loop_is_compiled_to_vector_instructions(
-    name: str, guarded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loop_is_compiled_to_vector_instructions(name: str, guarded: bool) -> None:
     """With all arrays that there can be; a loop that is not is many times slower, and as right."""
-    compiled: list[Any] = []
-
-    def compile_anew(loop: Any, signature: Any, cache: bool) -> Any:
-        compiled.append(numba.njit(signature, nogil=True, error_model="numpy")(loop))
-        return compiled[-1]
-
-    monkeypatch.setattr(cpu, "_compiled", compile_anew)
     slots = next(len(s.slots) for s in kernels.SIGNATURES.values() if s.kernel == name)
-    cpu.load.__wrapped__(name, (True,) * (2 + slots), guarded)
-    (code,) = compiled[0].inspect_llvm().values()
-    assert re.search(r"= f(add|sub|mul) <\d+ x float>", code)
+    ir, _ = compiler.compile_kernel(name, (True,) * (2 + slots), guarded)
+    assert re.search(r"= f(add|sub|mul) <\d+ x float>", ir)
 
 
 def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     update = Update(Update(RMSProp(0.1, momentum=0.5, centered=True), moving_average=0.9), l2=0.1)
     run = Run(update, 100)
     update.warm_up(run.parameters)
-    monkeypatch.setattr(cpu, "_compiled", None)
+    monkeypatch.setattr(cpu, "_address_of", None)
     update.bind(run.parameters, run.slots).apply_mean([run.gradient(0)] * 3, 3, 0)
 
 
-def test_importing_optimizers_and_worker_does_not_import_numba() -> None:
-    check = "import sys, zmqtrain.roles.worker, zmqtrain.optim; sys.exit('numba' in sys.modules)"
+WITHOUT_NUMBA = {
+    "a worker": "import zmqtrain.roles.worker, zmqtrain.optim",
+    "a ps whose kernels are kept": (
+        "import numpy; from zmqtrain.optim import Adam, Update; import zmqtrain.roles.ps;"
+        "Update(Adam()).warm_up(numpy.empty(0, numpy.float32), guarded=True)"
+    ),
+}
+
+
+@pytest.mark.parametrize("who", WITHOUT_NUMBA)
+def test_numba_is_imported_by_who_compiles_and_no_other(who: str) -> None:
+    Update(Adam()).warm_up(np.empty(0, np.float32), guarded=True)
+    check = f"{WITHOUT_NUMBA[who]}; import sys; sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.zeros(4, np.float64),
+        np.zeros(8, np.float32)[::2],
+        np.frombuffer(bytes(16), np.float32),
+        np.frombuffer(bytearray(17), np.float32, offset=1),
+    ],
+    ids=["float64", "strided", "read-only", "at an odd address"],
+)
+def test_parameters_that_a_kernel_cannot_write_are_refused(wrong: Flat) -> None:
+    with pytest.raises(TypeError, match=r"expected float32, one behind the other, writable"):
+        Update(SGD()).bind(wrong, {})
+
+
+def test_gradient_longer_than_the_parameters_is_refused() -> None:
+    run = Run(Update(SGD()), 10)
+    before = run.memory
+    with pytest.raises(ValueError, match="a gradient from 0 to 11; expected at most 10 elements"):
+        run.step(0, np.ones(11, np.float32))
+    assert run.memory == before
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from zmqtrain.optim.base import Flat, Rule
+from zmqtrain.optim.kernels.base import Backend
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
 
@@ -27,27 +28,8 @@ log = logging.getLogger(__name__)
 _ONE = np.float32(1)
 
 
-Kernel: TypeAlias = Callable[..., None]
-"""Called with arrays, gradient, start, share, l2, numbers, areas, progress.
-
-``arrays`` are parameters, slots and average, None for what an update has not; ``gradient`` is of
-the run of them that begins at element ``start``; ``share`` is the average's; ``numbers`` are the
-rule's hyper-parameters and switches. ``areas`` and ``progress`` are those of a guarded update
-(redo.py), else None.
-"""
-
 BoundKernel: TypeAlias = Callable[[Flat, np.float32, int, int], None]
 """Applies a gradient, with the average's share, at a step, to the run from an element on."""
-
-
-class Backend(Protocol):
-    """The kernels of one kind of processor."""
-
-    def load(self, name: str, present: tuple[bool, ...], guarded: bool) -> Kernel:
-        """Return a kernel, ready to run, for the arrays that are ``present``."""
-        ...
-
-    def load_scaled_sum(self) -> Callable[..., None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +83,12 @@ class FusedRule:
         if redo is not None:
             areas = chosen(redo.areas[0], dict(zip(slots, redo.areas[1:], strict=True)))
             progress = redo.progress
-        present = tuple(array is not None for array in arrays)
-        kernel = self.backend.load(self.signature.kernel, present, redo is not None)
+        kernel = self.backend.bind(self.signature.kernel, arrays, l2, areas, progress)
         hyperparameters = self.rule.hyperparameters
         switches = tuple(getattr(self.rule, name) for name in self.signature.switches)
 
         def update(gradient: Flat, share: np.float32, step: int, start: int) -> None:
-            numbers = hyperparameters(step) + switches
-            kernel(arrays, gradient, start, share, l2, numbers, areas, progress)
+            kernel(gradient, start, share, hyperparameters(step) + switches)
 
         return update
 
@@ -152,11 +132,11 @@ def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
             np.add(a, b, out=out)
             np.multiply(out, scale, out=out)
     else:
-        backend.load_scaled_sum()(out, a, b, scale)
+        backend.scaled_sum(out, a, b, scale)
 
 
 def backend_of(array: Flat) -> Backend | None:
-    """Return the kernels for memory such as ``array``, None where Numba is missing.
+    """Return the kernels for memory such as ``array``, None where there can be none.
 
     Never imports CuPy: where nobody has imported it, no array can be one of its own.
     """
@@ -172,7 +152,9 @@ def backend_of(array: Flat) -> Backend | None:
 def _cpu() -> Backend | None:
     try:
         from zmqtrain.optim.kernels import cpu
-    except ImportError as error:
-        log.warning("updates run in NumPy, several times slower, for want of Numba: %s", error)
+
+        cpu.load_scaled_sum()  # the smallest shows whether there can be kernels
+    except Exception as error:  # whatever a compiler gives that does not fit its surroundings
+        log.warning("updates run in NumPy, several times slower, for want of kernels: %r", error)
         return None
     return cpu

@@ -6,15 +6,16 @@ multiply-add, so that both give the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import cupy
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.optim.base import Flat
+from zmqtrain.optim.kernels.base import Kernel, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +108,40 @@ _SOURCES = {
 }
 
 
-@cache
-def load(name: str, present: tuple[bool, ...], guarded: bool) -> Callable[..., None]:
-    """Return a kernel. One serves for all calls; none is guarded, for no device outlives a process.
+def bind(
+    name: str,
+    arrays: Sequence[Flat | None],
+    l2: np.float32,
+    areas: Sequence[Flat | None] | None,
+    progress: NDArray[np.int64] | None,
+) -> Kernel:
+    """Return a kernel for these arrays; none is guarded, for no device outlives a process.
 
-    It is queued on the current stream; CuPy compiles it at its first call and caches the code.
+    It is queued on the current stream.
     """
+    kernel = _load(name)
+    is_there = [array is not None for array in arrays[1:]]
+
+    def update(gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
+        run = slice(start, start + gradient.size)
+        given = [array if array is None else array[run] for array in arrays]
+        w = given[0]
+        given = [w if array is None else array for array in given]
+        kernel(gradient, share, l2, *numbers, *is_there, *given)
+
+    return update
+
+
+def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
+    _load_scaled_sum()(a, b, scale, out)
+
+
+@cache
+def _load(name: str) -> Callable[..., None]:
+    """Return a kernel of CuPy, which compiles it at its first call and caches the code."""
     source = _SOURCES[name]
     arrays = (*source.arrays, "average")
-    kernel = cupy.ElementwiseKernel(
+    kernel: Callable[..., None] = cupy.ElementwiseKernel(
         _declared("float32", "g", "share", "l2", *source.hyperparameters)
         + ", "
         + _declared("bool", *source.switches, *(f"has_{array}" for array in arrays)),
@@ -124,28 +150,12 @@ def load(name: str, present: tuple[bool, ...], guarded: bool) -> Callable[..., N
         f"zmqtrain_{name}",
         options=("--fmad=false",),
     )
-    flags = present[1:]
-
-    def run(
-        arrays: tuple[Flat | None, ...],
-        g: Flat,
-        start: int,
-        share: np.float32,
-        l2: np.float32,
-        numbers: tuple[Any, ...],
-        areas: None,
-        progress: None,
-    ) -> None:
-        given = [array if array is None else array[start : start + g.size] for array in arrays]
-        w = given[0]
-        kernel(g, share, l2, *numbers, *flags, *(w if array is None else array for array in given))
-
-    return run
+    return kernel
 
 
 @cache
-def load_scaled_sum() -> Callable[..., None]:
-    kernel = cupy.ElementwiseKernel(
+def _load_scaled_sum() -> Callable[..., None]:
+    kernel: Callable[..., None] = cupy.ElementwiseKernel(
         _declared("float32", "a", "b", "scale"),
         _declared("float32", "out"),
         "out = (a + b) * scale;",
@@ -153,10 +163,7 @@ def load_scaled_sum() -> Callable[..., None]:
         options=("--fmad=false",),
     )
 
-    def run(out: Flat, a: Flat, b: Flat, scale: Any) -> None:
-        kernel(a, b, scale, out)
-
-    return run
+    return kernel
 
 
 def _declared(dtype: str, *names: str) -> str:

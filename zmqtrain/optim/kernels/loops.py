@@ -7,8 +7,6 @@ new slots.
 
 The loop stays fast if it vectorises. For that there is no store under a condition: whether an array
 is there, and whether the update is guarded, is known when the loop is compiled.
-
-All this is one file because Numba compiles anew when that of the loop has changed, and no other.
 """
 
 from __future__ import annotations
@@ -139,6 +137,7 @@ def loop_of(formula: Callable[..., Any]) -> Callable[..., None]:
         arrays: Any,
         g: Any,
         start: Any,
+        stop: Any,
         share: Any,
         l2: Any,
         numbers: Any,
@@ -147,36 +146,37 @@ def loop_of(formula: Callable[..., Any]) -> Callable[..., None]:
     ) -> None:
         """Update a run of ``arrays``: parameters, slots, average; None for those left out.
 
-        ``g``: gradient of shape (m,) of the run that begins at ``start``. With ``progress``, new
-        values go to ``areas`` before they go to the arrays: see redo.py.
+        ``g``: gradient of the run from ``start`` to ``stop``. With ``progress``, new values go to
+        ``areas`` before they go to the arrays: see redo.py.
         """
-        length = g.size if progress is None else BLOCK
-        begin = 0
-        while begin < g.size:
-            end = min(begin + length, g.size)
-            gradients, run = g[begin:end], part(arrays, start + begin, start + end)
-            out = run if progress is None else areas
-            for i in range(end - begin):
-                old = at(run, i)
-                gradient = gradients[i] + l2 * old[0] if l2 else gradients[i]
+        length = stop - start if progress is None else BLOCK
+        begin = start
+        while begin < stop:
+            end = min(begin + length, stop)
+            out = arrays if progress is None else areas
+            first = 0 if progress is None else begin
+            for i in range(begin, end):
+                old = at(arrays, i)
+                gradient = g[i - start] + l2 * old[0] if l2 else g[i - start]
                 new, slots = formula(*((old[0], gradient) + old[1:-1] + numbers))  # noqa: RUF005
-                put(out, i, ((new,) + slots + (approached(old[-1], new, share),)))  # noqa: RUF005
+                values = (new,) + slots + (approached(old[-1], new, share),)  # noqa: RUF005
+                put(out, i - first, values)
             if progress is not None:
                 in_order()
-                progress[READY] = start + end
+                progress[READY] = end
                 in_order()
-                for i in range(end - begin):
-                    put(run, i, at(areas, i))
+                for i in range(begin, end):
+                    put(arrays, i, at(areas, i - begin))
                 in_order()
-                progress[DONE] = start + end
+                progress[DONE] = end
                 in_order()
             begin = end
 
     return loop
 
 
-def scaled_sum(out: Any, a: Any, b: Any, scale: Any) -> None:
-    for i in range(out.size):
+def scaled_sum(out: Any, a: Any, b: Any, scale: Any, size: Any) -> None:
+    for i in range(size):
         out[i] = (a[i] + b[i]) * scale
 
 
@@ -185,11 +185,6 @@ def approached(average: np.float32 | None, target: np.float32, share: np.float32
     if average is None:
         return None
     return average + (target - average) * share
-
-
-def part(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, ...]:
-    """Return a run of every array."""
-    return tuple(None if array is None else array[start:stop] for array in arrays)
 
 
 def at(arrays: tuple[Any, ...], i: int) -> tuple[Any, ...]:
@@ -214,14 +209,6 @@ def in_order() -> None:
 
 # What Numba does for these functions: it knows the types of a tuple's items one by one, so each
 # function does the first item and leaves the others to itself. It wants no annotations.
-
-
-def _part(arrays, start, stop):  # type: ignore[no-untyped-def]
-    if not len(arrays):
-        return lambda arrays, start, stop: ()
-    if isinstance(arrays[0], types.NoneType):
-        return lambda arrays, start, stop: (None, *part(arrays[1:], start, stop))
-    return lambda arrays, start, stop: (arrays[0][start:stop], *part(arrays[1:], start, stop))
 
 
 def _at(arrays, i):  # type: ignore[no-untyped-def]
@@ -263,7 +250,6 @@ def _in_order() -> Callable[[], None]:
     return lambda: emit()
 
 
-overload(part)(_part)
 overload(at)(_at)
 overload(put)(_put)
 overload(in_order)(_in_order)

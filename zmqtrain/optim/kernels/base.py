@@ -1,0 +1,40 @@
+"""What the kernels of a kind of processor are to those who use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.optim.base import Flat
+
+Numbers: TypeAlias = tuple[np.float32 | bool, ...]
+"""Hyper-parameters of a rule, and behind them its switches."""
+
+Kernel: TypeAlias = Callable[[Flat, int, np.float32, Numbers], None]
+"""Called with a gradient, the element where its run begins, the average's share, and numbers."""
+
+
+class Backend(Protocol):
+    """The kernels of one kind of processor."""
+
+    def bind(
+        self,
+        name: str,
+        arrays: Sequence[Flat | None],
+        l2: np.float32,
+        areas: Sequence[Flat | None] | None,
+        progress: NDArray[np.int64] | None,
+    ) -> Kernel:
+        """Return a kernel, ready to run.
+
+        ``arrays``: parameters, slots and average, of shape (n,), None for what an update has not.
+        ``areas`` and ``progress`` are those of a guarded update (redo.py), else None.
+        """
+        ...
+
+    def scaled_sum(self, out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
+        """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
+        ...

@@ -1,0 +1,131 @@
+"""From loops to LLVM's language, by Numba.
+
+Nothing else imports Numba, so a task whose kernels are in the cache goes without: that spares it
+half a second and 30 MB.
+
+A kernel gives the numbers of the NumPy rule exactly, on every processor and however the memory is
+cut into runs. Numba's ``fastmath`` would void that, for nothing: beyond the cache a loop is bound
+by the memory. ``error_model="numpy"`` spares it the exceptions from divisions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba import types
+from numba.extending import overload, register_jitable
+
+from zmqtrain.optim.kernels.loops import FORMULAS, loop_of, scaled_sum
+
+_pointer: Any = types.CPointer
+
+_FLAT = _pointer(types.float32)
+_ARRAYS = _pointer(_FLAT)
+_PROGRESS = _pointer(types.int64)
+_RUN = (types.intp, types.intp)
+_KERNEL = types.void(
+    *(_ARRAYS, _ARRAYS, _PROGRESS, _FLAT, *_RUN, types.float32, types.float32, _FLAT)
+)
+_SCALED_SUM = types.void(_FLAT, _FLAT, _FLAT, types.float32, types.intp)
+
+_OF_PYTHON = r"@(?:Py|numba_|NRT_)\w+"
+_FUNCTION_OF_PYTHON = re.compile(rf"^declare (.*{_OF_PYTHON}\(.*\)).*$", re.MULTILINE)
+_VALUE_OF_PYTHON = re.compile(rf"^({_OF_PYTHON}) = external .*global .*$", re.MULTILINE)
+
+
+def compile_kernel(name: str, present: tuple[bool, ...], guarded: bool) -> tuple[str, str]:
+    """Return LLVM IR of a kernel for the arrays that are ``present``, and its function's name.
+
+    In C: ``void (float **arrays, float **areas, int64_t *progress, const float *gradient,
+    intptr_t start, intptr_t stop, float share, float l2, const float *numbers)``. The tables have
+    room for all arrays; the numbers are hyper-parameters and switches.
+    """
+    formula = FORMULAS[name]
+    loop = register_jitable(loop_of(formula))
+    # A formula's parameters are the parameter, the gradient, the slots, and then the numbers.
+    last = list(inspect.signature(formula).parameters.values())[len(present) :]
+    kinds = tuple(parameter.annotation == "bool" for parameter in last)
+
+    # What Numba is to know when it compiles, it sees by the type: there or None, True or None.
+    there, is_switch = _as_types(present), _as_types(kinds)
+
+    def kernel(arrays, areas, progress, g, start, stop, share, l2, numbers):  # type: ignore[no-untyped-def]
+        given = taken(arrays, 0, there), g, start, stop, share, l2, read(numbers, 0, is_switch)
+        loop(*given, None, None)
+
+    def guarded_kernel(arrays, areas, progress, g, start, stop, share, l2, numbers):  # type: ignore[no-untyped-def]
+        given = taken(arrays, 0, there), g, start, stop, share, l2, read(numbers, 0, is_switch)
+        loop(*given, taken(areas, 0, there), progress)
+
+    return _compile(guarded_kernel if guarded else kernel, _KERNEL)
+
+
+def compile_scaled_sum() -> tuple[str, str]:
+    """Return LLVM IR of ``scaled_sum``, and its function's name.
+
+    In C: ``void (float *out, const float *a, const float *b, float scale, intptr_t size)``.
+    """
+    return _compile(scaled_sum, _SCALED_SUM)
+
+
+def _compile(function: Callable[..., None], signature: Any) -> tuple[str, str]:
+    """Return LLVM IR that needs nothing of a process but the mathematics of C.
+
+    Around a function Numba puts code that would tell Python of its exceptions. Ours raise none, so
+    all of Python that this code names is replaced by a trap.
+    """
+    compiled: Any = numba.cfunc(signature, error_model="numpy")(function)
+    ir = _FUNCTION_OF_PYTHON.sub(
+        r"define internal \1 {\n call void @llvm.trap()\n unreachable\n}", compiled.inspect_llvm()
+    )
+    ir = _VALUE_OF_PYTHON.sub(r"\1 = internal global i8 0", ir)
+    if "declare void @llvm.trap()" not in ir:
+        ir += "\ndeclare void @llvm.trap()\n"
+    return ir, compiled.native_name
+
+
+def _as_types(flags: tuple[bool, ...]) -> tuple[bool | None, ...]:
+    return tuple(flag or None for flag in flags)
+
+
+def taken(table: Any, first: int, present: tuple[bool | None, ...]) -> tuple[Any, ...]:
+    """Return the arrays of a table from ``first`` on, None for those that are not there."""
+    raise NotImplementedError
+
+
+def read(numbers: Any, first: int, is_switch: tuple[bool | None, ...]) -> tuple[Any, ...]:
+    """Return the numbers from ``first`` on, switches as booleans."""
+    raise NotImplementedError
+
+
+# As in loops.py: Numba wants a function for the first item, which leaves the others to itself.
+
+
+def _taken(table, first, present):  # type: ignore[no-untyped-def]
+    if not len(present):
+        return lambda table, first, present: ()
+    if isinstance(present[0], types.NoneType):
+        return lambda table, first, present: (None, *taken(table, first + 1, present[1:]))
+    return lambda table, first, present: (table[first], *taken(table, first + 1, present[1:]))
+
+
+def _read(numbers, first, is_switch):  # type: ignore[no-untyped-def]
+    if not len(is_switch):
+        return lambda numbers, first, is_switch: ()
+    if isinstance(is_switch[0], types.NoneType):
+        return lambda numbers, first, is_switch: (
+            numbers[first],
+            *read(numbers, first + 1, is_switch[1:]),
+        )
+    return lambda numbers, first, is_switch: (
+        numbers[first] != 0,
+        *read(numbers, first + 1, is_switch[1:]),
+    )
+
+
+overload(taken)(_taken)
+overload(read)(_read)

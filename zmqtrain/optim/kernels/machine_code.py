@@ -1,0 +1,111 @@
+"""Machine code of kernels: made and linked by LLVM, kept in the user's cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+
+import llvmlite.binding as llvm
+from llvmlite.binding.object_file import ObjectFileRef
+
+_DIGEST_NBYTES = 32
+
+_linking = Lock()
+
+
+def emit(ir: str, function: str, symbol: str) -> bytes:
+    """Return an object file of LLVM IR, in which ``function`` is called ``symbol``.
+
+    Raises:
+        RuntimeError: it needs something that this process has not.
+    """
+    module = llvm.parse_assembly(ir)
+    for needed in (*module.functions, *module.global_variables):
+        if needed.is_declaration and not needed.name.startswith("llvm."):
+            _check_there(needed.name)  # to find out when it is linked would end the process
+    module.get_function(function).name = symbol
+    code: bytes = _target_machine(module.triple).emit_object(module)
+    return code
+
+
+def link(code: bytes, symbol: str) -> int:
+    """Return the address of a function of an object file, which stays in memory for good."""
+    with _linking:
+        _engine().add_object_file(ObjectFileRef.from_data(code))
+        _engine().finalize_object()
+        address: int = _engine().get_function_address(symbol)
+    return address
+
+
+def find(symbol: str) -> bytes | None:
+    """Return the object file of this symbol; None if none is kept, or it is damaged."""
+    try:
+        content = (directory() / symbol).read_bytes()
+    except OSError:
+        return None
+    code = content[_DIGEST_NBYTES:]
+    return code if content[:_DIGEST_NBYTES] == _digest(code) else None
+
+
+def keep(symbol: str, code: bytes) -> None:
+    """Keep the object file of this symbol.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=directory())
+    with open(descriptor, "wb") as handle:
+        handle.write(_digest(code) + code)
+    os.replace(temporary, directory() / symbol)
+
+
+@cache
+def directory() -> Path:
+    """Return where code is kept that was made of these sources, by this LLVM, for this processor.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    here = Path(__file__).parent
+    sources = [path.read_bytes() for path in (*sorted(here.glob("*.py")), here.parent / "redo.py")]
+    made_by = "\n".join([version("numba"), version("llvmlite"), *_processor()]).encode()
+    return Path(caches, "zmqtrain", f"kernels-{_digest(made_by, *sources).hex()[:16]}")
+
+
+def _digest(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_NBYTES)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _check_there(name: str) -> None:
+    if llvm.address_of_symbol(name) is None:
+        raise RuntimeError(f"compiled code needs {name}, which no library here has")
+
+
+@cache
+def _engine() -> llvm.ExecutionEngine:
+    empty = llvm.parse_assembly("")
+    return llvm.create_mcjit_compiler(empty, _target_machine(llvm.get_process_triple()))
+
+
+def _target_machine(triple: str) -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, features = _processor()
+    reloc = "static" if triple.startswith("x86") else "default"  # as Numba, whose links are proven
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
+    )
+
+
+def _processor() -> tuple[str, str]:
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
