@@ -23,6 +23,7 @@ from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.logs import setup_logging
 from zmqtrain.processes import LocalCluster, run_processes
+from zmqtrain.signals import that_end
 from zmqtrain.summary import Summary
 from zmqtrain.wire.messages import Status
 
@@ -93,7 +94,7 @@ def _variables(settings: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _signals_restored() -> Iterator[None]:
     """Undo what a run does to signals: the end of one ignores them, and here more may follow."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in that_end()}
     try:
         yield
     finally:

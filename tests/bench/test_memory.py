@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from bench.memory import (
     reading_of,
     sizes,
 )
+from zmqtrain.signals import that_end
 from zmqtrain.wire.messages import Status
 
 STATUS = """\
@@ -89,14 +91,16 @@ def test_legend_explains_every_size_in_the_table() -> None:
 
 
 @pytest.mark.integration
-def test_ceiling_is_the_one_that_the_ps_tells_at_its_start() -> None:
+def test_ceiling_is_the_one_that_the_ps_tells_and_signals_mean_what_they_did() -> None:
     shard = Shard("shm", "adam", megabytes=3.0, workers=3)
     told: list[str] = []
 
     def look(status: Status) -> None:
         told.append(Path(f"/proc/{pid_of(status, 'ps 0')}/fd/2").read_text())
 
+    handlers = {number: signal.getsignal(number) for number in that_end()}
     train(plan_of(shard, steps=5), look)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
     found = re.search(r"at most ([\d.]+) MB.* and ([\d.]+) MB for messages", told[-1])
     assert found is not None
     ceiling_mb = float(found[1]) + float(found[2])
