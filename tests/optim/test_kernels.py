@@ -327,14 +327,22 @@ def test_damaged_code_is_compiled_anew(
 
 
 @pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize(
+    ("place", "why"), [("a file", "NotADirectoryError"), ("no home", "RuntimeError")]
+)
 def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    place: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if place == "a file" else "")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # who has no home has this
     caplog.set_level("INFO", "zmqtrain")
     assert sums() == [4, 4, 4]
-    assert "the compiled kernel scaled_sum is not kept: NotADirectoryError" in caplog.text
+    assert f"the compiled kernel scaled_sum is not kept: {why}" in caplog.text
 
 
 @pytest.mark.usefixtures("anew")

@@ -116,6 +116,6 @@ def _address_of(symbol: str, compiled: Callable[[], tuple[str, str]]) -> int:
         code = machine_code.emit(*compiled(), symbol)
         try:
             machine_code.keep(symbol, code)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             log.info("the compiled kernel %s is not kept: %r", symbol, error)
     return machine_code.link(code, symbol)

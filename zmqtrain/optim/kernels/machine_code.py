@@ -46,7 +46,7 @@ def find(symbol: str) -> bytes | None:
     """Return the object file of this symbol; None if none is kept, or it is damaged."""
     try:
         content = (directory() / symbol).read_bytes()
-    except OSError:
+    except (OSError, RuntimeError):
         return None
     code = content[_DIGEST_NBYTES:]
     return code if content[:_DIGEST_NBYTES] == _digest(code) else None
@@ -56,13 +56,17 @@ def keep(symbol: str, code: bytes) -> None:
     """Keep the object file of this symbol.
 
     Raises:
-        OSError: it could not be written.
+        OSError, RuntimeError: it could not be written.
     """
     directory().mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=directory())
-    with open(descriptor, "wb") as handle:
-        handle.write(_digest(code) + code)
-    os.replace(temporary, directory() / symbol)
+    try:
+        with open(descriptor, "wb") as handle:
+            handle.write(_digest(code) + code)
+        os.replace(temporary, directory() / symbol)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 @cache
@@ -71,12 +75,13 @@ def directory() -> Path:
 
     Raises:
         ImportError: Numba is not installed.
+        RuntimeError: the user has no home.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     here = Path(__file__).parent
     sources = [path.read_bytes() for path in (*sorted(here.glob("*.py")), here.parent / "redo.py")]
     made_by = "\n".join([version("numba"), version("llvmlite"), *_processor()]).encode()
-    return Path(caches, "zmqtrain", f"kernels-{_digest(made_by, *sources).hex()[:16]}")
+    return caches / "zmqtrain" / f"kernels-{_digest(made_by, *sources).hex()[:16]}"
 
 
 def _digest(*parts: bytes) -> bytes:
