@@ -14,6 +14,8 @@ import pytest
 from tests.tales import Tale, calm, held, tale_of
 from zmqtrain.errors import FencedError
 from zmqtrain.roles.chief import Chief
+from zmqtrain.roles.direction import Pending
+from zmqtrain.roles.follower import Follower
 from zmqtrain.roles.intake import Intake
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.status import SETTLED
@@ -199,6 +201,40 @@ def test_chief_that_is_told_to_end_while_it_waits_to_take_over_leaves_the_job_to
     tale = tale_of(calm(lane="shm", faults=faults))
     assert len(tale.of("chief 0 ended: exit code 130")) == 1
     assert tale.of("ps 0 says: the run is over: step 10 of 10 is done")
+
+
+def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is_missing() -> None:
+    faults = (
+        Fault(0.5, "kill", ("ps 1",), 8.0),
+        Fault(0.6, "kill", ("ps 0",), 0.5),
+        Fault(2.0, "interrupt"),
+    )
+    told = tale_of(calm(steps=40, faults=faults)).of(
+        "chief 0 .*joining again|chief 0 ended|ps 1 st"
+    )
+    assert [line.split(maxsplit=1)[1] for line in told[1:4]] == [
+        "chief 0 says: ps 0: chief 0 (incarnation 1600001000004) has not joined; joining again",
+        "chief 0 ended: exit code 130",
+        "ps 1 starts",
+    ]
+
+
+@pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
+def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(released: int) -> None:
+    """The lead counted it under hogwild; its release went ahead of a switch, and one more came."""
+    ordered: list[tuple[int, Any]] = []
+    pending = Pending(1, None, sequence=7, result="")
+    ps = SimpleNamespace(
+        pending={0: pending},
+        peers=SimpleNamespace(get=lambda role, worker: SimpleNamespace(released=released)),
+        execution=SimpleNamespace(carry_out=ordered.extend),
+        heartbeat=lambda: None,
+    )
+    follower: Any = object.__new__(Follower)
+    follower.ps, follower.link = ps, SimpleNamespace(tell=lambda message: None)
+    follower._after_switch([(0, pending)])
+    kinds = [order.kind for _, order in ordered]
+    assert kinds == ([] if released == pending.sequence else ["apply", "release"])
 
 
 @pytest.mark.parametrize(("steps", "at_s"), [(6, 0.4), (9, 0.6)])

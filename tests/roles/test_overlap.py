@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -189,3 +190,24 @@ async def test_small_gradient_rides_in_its_push() -> None:
     situation = Situation([PIECE_SIZE], 1)
     situation.overlap.begin(1)
     assert situation.overlap.complete(0, PUSH) is None
+
+
+async def test_nothing_is_looked_for_in_a_gradient_that_does_not_travel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = Mock(return_value=True)
+    monkeypatch.setattr("zmqtrain.roles.overlap.all_finite", looked)
+    situation = Situation([25, 25], shards=2)
+    mapped: Any = object()
+    situation.lanes[0] = replace(situation.lanes[0], name="shm", reached=mapped)
+    situation.overlap.begin(1)
+    for buffer in situation.out.values():
+        buffer[:] = 1.0
+    written(situation.out, *situation.out)
+    await asyncio.sleep(0)
+    assert situation.links[0].requests == []
+    (request,) = situation.links[1].requests
+    assert sum(map(len, request.sent.values())) == len(situation.lanes[1].gradient)
+    travels = situation.lanes[1].gradient
+    assert all(np.shares_memory(call.args[0], travels) for call in looked.call_args_list)
+    assert situation.complete() == [request]
