@@ -95,6 +95,32 @@ class Level:
             raise RuntimeError(f"{where}: {len(other)} elements are not {expected}: {other[:5]}")
 
 
+@dataclass(frozen=True)
+class Unending:
+    """A model that takes hours to evaluate; the file ``begun`` tells that it is at it."""
+
+    begun: str
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"w": np.zeros(1, np.float32)}
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        out["w"][...] = 0.0
+        return 0.0
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        Path(self.begun).touch()
+        time.sleep(1.0)
+        return {"loss": 0.0}
+
+
+def unending_job(begun: str, **fields: Any) -> Job:
+    """Return a job of two steps that is never done with its evaluation."""
+    rows = np.zeros((10**6, 0), np.float32)
+    defaults = {"batch_size": 7, "steps": 2, "optimizer": SGD()}
+    return Job(model=Unending(begun), data=Arrays((rows,), (rows,)), **defaults | fields)
+
+
 def digits_job(gate: str | None = None, **fields: Any) -> Job:
     """Return a job that learns real digits well within 300 steps of two workers."""
     model: Model = MLP(features=64, hidden=32, classes=10)

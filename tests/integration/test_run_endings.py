@@ -60,6 +60,20 @@ def test_second_interrupt_ends_a_run_at_once(stage: Any) -> None:
     )
 
 
+def test_second_interrupt_does_not_wait_for_an_evaluation(stage: Any) -> None:
+    begun = stage.directory / "begun"
+    run = stage.train(stage.job("unending_job", begun=str(begun)))
+    stage.until(begun.exists, "the evaluation")
+
+    def ends_when_asked_again() -> bool:
+        run.signal(signal.SIGINT)
+        return run.popen.poll() is not None
+
+    stage.until(ends_when_asked_again, "the end")
+    assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
+    assert run.log.splitlines()[-1].startswith("error: stopped at once")
+
+
 def test_run_without_the_process_that_forks_its_tasks_says_so_and_ends(stage: Any) -> None:
     run, _ = started(stage)
     (nursery,) = psutil.Process(run.pid).children()

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -257,7 +258,13 @@ class Chief(JobActor):
         if self._dataset is None:
             return math.nan, math.nan
         parameters = await self.read_parameters(self.job.evaluate_average)
-        measures = await asyncio.to_thread(evaluate, self.job.model, parameters, self._dataset)
+        given_up = threading.Event()
+        try:
+            measures = await asyncio.to_thread(
+                evaluate, self.job.model, parameters, self._dataset, given_up.is_set
+            )
+        finally:
+            given_up.set()  # or the process would wait for the thread, if this was cancelled
         loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
         self.metrics.evaluation_loss.set(loss)
         self.metrics.evaluation_accuracy.set(accuracy)

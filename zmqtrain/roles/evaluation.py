@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from zmqtrain.errors import ConfigError, DataError
@@ -11,14 +13,21 @@ from zmqtrain.user_code import user_code
 ROWS = 1024  # examples at a time
 
 
-def evaluate(model: Model, parameters: Parameters, dataset: Dataset) -> dict[str, float]:
-    """Return the model's measures, averaged over all examples.
+def evaluate(
+    model: Model,
+    parameters: Parameters,
+    dataset: Dataset,
+    is_given_up: Callable[[], bool] = lambda: False,
+) -> dict[str, float]:
+    """Return the model's measures, averaged over all examples; nothing once it is given up.
 
     Raises:
         ConfigError, DataError: the model or the dataset raises, or the model gives no measures.
     """
     totals: dict[str, float] = {}
     for start in range(0, len(dataset), ROWS):
+        if is_given_up():
+            return {}
         indices = np.arange(start, min(start + ROWS, len(dataset)))
         with user_code("take()", dataset, DataError):
             batch = dataset.take(indices)
