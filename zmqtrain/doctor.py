@@ -10,41 +10,26 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from zmqtrain.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
 from zmqtrain.config import ENVIRON, TF_CONFIG, TaskConfig, load_overrides, load_task
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, SegmentError
+from zmqtrain.findings import Finding, Severity
 from zmqtrain.health import tls_context
 from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.options import PREFIX, fields_of, given, names_of, variable_of
 from zmqtrain.probes import Probe, Probes
 from zmqtrain.procfile import KILL_WAIT_S, PROCESS_NAME, process_of
 from zmqtrain.restarts import Limits
+from zmqtrain.store import own_directory
 from zmqtrain.tf_config import Reading, read_tf_config
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 DASHBOARDS = "DASHBOARDS"  # tells Grafana where they are, see deploy/
-
-
-class Severity(StrEnum):
-    """How bad a finding is; an error keeps the run from working."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    OK = "ok"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One sentence of the diagnosis: what is wrong, what was expected, what to do."""
-
-    severity: Severity
-    text: str
 
 
 def diagnose(
@@ -66,9 +51,10 @@ def diagnose(
     try:
         overrides = load_overrides(flags, environ)
     except ConfigError as error:
-        findings += map(_error, str(error).splitlines())
+        findings += map(Finding.error, str(error).splitlines())
     else:
-        findings += _of_job(given(TaskConfig, flags, environ).get("job"), overrides)
+        reference = given(TaskConfig, flags, environ).get("job")
+        findings += _of_job(reference, overrides, saves=role is not Role.WORKER)
     if not reading.mistakes:
         role = role or _role_named(environ, reading) or Role.WORKER
         # A check needs no job, whereas a task does.
@@ -76,13 +62,13 @@ def diagnose(
         try:
             config = load_task(role, flags, environ, probes.find_counts)
         except ConfigError as error:
-            findings += map(_error, str(error).splitlines())
+            findings += map(Finding.error, str(error).splitlines())
         else:
             findings += [*_of_config(config, environ, reading), *_of_security(config)]
             findings += [*_of_files(config), *_of_machine(config, probes)]
             findings += _of_peers(config, probes) if reach else []
             if not any(finding.severity is Severity.ERROR for finding in findings):
-                findings.append(_ok(_summary(config)))
+                findings.append(Finding.ok(_summary(config)))
     return findings
 
 
@@ -94,7 +80,9 @@ def diagnose_files(paths: Iterable[Path]) -> list[Finding]:
         try:
             texts[str(path)] = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            unread.append(_error(f"{path} cannot be read: {error}; expected a TF_CONFIG in it"))
+            unread.append(
+                Finding.error(f"{path} cannot be read: {error}; expected a TF_CONFIG in it")
+            )
     findings = compare(texts)
     if unread:  # those that were read may agree, but not with these
         findings = [finding for finding in findings if finding.severity is not Severity.OK]
@@ -115,10 +103,10 @@ def compare(texts: Mapping[str, str]) -> list[Finding]:
             continue
         if reading.cluster is None or reading.task is None:
             missing = "task" if reading.cluster else "cluster"
-            findings.append(_error(f"{name} has no {missing} section; expected one; add it"))
+            findings.append(Finding.error(f"{name} has no {missing} section; expected one; add it"))
         elif (first := holders.setdefault(reading.task, name)) != name:
             findings.append(
-                _error(
+                Finding.error(
                     f"{first} and {name} are both {reading.task}; expected a task of its own in "
                     "each; correct the task's index in one of them"
                 )
@@ -126,37 +114,12 @@ def compare(texts: Mapping[str, str]) -> list[Finding]:
     whole = {name: r for name, r in readings.items() if r.cluster and not r.mistakes}
     for (name, reading), (other_name, other) in combinations(whole.items(), 2):
         if difference := _difference(name, reading, other_name, other):
-            findings.append(_error(difference))
+            findings.append(Finding.error(difference))
             break
     findings += _absent(holders, whole.values())
     if not any(finding.severity is Severity.ERROR for finding in findings):
-        findings.append(_ok(f"{len(texts)} TF_CONFIGs agree on the cluster"))
+        findings.append(Finding.ok(f"{len(texts)} TF_CONFIGs agree on the cluster"))
     return findings
-
-
-def report(findings: Iterable[Finding]) -> str:
-    """Return the findings as text, a line each, the worst first."""
-    order = list(Severity)
-    ranked = sorted(findings, key=lambda finding: order.index(finding.severity))
-    return "\n".join(f"{finding.severity}: {finding.text}" for finding in ranked)
-
-
-def exit_code(findings: Iterable[Finding]) -> ExitCode:
-    """Return USAGE if any finding is an error, else OK."""
-    is_wrong = any(finding.severity is Severity.ERROR for finding in findings)
-    return ExitCode.USAGE if is_wrong else ExitCode.OK
-
-
-def _error(text: str) -> Finding:
-    return Finding(Severity.ERROR, text)
-
-
-def _warning(text: str) -> Finding:
-    return Finding(Severity.WARNING, text)
-
-
-def _ok(text: str) -> Finding:
-    return Finding(Severity.OK, text)
 
 
 def _role_named(environ: Mapping[str, str], reading: Reading) -> Role | None:
@@ -168,9 +131,9 @@ def _role_named(environ: Mapping[str, str], reading: Reading) -> Role | None:
 
 def _of_reading(reading: Reading) -> Iterator[Finding]:
     """What can be seen in one TF_CONFIG alone."""
-    yield from map(_error, reading.mistakes)
+    yield from map(Finding.error, reading.mistakes)
     if reading.has_evaluator:
-        yield _warning(
+        yield Finding.warning(
             "TF_CONFIG lists an evaluator, which is left out: it counts as no worker, and the "
             "chief evaluates; remove it"
         )
@@ -182,7 +145,7 @@ def _of_reading(reading: Reading) -> Iterator[Finding]:
             f"such as {far[0]}; expected names that every host can reach; replace localhost"
         )
         is_ps_near = any(t.role is Role.PS and is_loopback(a) for t, a in reading.addresses.items())
-        yield _error(text) if is_ps_near else _warning(text)
+        yield Finding.error(text) if is_ps_near else Finding.warning(text)
 
 
 def _of_environment(
@@ -190,12 +153,12 @@ def _of_environment(
 ) -> Iterator[Finding]:
     """Traps that the variables lay, whatever the configuration comes to."""
     if TF_CONFIG in environ and not environ[TF_CONFIG].strip():
-        yield _warning(
+        yield Finding.warning(
             "TF_CONFIG is set but empty, which counts as not set; unset it or fill it in"
         )
     yield from _of_index(flags, environ, reading)
     if proxies := [name for name in PROXIES if environ.get(name)]:
-        yield _warning(
+        yield Finding.warning(
             f"{proxies[0]} is set; zmqtrain's links go through no proxy, but whoever reads metrics "
             "and health from here may; list the cluster's hosts in NO_PROXY"
         )
@@ -205,7 +168,7 @@ def _of_environment(
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
             close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
             remedy = f"did you mean {variable_of(close[0])}?" if close else "remove it"
-            yield _warning(f"{name} is set, but zmqtrain has no such variable; {remedy}")
+            yield Finding.warning(f"{name} is set, but zmqtrain has no such variable; {remedy}")
 
 
 def _of_index(
@@ -221,19 +184,29 @@ def _of_index(
     if len(set(said.values())) > 1:
         (winner, index), *others = said.items()
         against = ", ".join(f"{source} says {other}" for source, other in others if other != index)
-        yield _warning(
+        yield Finding.warning(
             f"{winner} says that the index is {index}, but {against}; the first counts, so two "
             "tasks may come to the same index; give it in one place"
         )
 
 
-def _of_job(reference: str | None, overrides: Mapping[str, Any]) -> Iterator[Finding]:
-    """A job that does not load, or that does not allow what is said about it."""
+def _of_job(
+    reference: str | None, overrides: Mapping[str, Any], *, saves: bool
+) -> Iterator[Finding]:
+    """A job that does not load, or does not allow what is said about it, or could not be saved."""
+    if not reference:
+        return
     try:
-        if reference:
-            load_job(reference).with_overrides(**overrides)
+        job = load_job(reference).with_overrides(**overrides)
     except ConfigError as error:
-        yield _error(str(error))
+        yield Finding.error(str(error))
+        return
+    if saves and job.logdir is not None and (obstacle := _obstacle(job.logdir)):
+        yield Finding.error(
+            f"the job's logdir is {job.logdir!r}, but {obstacle} is no directory that this user "
+            "can write to; expected one for checkpoints, or the place for it; "
+            f"correct {names_of('logdir')}"
+        )
 
 
 def _of_config(
@@ -244,20 +217,20 @@ def _of_config(
     for index, address in enumerate(config.ps):
         is_port = not address.startswith(IPC) and str(parse_address(address).port) == port
         if process is not None and is_port:
-            yield _warning(
+            yield Finding.warning(
                 f"ps {index} is at {address}, the port that honcho put into PORT for {process}; "
                 "honcho gives each process another PORT, so no two tasks agree on it; write fixed "
                 f"ports, or leave {names_of('ps')} out"
             )
     if process is not None and config.grace_s >= KILL_WAIT_S:
-        yield _warning(
+        yield Finding.warning(
             f"{names_of('grace_s')} is {config.grace_s:g}, but honcho kills a process "
             f"{KILL_WAIT_S:g} s after SIGTERM; expected less; lower it, or the end is not clean"
         )
     near = [address for address in config.ps if is_loopback(address)]
     is_of_reading = reading.cluster is not None and config.ps == reading.cluster.ps
     if near and len(near) < len(config.ps) and not is_of_reading:
-        yield _error(
+        yield Finding.error(
             f"{names_of('ps')} mixes the loopback address {near[0]} with those of other hosts; "
             "expected names that every host can reach; replace it"
         )
@@ -275,27 +248,43 @@ def _of_security(config: TaskConfig) -> Iterator[Finding]:
                 security.server_key(endpoint)
                 security.secret()
     except ConfigError as error:
-        yield _error(str(error))
+        yield Finding.error(str(error))
 
 
 def _of_files(config: TaskConfig) -> Iterator[Finding]:
-    """A certificate that does not serve, and no room for a segment where it was given."""
+    """A certificate that does not serve, and a place where no segment can be."""
     try:
         if config.metrics_tls is not None:
             tls_context(*config.metrics_tls)
     except ConfigError as error:
-        yield _error(str(error))
-    if config.segment_dir is not None:
-        directory = Path(config.segment_dir).absolute()
-        there = next(path for path in (directory, *directory.parents) if os.path.exists(path))
-        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            text = (
-                f"{names_of('segment_dir')} is {config.segment_dir!r}, but {there} is no directory "
-                "that this user can write to; expected one, in which a ps keeps its memory or "
-                "makes the directory for it; correct it, or leave it out for one in /dev/shm"
-            )
-            # Others take no notice of it.
-            yield _error(text) if config.role is Role.PS else _warning(text)
+        yield Finding.error(str(error))
+    if config.segment_dir is not None and (text := _against_segments(config.segment_dir)):
+        # Others take no notice of it.
+        yield Finding.error(text) if config.role is Role.PS else Finding.warning(text)
+
+
+def _against_segments(directory: str) -> str:
+    """Say why a ps cannot keep its memory in a directory, "" if it can."""
+    if obstacle := _obstacle(directory):
+        return (
+            f"{names_of('segment_dir')} is {directory!r}, but {obstacle} is no directory that this "
+            "user can write to; expected one, in which a ps keeps its memory or makes the "
+            "directory for it; correct it, or leave it out for one in /dev/shm"
+        )
+    try:
+        own_directory.check(Path(directory))
+    except FileNotFoundError:
+        pass
+    except SegmentError as error:
+        return str(error)
+    return ""
+
+
+def _obstacle(directory: str) -> Path | None:
+    """Return what keeps this user from writing into a directory, or from making it."""
+    path = Path(directory).absolute()
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
+    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else there
 
 
 def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
@@ -305,7 +294,7 @@ def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
             continue
         parsed = parse_address(address)
         if reason := _refusal(probes.resolve, parsed.host, parsed.port):
-            yield _error(
+            yield Finding.error(
                 f"the host of ps {index} at {address} has no address here ({reason}); expected a "
                 "name that resolves; correct it, or start the ps's host or pod first"
             )
@@ -319,7 +308,7 @@ def _of_machine(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
 
 def _of_port(what: str, host: str, port: int, probes: Probes) -> Iterator[Finding]:
     if reason := _refusal(probes.bind, host, port):
-        yield _error(
+        yield Finding.error(
             f"{what} cannot listen on {host} port {port} ({reason}); expected a free port of this "
             "machine; stop what has it (an earlier run of this task?) or choose another"
         )
@@ -331,12 +320,12 @@ def _of_peers(config: TaskConfig, probes: Probes) -> Iterator[Finding]:
             continue
         parsed = parse_address(address)
         if reason := _refusal(probes.connect, parsed.host, parsed.port):
-            yield _error(
+            yield Finding.error(
                 f"ps {index} at {address} cannot be reached ({reason}); expected it to accept "
                 "connections; start it, and check its address, --bind and the firewall"
             )
         else:
-            yield _ok(f"ps {index} at {address} can be reached")
+            yield Finding.ok(f"ps {index} at {address} can be reached")
 
 
 def _refusal(probe: Probe, host: str, port: int) -> str:
@@ -379,7 +368,7 @@ def _absent(holders: Mapping[Task, str], readings: Iterable[Reading]) -> Iterato
     listed = {task for reading in readings for task in reading.addresses}
     if len(holders) > 1 and (absent := sorted(listed - holders.keys())):
         names = ", ".join(map(str, absent))
-        yield _warning(
+        yield Finding.warning(
             f"none of the TF_CONFIGs is that of {names}, which the cluster lists; the run waits "
             "for every task; check that each of them is started with a TF_CONFIG of its own"
         )

@@ -14,16 +14,9 @@ import pytest
 
 from zmqtrain.cli.main import cli
 from zmqtrain.cluster import Role
-from zmqtrain.doctor import (
-    Finding,
-    Severity,
-    compare,
-    diagnose,
-    diagnose_files,
-    exit_code,
-    report,
-)
+from zmqtrain.doctor import compare, diagnose, diagnose_files
 from zmqtrain.errors import ExitCode
+from zmqtrain.findings import Finding, Severity, exit_code, report
 from zmqtrain.probes import Probes
 from zmqtrain.transport.keys import Owner, Pair, add_keys
 
@@ -351,6 +344,26 @@ def test_segment_directory_that_is_none_keeps_a_ps_from_starting(tmp_path: Path)
         assert summary.startswith("ok: this is worker 0 ")
     for place in tmp_path, tmp_path / "not" / "yet":
         assert seen(Role.PS, {"segment_dir": str(place)})[0].startswith("ok: ")
+    assert list(tmp_path.iterdir()) == [file]
+    tmp_path.chmod(0o750)
+    (finding,) = seen(Role.PS, {"segment_dir": str(tmp_path)})
+    assert finding == (
+        f"error: {tmp_path} is open to other users (mode 0750); expected mode 0700; chmod 700 it"
+    )
+
+
+def test_logdir_that_cannot_be_written_is_found_before_the_first_checkpoint(tmp_path: Path) -> None:
+    job, file = str(ROOT / "examples/digits.py"), tmp_path / "file"
+    file.touch()
+    assert seen(flags={"job": job, "logdir": str(file / "below")})[0] == (
+        f"error: the job's logdir is '{file}/below', but {file} is no directory that this user can "
+        "write to; expected one for checkpoints, or the place for it; correct --logdir (or "
+        "ZMQTRAIN_LOGDIR)"
+    )
+    on_a_worker = seen(Role.WORKER, flags={"job": job, "logdir": str(file / "below")})
+    assert on_a_worker[0].startswith("ok: ")  # it saves nothing
+    for good in tmp_path, tmp_path / "not" / "yet":
+        assert seen(flags={"job": job, "logdir": str(good)})[0].startswith("ok: ")
     assert list(tmp_path.iterdir()) == [file]
 
 

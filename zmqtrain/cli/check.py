@@ -9,7 +9,8 @@ import click
 
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
-from zmqtrain.doctor import diagnose, diagnose_files, exit_code, report
+from zmqtrain.doctor import diagnose, diagnose_files
+from zmqtrain.findings import exit_code, report
 from zmqtrain.job import JobOverrides
 from zmqtrain.options import options_of
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
+from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
     CHANGE_NBYTES,
     CLOCK,
@@ -43,10 +44,6 @@ from zmqtrain.store.segment_layout import (
 )
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
-
-_REMEDY = (
-    "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
-)
 
 _INSIDE = "process:"  # and a token: the name of a private segment
 
@@ -103,11 +100,13 @@ class Segment:
                 alone, or its file system has no room or does not let us.
         """
         path = path.absolute()  # others look for it from where they are
-        _check_directory(path.parent)
+        own_directory.make(path.parent)
         try:
             return cls._create(layout, path)
         except OSError as error:
-            raise SegmentError(f"{path} cannot be made: {error.strerror}; {_REMEDY}") from error
+            raise SegmentError(
+                f"{path} cannot be made: {error.strerror}; {own_directory.REMEDY}"
+            ) from error
 
     @classmethod
     def _create(cls, layout: SegmentLayout, path: Path) -> Segment:
@@ -138,7 +137,9 @@ class Segment:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SegmentError(f"{path} cannot be opened: {error.strerror}; {_REMEDY}") from error
+            raise SegmentError(
+                f"{path} cannot be opened: {error.strerror}; {own_directory.REMEDY}"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             nonce = _nonce_of(descriptor, layout)
@@ -381,21 +382,7 @@ def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
         os.posix_fallocate(descriptor, at, nbytes)
     except OSError as error:
         raise SegmentError(
-            f"{path.parent} has no room for {nbytes / 1e6:.1f} MB more: {error.strerror}"
+            f"{path.parent} has no room for {nbytes / 1e6:.1f} MB more: {error.strerror}; see what "
+            "zmqtrain clean can remove, or give it a larger one: --segment-dir, or in Docker "
+            "--shm-size"
         ) from error
-
-
-def _check_directory(directory: Path) -> None:
-    """Make a directory of our own, or see that it is."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.stat(follow_symlinks=False)
-    except OSError as error:
-        raise SegmentError(f"{directory} cannot be made: {error.strerror}; {_REMEDY}") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise SegmentError(f"{directory} is a link, or another user's; {_REMEDY}")
-    if found.st_mode & 0o077:
-        raise SegmentError(
-            f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
-            "expected mode 0700; chmod 700 it"
-        )

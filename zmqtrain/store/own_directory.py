@@ -1,0 +1,43 @@
+"""A directory that this user has alone: who else could write to it could put memory in our way."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from zmqtrain.errors import SegmentError
+
+REMEDY = (
+    "expected a directory that this user can write; correct --segment-dir (or ZMQTRAIN_SEGMENT_DIR)"
+)
+
+
+def make(directory: Path) -> None:
+    """Make a directory, and those above it, or see that it is ours.
+
+    Raises:
+        SegmentError: it cannot be made, or :func:`check` raises it.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check(directory)
+    except OSError as error:
+        raise SegmentError(f"{directory} cannot be made: {error.strerror}; {REMEDY}") from error
+
+
+def check(directory: Path) -> None:
+    """See that a directory is ours alone.
+
+    Raises:
+        SegmentError: it is none, a link, another user's, or open to others.
+        OSError: there is none.
+    """
+    found = directory.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise SegmentError(f"{directory} is no directory, a link, or another user's; {REMEDY}")
+    if found.st_mode & 0o077:
+        raise SegmentError(
+            f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
+            "expected mode 0700; chmod 700 it"
+        )
