@@ -231,7 +231,7 @@ class Metrics:
             "rpc_timeouts_total", ALL, "Requests given up at their deadline."
         )
         self.auth_failures = d.counter(
-            "auth_failures_total", PS, "Peers turned away because their key is not allowed."
+            "auth_failures_total", PS, "Turned away for a key, or for what the role may not send."
         )
 
     def _declare_steps(self, d: _Declare) -> None:

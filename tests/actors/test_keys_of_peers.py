@@ -163,7 +163,7 @@ async def test_client_may_be_any_process(ps: Ps) -> None:
     key = Key(Owner("client", 1), "a" * 64)
     assert say(ps, key, GetStatus(), "client", 4711) == Done()
     assert say(ps, key, PUSH, "client", 4711).text == (
-        "the key of client 1 does not allow Push, which is for a worker"
+        "client 4711 may not send Push, which is for a worker"
     )
 
 

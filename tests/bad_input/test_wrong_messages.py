@@ -15,12 +15,14 @@ from zmqtrain import Job
 from zmqtrain.wire import codec
 from zmqtrain.wire.codec import Envelope, Sender, encode
 from zmqtrain.wire.messages import (
+    Arrived,
     Done,
     GetStatus,
     Heartbeat,
     Initialize,
     Join,
     Leave,
+    MapSegment,
     Message,
     Order,
     Orders,
@@ -28,7 +30,9 @@ from zmqtrain.wire.messages import (
     Push,
     Refusal,
     Release,
+    SaveEnded,
     Shutdown,
+    SliceFailed,
     Status,
     SwitchPolicy,
     Wait,
@@ -169,13 +173,20 @@ async def test_task_with_another_job_hears_of_both_sides(table: Table, make_job:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (Initialize(None), "only the chief initialises, not worker 0"),
-        (Shutdown(0, "I say so"), "only the chief ends a run, not worker 0"),
+        (Initialize(None), "worker 0 may not send Initialize, which is for a chief"),
+        (Shutdown(0, "I say so"), "worker 0 may not send Shutdown, which is for a chief"),
+        (SaveEnded("/nowhere", ""), "worker 0 may not send SaveEnded, which is for a chief"),
+        (Arrived(0, 0, 9, True), "worker 0 may not send Arrived, which is for a ps"),
+        (SliceFailed("/x", "full"), "worker 0 may not send SliceFailed, which is for a ps"),
+        (
+            MapSegment("ether", "0"),  # type: ignore[arg-type]
+            "MapSegment.lane: expected memory or shm, got 'ether'",
+        ),
         (Done("and dusted"), "ps 0 takes no Done from worker 0"),
         (Orders(1, (Order("apply"),)), "ps 0 takes no Orders from worker 0"),
     ],
 )
-async def test_worker_cannot_give_orders(
+async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
     table: Table, make_job: MakeJob, message: Message, text: str
 ) -> None:
     async with table(make_job()) as t:

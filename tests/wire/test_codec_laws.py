@@ -42,6 +42,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.builds(hint, **{f.name: values_of(hints[f.name]) for f in fields(hint)})
     arguments = typing.get_args(hint)
     match typing.get_origin(hint):
+        case typing.Literal:
+            return st.sampled_from(arguments)
         case typing.Union | types.UnionType:
             return st.one_of(*(values_of(argument) for argument in arguments))
         case origin if origin is tuple:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from zmqtrain.actors.authority import overreach
+from zmqtrain.actors.authority import masquerade, overreach
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import Task
@@ -237,7 +237,8 @@ class Actor:
             self.send(endpoint, refusal, request_id_of(frames), (), peer)
             return
         request = Request(self, endpoint, peer, envelope)
-        if type(peer) is KnownPeer and (wrong := overreach(peer.key.owner, envelope)):
+        wrong = masquerade(peer.key.owner, envelope.sender) if type(peer) is KnownPeer else ""
+        if wrong or (wrong := overreach(envelope)):
             self._turned_away(wrong)
             request.refuse(RefusedError(wrong))
             return

@@ -1,9 +1,9 @@
-"""What the holder of a key may say; without keys everyone is who they say they are."""
+"""What a task may say by its role; who has a key speaks in its own name, others in any."""
 
 from __future__ import annotations
 
 from zmqtrain.transport.keys import Owner
-from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import (
     Arrived,
     Close,
@@ -31,17 +31,20 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     }.items()
     for kind in kinds
 }
-"""By whom the messages that change a job may be sent; the others are for everyone with a key."""
+"""By whom the messages that change a job may be sent; the others are for everyone."""
 
 
-def overreach(owner: Owner, envelope: Envelope) -> str:
-    """Say what is wrong with an envelope of the holder of this key, "" if nothing is."""
-    sender = envelope.sender
-    is_own = sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
-    if not is_own:
-        return f"the key of {owner} is not that of {sender}: give each task its own secret key"
+def masquerade(owner: Owner, sender: Sender) -> str:
+    """Say what is wrong with the holder of this key being this sender, "" if nothing is."""
+    if sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT):
+        return ""
+    return f"the key of {owner} is not that of {sender}: give each task its own secret key"
+
+
+def overreach(envelope: Envelope) -> str:
+    """Say what is wrong with such a message of such a sender, "" if nothing is."""
     roles = _RESERVED.get(type(envelope.message))
-    if roles is not None and owner.role not in roles:
-        kind = type(envelope.message).__name__
-        return f"the key of {owner} does not allow {kind}, which is for a {' or '.join(roles)}"
-    return ""
+    if roles is None or envelope.sender.role in roles:
+        return ""
+    kind = type(envelope.message).__name__
+    return f"{envelope.sender} may not send {kind}, which is for a {' or '.join(roles)}"

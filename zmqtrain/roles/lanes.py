@@ -137,7 +137,7 @@ async def _prove(link: Link, segment: Reached) -> int:
 async def _check_known(link: Link) -> None:
     """Ask whether the ps is still the one that has welcomed us; raise FencedError if not."""
     try:
-        await link.request(MapSegment("", ""), reason="it may have been restarted")
+        await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")
     except FencedError:
         raise
     except RefusedError as refusal:

@@ -19,7 +19,7 @@ import struct
 import threading
 import weakref
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from zmqtrain.store.segment_layout import (
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
 
+_Lane = Literal["memory", "shm"]
 _INSIDE = "process:"  # and a token: the name of a private segment
 
 _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
@@ -204,7 +205,7 @@ class Segment:
 class Reached(Protocol):
     """A ps's segment as one of its workers, or the chief, sees it: all but gradients read-only."""
 
-    lane: str
+    lane: _Lane
     nonce: str
     words: memoryview
     parameters: Flat
@@ -234,7 +235,7 @@ def reach(name: str, layout: SegmentLayout) -> Reached:
 class _Mapping:
     """A segment of another process, or reached as if it were."""
 
-    lane = "shm"
+    lane: _Lane = "shm"
 
     def __init__(self, path: Path, layout: SegmentLayout) -> None:
         self._path, self._layout = path, layout
@@ -278,7 +279,7 @@ class _Mapping:
 class _Inside:
     """A private segment of this very process."""
 
-    lane = "memory"
+    lane: _Lane = "memory"
 
     def __init__(self, name: str, layout: SegmentLayout) -> None:
         segment = _private.get(name)

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
@@ -94,6 +94,15 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _one_of(choices: tuple[str, ...]) -> Check:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            _fail(f"{', '.join(choices[:-1])} or {choices[-1]}", value)
+        return value
+
+    return check
+
+
 def _items(item: Check) -> Check:
     def check(value: Any) -> Any:
         if type(value) is not list:
@@ -151,6 +160,8 @@ def _check_of(hint: Any) -> Check:
     if is_dataclass(hint) and isinstance(hint, type):
         return _structure(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return _one_of(arguments)
     if origin is tuple:
         return _items(_check_of(arguments[0]))
     if origin is dict:

@@ -9,6 +9,7 @@ line connect to it. ps 0, the *lead shard*, takes the decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 PROTOCOL_VERSION = 3
 """Rises with every change to this file; peers of another version are refused."""
@@ -66,7 +67,7 @@ class MapSegment:
     From now on its gradients and parameters stay there, and no tensors travel.
     """
 
-    lane: str  # memory or shm
+    lane: Literal["memory", "shm"]
     nonce: str
 
 
@@ -216,13 +217,12 @@ class Arrived:
 class Order:
     """One decision of the lead shard, which every shard carries out in the same order.
 
-    ``kind``: apply, accumulate, reduce, drop, release, switch, snapshot, leave. ``workers``: whom
-    it concerns (all contributors, in summing order, for reduce). ``text``: the reason of a drop,
-    the spec of a switch, the directory of a snapshot. ``incarnation`` and ``sequence``: the push
-    that a release answers.
+    ``workers``: whom it concerns (all contributors, in summing order, for reduce). ``text``: the
+    reason of a drop, the spec of a switch, the directory of a snapshot. ``incarnation`` and
+    ``sequence``: the push that a release answers.
     """
 
-    kind: str
+    kind: Literal["apply", "accumulate", "reduce", "drop", "release", "switch", "snapshot", "leave"]
     workers: tuple[int, ...] = ()
     text: str = ""
     incarnation: int = 0
