@@ -3,7 +3,7 @@
 An actor owns one `Metrics` with a private registry, so that several actors can live in one process.
 The attribute of a metric is its exposed name without ``zmqtrain_`` and without ``_total``; one with
 a label holds a child for each value: ``metrics.pushes.applied.inc()`` where the values are known,
-``metrics.rpc_duration_seconds["push"].observe(0.002)`` where they are met while running.
+``metrics.rpc_duration_seconds["Push"].observe(0.002)`` where they are met while running.
 """
 
 from __future__ import annotations

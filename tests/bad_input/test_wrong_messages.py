@@ -106,6 +106,10 @@ async def test_push_of_another_life_is_refused(
         own = worker.sender.incarnation
         worker.be(own if incarnation is None else incarnation, epoch)
         assert await worker.refused(PUSH, t.zeros) == (error, text)
+        fenced = t.ps.metrics.registry.get_sample_value(
+            "zmqtrain_pushes_total", {"result": "fenced"}
+        )
+        assert fenced == (error == "FencedError")
         worker.be(own, 1)
         await t.check(worker, batches)
 

@@ -107,7 +107,7 @@ def training() -> Status:
         tasks=(
             task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, facts={"bytes": 16384.0}),
             task("ps 1", "alive", 1198, facts={"bytes": 2856.0, "step": 1198.0}),
-            task("chief 0", "alive", 800, facts={"step": 800.0, "saves": 1.0}),
+            task("chief 0", "alive", 800, facts={"step": 800.0}),
             task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25, lanes="shm,shm"),
             task(
                 "worker 1",

@@ -24,7 +24,7 @@ BAD_SCHEDULE, BAD_RUN = 12, 8
 
 def run_seed(seed: int) -> Report:
     schedule = replace(draw(seed), faults=(KILL, replace(KILL, kind="stop")))
-    return Report(schedule, "something broke" if seed == BAD_SCHEDULE else "", 1.0, 1)
+    return Report(schedule, "something broke" if seed == BAD_SCHEDULE else "", 1)
 
 
 @click.command()

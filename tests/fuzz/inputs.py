@@ -124,6 +124,8 @@ def _value(hint: Any) -> Any:
         hints = typing.get_type_hints(hint)
         return hint(**{f.name: _value(hints[f.name]) for f in fields(hint)})
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return arguments[0]
     if origin is tuple:
         return (_value(arguments[0]),)
     if origin is dict:

@@ -88,20 +88,17 @@ def test_prune_does_not_count_a_damaged_checkpoint(job, tmp_path: Path, name: st
     assert _names(tmp_path) == ["step-00000060", "step-00000050"]
 
 
-def test_prune_removes_what_dead_attempts_left_but_not_the_one_under_way(
-    job, tmp_path: Path
-) -> None:
+def test_prune_removes_what_dead_attempts_left_and_nothing_else(job, tmp_path: Path) -> None:
     root = job.save(tmp_path, 10).parent
     job.write(tmp_path, 20)
-    under_way, _ = job.write(tmp_path, 20)
     (root / "step-00000007.trash-0123abcd" / "inner").mkdir(parents=True)
     (root / "step-00000007.replaced-0123abcd.trash-0123abcd").mkdir()
     (root / "LATEST.tmp-0123abcd").touch()
     (root / "EPOCH.tmp-0123abcd").touch()
     (root / "notes.tmp").touch()
-    prune(tmp_path, keep=1, writing_to=under_way)
+    prune(tmp_path, keep=1)
     left = {entry.name for entry in root.iterdir()}
-    assert left == {"LATEST", "notes.tmp", "step-00000010", under_way.name}
+    assert left == {"LATEST", "notes.tmp", "step-00000010"}
 
 
 def test_prune_that_dies_half_way_leaves_no_half_checkpoint(

@@ -87,14 +87,12 @@ class Link:
         message: Message,
         *,
         reason: str,
-        tensors: tuple[Tensor, ...] = (),
         on_piece: OnPiece | None = None,
         timeout_s: float | None = None,
-        sequence: int | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``sequence`` is that of a push or pull, 0 for a pull. ``on_piece`` is given the pieces that
+        ``on_piece`` is given the pieces that
         come ahead of the reply. Without ``timeout_s`` the request may take as long as the peer
         shows life.
 
@@ -105,10 +103,8 @@ class Link:
         outstanding = self.begin(
             message,
             reason=reason,
-            tensors=tensors,
             on_piece=on_piece,
             timeout_s=timeout_s,
-            sequence=sequence,
         )
         try:
             return await outstanding.future

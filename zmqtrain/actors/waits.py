@@ -38,9 +38,9 @@ class Waits:
         self._entries.pop(token, None)
 
     @contextmanager
-    def on(self, peer: str, reason: str, timeout_s: float | None = None) -> Iterator[None]:
+    def on(self, peer: str, reason: str) -> Iterator[None]:
         """Enter a wait for as long as the block lasts."""
-        token = self.begin(peer, reason, timeout_s)
+        token = self.begin(peer, reason)
         try:
             yield
         finally:

@@ -375,7 +375,7 @@ class Chief(JobActor):
                 log.warning("%s", result)
 
     def _facts(self) -> dict[str, float]:
-        return {"step": float(self._saver.last_step), "saves": float(self._saver.count)}
+        return {"step": float(self._saver.last_step)}
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.errors import ProtocolError, RefusedError
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
 from zmqtrain.store.segment_layout import COUNT_LIMIT
@@ -50,7 +50,11 @@ class Intake:
         self._ps.metrics.pulls.inc()
 
     def _on_push(self, request: Request) -> None:
-        peer = self._ps.peers.member(request)
+        try:
+            peer = self._ps.peers.member(request)
+        except FencedError:
+            self._ps.metrics.pushes.fenced.inc()
+            raise
         push = request.envelope.message
         if not isinstance(push, Push) or self._is_repeated(peer, request, push.sequence):
             return

@@ -227,7 +227,7 @@ class ParameterServer(JobActor):
             self.direction.joined(peer)
         self._count_peers()
         segment = self.shard.segment.name if self.config.lane != "tcp" else ""
-        request.reply(Welcome(peer.incarnation, self.direction.policy, segment, CREDIT_NBYTES))
+        request.reply(Welcome(peer.incarnation, segment, CREDIT_NBYTES))
 
     def _on_leave(self, request: Request) -> None:
         peer = self.peers.member(request)

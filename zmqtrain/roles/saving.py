@@ -35,7 +35,6 @@ class Saver:
         self._found_damage = False  # among the checkpoints that were there
         self.last: str | None = None
         self.last_step = 0
-        self.count = 0
         chief.metrics.checkpoint_interval_seconds.set(self._interval_s)
 
     def is_due(self) -> bool:
@@ -100,7 +99,6 @@ class Saver:
         metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
         metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
         self.last = str(path)
-        self.count += 1
         self._chief.lead.tell(SaveEnded(str(path), ""))
         log.info("saved %s in %.2f s", path, time.monotonic() - started)
 

@@ -68,12 +68,11 @@ def newest_valid(
     return None
 
 
-def prune(logdir: Path, keep: int, writing_to: Path | None = None) -> None:
+def prune(logdir: Path, keep: int) -> None:
     """Delete what is older than the ``keep`` newest complete checkpoints, and abandoned attempts.
 
     Complete means a readable manifest and files of the right sizes; a damaged one does not count,
-    and is deleted only once ``keep`` complete ones are newer. ``writing_to`` is the temporary
-    directory of the attempt under way, which is left alone.
+    and is deleted only once ``keep`` complete ones are newer. No attempt may be under way.
 
     Raises:
         ConfigError: ``keep`` is less than 1.
@@ -89,7 +88,7 @@ def prune(logdir: Path, keep: int, writing_to: Path | None = None) -> None:
             with deleting(path):
                 discard(path)
     for path in _entries(logdir):
-        if _LITTER.fullmatch(path.name) and path != writing_to:
+        if _LITTER.fullmatch(path.name):
             with deleting(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 

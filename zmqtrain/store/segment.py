@@ -311,14 +311,17 @@ def is_owned(path: Path) -> bool:
     return False
 
 
-def copy_consistently(words: memoryview, source: Flat, out: Flat, attempts: int = 8) -> bool:
+_ATTEMPTS = 8
+
+
+def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
     """Copy ``source`` while no update changes it; False if updates did in every attempt.
 
     A sequence lock: the ps makes the clock odd before an update and even after it. Loads and
     stores are taken to keep their order, as x86 does; elsewhere the copy itself takes far longer
     than a store may be late.
     """
-    for _ in range(attempts):
+    for _ in range(_ATTEMPTS):
         before = words[CLOCK]
         if before % 2 == 0:
             np.copyto(out, source)

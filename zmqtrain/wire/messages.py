@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -55,7 +55,6 @@ class Welcome:
     """
 
     incarnation: int
-    policy: str
     segment: str
     credit_nbytes: int
 
@@ -187,9 +186,8 @@ class Wait:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Sent over every link once a second. ``sequence``: the last push sent, or order received."""
+    """Sent over every link once a second. ``facts``: figures that the peer may need."""
 
-    sequence: int = 0
     waits: tuple[Wait, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
 
