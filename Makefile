@@ -19,10 +19,7 @@ setup: $(STAMP)  ## make the virtual environment and install zmqtrain into it
 train: $(STAMP)  ## train on real digits: honcho starts 1 ps, 1 chief, 2 workers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/honcho start -c ps=1,chief=1,worker=2
 
-test: $(STAMP)  ## check style and types, then run the tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: lint  ## check style and types, then run the tests
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(STAMP)  ## check style and types only

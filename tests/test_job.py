@@ -60,7 +60,8 @@ def test_job_of_three_fields_has_a_default_for_every_other() -> None:
 
 FORMS = (
     "expected hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, "
-    'sync-replicas:aggregate=R, the name of an installed plug-in, or "module:attr"'
+    "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of an installed "
+    'plug-in, or "module:attr"'
 )
 MODEL = "it is no Model, which has loss_and_gradients, metrics, parameters"
 BOUND = "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000"

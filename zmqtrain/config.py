@@ -1,4 +1,4 @@
-"""What a task is told from outside; nothing else in zmqtrain reads the environment.
+"""What a task is told from outside; nothing else in zmqtrain reads options.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
 index), honcho (cluster and index), its default. Each option is declared once, as a field below.

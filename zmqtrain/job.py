@@ -28,22 +28,22 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from zmqtrain import policies
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.policies import make_policy
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.user_code import described, place_of, user_code
-from zmqtrain.wire.compression import make_compression
+from zmqtrain.wire import compression
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
 def _policy_spec(spec: str) -> str:
     try:
-        make_policy(spec)
+        policies.make_policy(spec)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return spec
@@ -51,7 +51,7 @@ def _policy_spec(spec: str) -> str:
 
 def _compression_spec(spec: str) -> str:
     try:
-        make_compression(spec)
+        compression.make_compression(spec)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     return spec
@@ -78,8 +78,7 @@ class Job(BaseModel):
     optimizer: Any = Field(description="update rule applied by the parameter servers")
     policy: PolicySpec = Field(
         "hogwild",
-        description="when an update counts: hogwild, bounded-staleness:S, sync-replicas, "
-        "sync-replicas:aggregate=R, or a plug-in's name or module:attr",
+        description=f"when an update counts: {policies.FORMS}",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     steps: Count = Field(1000, ge=1, description="global steps after which the run ends")
@@ -110,8 +109,8 @@ class Job(BaseModel):
     )
     compression: CompressionSpec = Field(
         "none",
-        description="how gradients travel by tcp: none, fp16, bf16, int8, int8:block=N, "
-        "topk:ratio=R; what int8 and topk leave out is added to the next gradient",
+        description=f"how gradients travel by tcp: {compression.FORMS}; what int8 and topk leave "
+        "out is added to the next gradient",
     )
     placement: Literal["round-robin", "greedy"] = Field(
         "greedy", description="how variables are spread over the ps"

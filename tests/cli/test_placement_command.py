@@ -110,6 +110,12 @@ def test_job_is_placed_by_its_file_and_the_options(
     ]
 
 
+def test_shards_on_a_gpu_are_shown_there(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["placement", job, "--ps-device", "gpu", "--json"]) == ExitCode.OK
+    slices = json.loads(capsys.readouterr().out)["slices"]
+    assert {each["device"] for each in slices} == {"gpu"}
+
+
 def test_variable_decides_as_it_does_for_the_tasks(
     job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

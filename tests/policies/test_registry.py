@@ -53,7 +53,7 @@ def test_every_call_makes_a_new_policy() -> None:
 
 FORMS = (
     "expected hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, "
-    "sync-replicas:aggregate=R, the name of "
+    "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of "
     'an installed plug-in, or "module:attr"'
 )
 WHOLE = (

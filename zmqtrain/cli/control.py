@@ -42,7 +42,8 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
 
     \b
     SPEC is one of
-      hogwild                    every gradient counts at once
+      hogwild                    every gradient counts at once, on each ps by itself
+      hogwild:whole              every gradient counts at once, on every ps or on none
       bounded-staleness:S        nobody is more than S steps ahead of the slowest
       sync-replicas              a step is the mean of a gradient of every worker
       sync-replicas:aggregate=R  a step is the mean of R gradients

@@ -17,11 +17,9 @@ from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.options import options_of
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
 
-DEVICE = "cpu"  # a ps keeps and updates its shard in main memory
-
 _FIELDS: dict[str, Any] = {
     name: (JobOverrides.model_fields[name].annotation, JobOverrides.model_fields[name])
-    for name in ("placement", "partition_nbytes")
+    for name in ("placement", "partition_nbytes", "ps_device")
 }
 PlacementOptions = create_model("PlacementOptions", **_FIELDS)
 """Those of a job's options that decide where its parameters lie."""
@@ -33,6 +31,7 @@ class Placement:
 
     variables: tuple[Variable, ...]
     layouts: tuple[ShardLayout, ...]
+    device: str = "cpu"
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +73,7 @@ def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None
       zmqtrain placement job.py --ps 4 --placement round-robin --partition-nbytes 0
     """
     loaded = load_job(job).with_overrides(**load_overrides(flags))
-    placement = Placement(loaded.variables(), loaded.layouts(ps))
+    placement = Placement(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
     if as_json:
         how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}
         show_json({"job": job, **how, **placement_json(placement)})
@@ -99,7 +98,7 @@ def placement_json(placement: Placement) -> dict[str, object]:
                 "start": piece.start,
                 "rows": piece.rows,
                 "ps": shard,
-                "device": DEVICE,
+                "device": placement.device,
                 "nbytes": piece.nbytes,
             }
             for piece, shard in placement.slices()
@@ -126,8 +125,8 @@ def _slices(placement: Placement) -> Table:
     )
     for piece, shard in placement.slices():
         shape = " x ".join(map(str, piece.variable.shape)) or "scalar"
-        size = data_size(piece.nbytes)
-        result.add_row(*map(cell, (piece.variable.name, shape, _rows(piece), shard, DEVICE, size)))
+        where = shard, placement.device, data_size(piece.nbytes)
+        result.add_row(*map(cell, (piece.variable.name, shape, _rows(piece), *where)))
     return result
 
 

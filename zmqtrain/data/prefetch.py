@@ -33,7 +33,7 @@ class Prefetcher:
         self._plan = plan
         self._limit = limit
         self._quick_s = quick_s
-        self._slow_s = 2 * QUICK_S  # the longest that a read took of late: not known yet
+        self._slow_s = 2 * quick_s  # the longest that a read took of late: not known yet
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}

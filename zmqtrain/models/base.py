@@ -83,8 +83,8 @@ class Dataset(Protocol):
 class Data(Protocol):
     """Where a job's examples come from; loaded only by the tasks that need them."""
 
-    def load(self, directory: str | None) -> tuple[Dataset, Dataset]:
-        """Return (training set, evaluation set).
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
+        """Return (training set, evaluation set); without the latter nothing is evaluated.
 
         ``directory`` is the job's ``data_dir`` (flag ``--data``), None if not given.
 

@@ -2,7 +2,7 @@
 
 from zmqtrain.optim.base import Flat, Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
-from zmqtrain.optim.pipeline import BoundUpdate, Update, new_slots
+from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots
 from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
 from zmqtrain.optim.schedules import (
     Constant,
@@ -35,6 +35,7 @@ __all__ = [
     "Cosine",
     "Schedule",
     "as_schedule",
+    "AVERAGE",
     "Update",
     "BoundUpdate",
     "new_slots",

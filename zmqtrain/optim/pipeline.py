@@ -86,10 +86,7 @@ class Update:
         return BoundUpdate(self, parameters, slots, redo)
 
     def warm_up(self, parameters: Flat, *, guarded: bool = False) -> None:
-        """Compile, or load, the kernels that updates of such memory need: a second each or two.
-
-        Each is called once as well, for Numba's first call of a function takes some 20 ms.
-        """
+        """Load the kernels that updates of such memory need, or compile them: seconds each."""
         memory = parameters[:0]
         slots = new_slots(self, memory)
         arrays = [memory, *slots.values()]

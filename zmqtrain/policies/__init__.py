@@ -10,9 +10,10 @@ from zmqtrain.policies.base import (
     Reduce,
     Release,
 )
-from zmqtrain.policies.registry import make_policy
+from zmqtrain.policies.registry import FORMS, make_policy
 
 __all__ = [
+    "FORMS",
     "Accumulate",
     "Apply",
     "Decision",

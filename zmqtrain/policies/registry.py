@@ -23,7 +23,7 @@ Factory: TypeAlias = Callable[[str], Policy]
 
 FORMS = (
     "hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, sync-replicas:aggregate=R, "
-    'the name of an installed plug-in, or "module:attr"'
+    'sync-replicas:aggregate=R,tokens=N, the name of an installed plug-in, or "module:attr"'
 )
 
 

@@ -39,7 +39,7 @@ class SyncReplicas:
         self.begun = False  # set once they have all joined
         self.computing: dict[int, int] = {}  # worker -> version it was released at
         self.waiting: set[int] = set()  # live, not computing
-        self.ready: set[int] = set()  # gradient of this step in the worker's slot
+        self.ready: set[int] = set()  # their gradient of this step lies ready
         self.counted = 0  # gradients of this step, accumulated ones included
         # Gradients of this step, counted or on their way: +1 at a release, -1 if that worker leaves
         # instead of pushing. A worker still at an earlier step is no hand: its push will be stale.
@@ -112,7 +112,7 @@ class SyncReplicas:
         for worker in sorted(self.waiting, key=lambda w: (w in self.ready, w)):
             if self.hands >= self._needed():
                 break
-            if worker in self.ready:  # its slot is needed for its next gradient
+            if worker in self.ready:  # its next gradient takes the place of this one
                 self.ready.discard(worker)
                 decisions.append(Accumulate(worker))
             decisions += self._release(worker)
@@ -153,7 +153,7 @@ class TokenSyncReplicas:
         self.tokens = deque([version] * max(self.initial_tokens, self.aggregate - workers))
         self.local_step: dict[int, int] = {}  # live workers; the last token taken
         self.takers: deque[int] = deque()  # waiting for a token, in order
-        self.ready: set[int] = set()  # gradient of this step in the worker's slot
+        self.ready: set[int] = set()  # their gradient of this step lies ready
         self.counted = 0
 
     def join(self, worker: int) -> list[Decision]:
@@ -197,7 +197,7 @@ class TokenSyncReplicas:
     def _release(self, worker: int) -> list[Decision]:
         if worker not in self.ready:
             return [Release(worker)]
-        self.ready.discard(worker)  # its slot is needed for its next gradient
+        self.ready.discard(worker)  # its next gradient takes the place of this one
         return [Accumulate(worker), Release(worker)]
 
     def _reduce(self) -> list[Decision]:

@@ -21,6 +21,7 @@ from zmqtrain.errors import (
     RefusedError,
     SegmentError,
 )
+from zmqtrain.optim import AVERAGE
 from zmqtrain.roles.joining import Joined
 from zmqtrain.store.segment import Reached, copy_consistently, reach
 from zmqtrain.store.segment_layout import Flat
@@ -149,7 +150,7 @@ async def read_parameters(
 ) -> None:
     """Copy one shard's parameters, or their moving average, as they are at one version."""
     if segment is not None:
-        source = segment.slots["average"] if average else segment.parameters
+        source = segment.slots[AVERAGE] if average else segment.parameters
         if copy_consistently(segment.words, source, out):
             return
     reply = await link.request(

@@ -1,8 +1,8 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-A gradient's way: the intake checks it and stages it in the worker's slot, the direction (lead
-shard or follower) says when it counts, the orders are carried out one after another on the shard,
-and the release goes back as the reply to the push.
+A gradient's way: the intake checks it and stages it where it lies in the segment, the direction
+(lead shard or follower) says when it counts, the orders are carried out one after another on the
+shard, and the release goes back as the reply to the push.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zmqtrain.config import TaskConfig
 from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.logs import StateLogger
-from zmqtrain.optim import Update
+from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.roles.direction import Direction, Pending
 from zmqtrain.roles.execution import Execution
 from zmqtrain.roles.gradients import Gradients
@@ -54,7 +54,7 @@ from zmqtrain.wire.messages import (
     Welcome,
 )
 
-FAREWELL_S = 2.0  # how long workers may take to say goodbye
+FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye still live
 MAX_WAITS, MAX_FACTS = 16, 32  # of one task, that are told of in the status
 
 log = logging.getLogger(__name__)
@@ -343,7 +343,7 @@ class ParameterServer(JobActor):
             raise RefusedError(f"{self.task} holds no parameters yet")
         if not isinstance(message, Read):
             return
-        if message.average and "average" not in self.shard.segment.slots:
+        if message.average and AVERAGE not in self.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
         self.execution.after_orders(partial(self._show, request, message))
 
@@ -352,7 +352,7 @@ class ParameterServer(JobActor):
         if not message.values:
             request.reply(shown)
             return
-        flat = self.shard.segment.slots["average"] if message.average else self.shard.parameters
+        flat = self.shard.segment.slots[AVERAGE] if message.average else self.shard.parameters
         request.reply_with(shown, flat.copy())  # updates go on while it is on its way
 
     # The end

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Segment
 
 if TYPE_CHECKING:
     from zmqtrain.device import Device
-
-READ_IN_PLACE = "average"
-"""The slot that others read in the segment, besides the parameters."""
 
 
 class Memory(Protocol):
@@ -92,7 +90,7 @@ class OnDevice:
         self._device.load([slots[name] for name in self.slots], list(self.slots.values()))
 
     def publish(self) -> None:
-        names = [name for name in self.slots if name == READ_IN_PLACE]
+        names = [name for name in self.slots if name == AVERAGE]  # others read it there, too
         flats = [self._segment.parameters, *(self._segment.slots[name] for name in names)]
         self._device.store([self.parameters, *(self.slots[name] for name in names)], flats)
 

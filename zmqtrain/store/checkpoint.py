@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from zmqtrain.errors import CheckpointError
+from zmqtrain.optim import AVERAGE
 from zmqtrain.store.durable import (
     digest_file,
     discard,
@@ -40,9 +41,6 @@ from zmqtrain.store.manifest import (
     verify_sizes,
 )
 from zmqtrain.store.placement import place
-
-AVERAGE_SLOT = "average"
-"""The slot that holds a moving average of the parameters."""
 
 LATEST_FILE = "LATEST"
 
@@ -174,7 +172,7 @@ def read_parameters(
         CheckpointError: there are no averages in the checkpoint, or a file does not hold what the
             manifest says.
     """
-    key = AVERAGE_SLOT if average else PARAMETERS
+    key = AVERAGE if average else PARAMETERS
     shapes = {name: record.shape for name, record in manifest.tensors[PARAMETERS].items()}
     variables = [Variable(name, shape) for name, shape in shapes.items()]
     (layout,) = place(variables, shards=1)

@@ -83,8 +83,8 @@ PART_SIZE = 524_288
 class SegmentLayout:
     """Where the regions of a segment lie, in bytes from its start.
 
-    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``redo_size``:
-    elements that are changed at once, at most.
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots. Attribute
+    ``redo_size``: elements that are changed at once, at most.
     """
 
     def __init__(self, size: int, slots: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """From loops to LLVM's language, by Numba.
 
-Nothing else imports Numba, so a task whose kernels are in the cache goes without: that spares it
-half a second and 30 MB.
+Only this imports Numba, and the loops, so a task whose kernels are kept goes without: that spares
+it half a second and 30 MB.
 
 A kernel gives the numbers of the NumPy rule exactly, on every processor and however the memory is
 cut into runs. Numba's ``fastmath`` would void that, for nothing: beyond the cache a loop is bound
