@@ -38,7 +38,7 @@ class Direction(Protocol):
 
     policy: str
 
-    def initialized(self) -> None:
+    def epoch_began(self) -> None:
         """The shard holds parameters; pulls and pushes may be answered."""
 
     def recovered(self) -> None:

@@ -74,7 +74,7 @@ class Follower:
 
     # Direction
 
-    def initialized(self) -> None:
+    def epoch_began(self) -> None:
         """Orders are numbered anew in every epoch, and the first may be to switch the policy."""
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
         self._coordinated = make_policy(self.ps.job.policy).coordinated

@@ -95,7 +95,7 @@ class Lead:
         peers = [self.ps.peers.get("worker", worker) for worker in told]
         return self.relay.is_done and all(peer and peer.facts.get(PARKED) for peer in peers)
 
-    def initialized(self) -> None:
+    def epoch_began(self) -> None:
         ps = self.ps
         self.relay.begin(self.policy)
         self.desk.forget_saves()

@@ -302,7 +302,7 @@ class ParameterServer(JobActor):
         log.info("epoch %d begins at version %d, from %s", self.epoch, self.shard.version, origin)
         self.metrics.parameter_version.set(self.shard.version)
         self.metrics.role_state.set("training")
-        self.direction.initialized()
+        self.direction.epoch_began()
         words[EPOCH] = self.epoch if self.shard.segment.path is not None else 0
         for worker, pending in list(self.pending.items()):
             self.direction.arrived(worker, pending)
