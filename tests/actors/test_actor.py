@@ -66,13 +66,11 @@ class Ps(Actor):
         self.pushes: asyncio.Queue[Request] = asyncio.Queue()
         self.refused = ConfigError("lr is -1; expected more than 0; raise it")
         self.bug = Bug("off by one")
-        self.handlers = {
-            GetStatus: lambda request: request.reply(Done(f"seen by {request.sender}")),
-            Heartbeat: self._on_heartbeat,
-            Leave: self._refuse,
-            Read: self._stumble,
-            Push: self.pushes.put_nowait,
-        }
+        self.on(GetStatus, lambda request, _: request.reply(Done(f"seen by {request.sender}")))
+        self.on(Heartbeat, self._on_heartbeat)
+        self.on(Leave, self._refuse)
+        self.on(Read, self._stumble)
+        self.on(Push, lambda request, _: self.pushes.put_nowait(request))
 
     async def main(self) -> int:
         self.listen(ADDRESS)
@@ -80,15 +78,14 @@ class Ps(Actor):
         await self.stopping.wait()
         return self.stop_code
 
-    def _on_heartbeat(self, request: Request) -> None:
-        assert isinstance(request.envelope.message, Heartbeat)
-        self.beats.put_nowait(request.envelope.message)
+    def _on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
+        self.beats.put_nowait(beat)
         request.reply(Alive())
 
-    def _refuse(self, request: Request) -> None:
+    def _refuse(self, request: Request, _: Leave) -> None:
         raise self.refused
 
-    def _stumble(self, request: Request) -> None:
+    def _stumble(self, request: Request, _: Read) -> None:
         raise self.bug
 
 
@@ -341,7 +338,7 @@ async def test_reply_brings_an_array_of_any_size(
 ) -> None:
     flat = np.arange(size, dtype=np.float32)
     out = np.full(size, -1, np.float32)
-    ps.handlers[GetStatus] = lambda request: request.reply_with(Done("there"), flat)
+    ps.on(GetStatus, lambda request, _: request.reply_with(Done("there"), flat))
     asked = worker.ask(
         GetStatus(), on_piece=lambda index, tensor: take_in((tensor,), at(out, index))
     )

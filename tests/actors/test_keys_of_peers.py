@@ -112,13 +112,14 @@ class Ps(Actor):
 
     def __init__(self, transport: SelectiveTransport) -> None:
         super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), Timing())
-        self.handlers = {Push: self._on_push, GetStatus: self._on_push}
+        self.on(Push, self._take)
+        self.on(GetStatus, self._take)
         self.taken: list[Request] = []
 
     async def main(self) -> int:
         return 0
 
-    def _on_push(self, request: Request) -> None:
+    def _take(self, request: Request, message: Message) -> None:
         self.taken.append(request)
         request.reply(Done())
 

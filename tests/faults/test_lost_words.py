@@ -23,7 +23,7 @@ from zmqtrain.simulation.cluster import SimulatedCluster
 from zmqtrain.simulation.run import simulate
 from zmqtrain.simulation.schedule import Fault
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Release, Saved
+from zmqtrain.wire.messages import Push, Release, Saved
 
 
 def losing_the_first(
@@ -36,11 +36,11 @@ def losing_the_first(
     """Have an actor never see the first messages of a kind; return those that came."""
     handle, came = getattr(owner, handler), []
 
-    def lose(self: Any, request: Request) -> None:
+    def lose(self: Any, request: Request, message: Any) -> None:
         if concerns(request):
             came.append(request)
         if len(came) > count or not concerns(request):
-            handle(self, request)
+            handle(self, request, message)
 
     patch.setattr(owner, handler, lose)
     return came
@@ -60,11 +60,11 @@ def test_report_of_a_written_slice_that_is_refused_is_given_again(
     """As is that of a ps which is about to join the lead shard again."""
     hear, came = Desk._on_slice, []
 
-    def refuse_the_first(desk: Desk, request: Request) -> None:
+    def refuse_the_first(desk: Desk, request: Request, message: Any) -> None:
         came.append(request)
         if len(came) == 1:
             raise FencedError("ps 1 has not joined")
-        hear(desk, request)
+        hear(desk, request, message)
 
     monkeypatch.setattr(Desk, "_on_slice", refuse_the_first)
     held(calm(ps=2, keeps=True, save_secs=1000.0))
@@ -109,12 +109,12 @@ def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
 ) -> None:
     take, came = Intake._on_push, []
 
-    def lose_the_last(intake: Intake, request: Request) -> None:
-        if intake._ps.task.index == 1 and request.envelope.message.sequence == 4:
+    def lose_the_last(intake: Intake, request: Request, push: Push) -> None:
+        if intake._ps.task.index == 1 and push.sequence == 4:
             came.append(request)
             if len(came) <= 12:
                 return
-        take(intake, request)
+        take(intake, request, push)
 
     monkeypatch.setattr(Intake, "_on_push", lose_the_last)
     held(calm(ps=2, policy="hogwild", workers=1, steps=4))
@@ -125,13 +125,12 @@ def test_push_that_some_shard_never_got_is_not_waited_for(monkeypatch: pytest.Mo
     """Its worker has died; the others tell that all of theirs have been answered."""
     take, came = Intake._on_push, []
 
-    def lose_the_last(intake: Intake, request: Request) -> None:
-        push = request.envelope.message
+    def lose_the_last(intake: Intake, request: Request, push: Push) -> None:
         if request.sender.index == 1 and push.sequence > 1:
             came.append(request)
             if intake._ps.task.index == 1:
                 return
-        take(intake, request)
+        take(intake, request, push)
 
     monkeypatch.setattr(Intake, "_on_push", lose_the_last)
     kill = Fault(1.2, "kill", ("worker 1",), 1000.0)
@@ -224,11 +223,11 @@ def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
     """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
     handle, lost_by = Intake._on_pull, []
 
-    def lose_in_the_first_life(intake: Intake, request: Request) -> None:
+    def lose_in_the_first_life(intake: Intake, request: Request, pull: Any) -> None:
         if intake._ps.task.index == 1 and lost_by in ([], [intake]):
             lost_by[:] = [intake]
         else:
-            handle(intake, request)
+            handle(intake, request, pull)
 
     monkeypatch.setattr(Intake, "_on_pull", lose_in_the_first_life)
     kill = Fault(1.0, "kill", ("ps 1",), 0.3)

@@ -15,7 +15,10 @@ from zmqtrain.wire.messages import GetStatus
 
 
 def ps(crashed: asyncio.Future[Exception], **parts: Any) -> Any:
-    return SimpleNamespace(task="ps 0", handlers={}, crash=crashed.set_result, **parts)
+    handlers: dict[type, Any] = {}
+    return SimpleNamespace(
+        task="ps 0", handlers=handlers, on=handlers.__setitem__, crash=crashed.set_result, **parts
+    )
 
 
 async def test_status_that_cannot_be_told_in_the_end_is_a_bug(
@@ -29,11 +32,10 @@ async def test_status_that_cannot_be_told_in_the_end_is_a_bug(
 
     monkeypatch.setattr(desk, "status_of", lambda lead: None)
     crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-    envelope = SimpleNamespace(message=GetStatus(wait_s=0.001))
-    request: Any = SimpleNamespace(envelope=envelope, reply=fail)
+    request: Any = SimpleNamespace(reply=fail)
     lead: Any = SimpleNamespace(ps=ps(crashed))
     Desk(lead)
-    lead.ps.handlers[GetStatus](request)
+    lead.ps.handlers[GetStatus](request, GetStatus(wait_s=0.001))
     assert await asyncio.wait_for(crashed, 60) is bug
 
 

@@ -69,11 +69,11 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
     """As when a ps has a new life that the chief has not joined."""
     initialize, came = ParameterServer._on_initialize, []
 
-    def refuse_the_first(ps: ParameterServer, request: Any) -> None:
+    def refuse_the_first(ps: ParameterServer, request: Any, message: Any) -> None:
         came.append(request)
         if len(came) == 1:
             raise FencedError("chief 0 has not joined")
-        initialize(ps, request)
+        initialize(ps, request, message)
 
     monkeypatch.setattr(ParameterServer, "_on_initialize", refuse_the_first)
     tale = run(ps=1, steps=4)
@@ -117,13 +117,13 @@ def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_ov
     """Its mark says that it has come and may go on, and not that it was answered."""
     handle, came = Intake._on_pull, []
 
-    def lose_and_die(intake: Intake, request: Any) -> None:
+    def lose_and_die(intake: Intake, request: Any, pull: Any) -> None:
         if intake._ps.task.index != 1 or request.sender.index != 1:
-            handle(intake, request)
+            handle(intake, request, pull)
             return
         came.append(request)
         if len(came) > 1:
-            asyncio.get_running_loop().call_soon(handle, intake, request)
+            asyncio.get_running_loop().call_soon(handle, intake, request, pull)
         if len(came) == 2:
             clusters[0]._commit(Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines))
 
@@ -244,15 +244,15 @@ def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
     """The lead has counted it under hogwild, asking no other; nothing is left for its worker."""
     handle, late = Intake._on_push, []
 
-    def hold_back(intake: Intake, request: Any) -> None:
+    def hold_back(intake: Intake, request: Any, push: Any) -> None:
         follower: Any = intake._ps.direction
         loop = asyncio.get_running_loop()
         is_asked = loop.time() > STARTS_AT + at_s
         if intake._ps.task.index and is_asked and not follower._coordinated:
             late.append(request)
-            loop.call_later(0.001, hold_back, intake, request)
+            loop.call_later(0.001, hold_back, intake, request, push)
         else:
-            handle(intake, request)
+            handle(intake, request, push)
 
     monkeypatch.setattr(Intake, "_on_push", hold_back)
     switch = Fault(at_s, "switch", spec="bounded-staleness:3")

@@ -9,6 +9,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.roles.intake import Intake
 from zmqtrain.simulation import stand_ins
 from zmqtrain.simulation.run import simulate
+from zmqtrain.wire.messages import Piece
 
 
 @pytest.mark.parametrize("credit_nbytes", [1200, 1 << 20], ids=["some pieces", "all pieces"])
@@ -20,10 +21,10 @@ def test_push_of_which_pieces_are_lost_is_sent_again(
 ) -> None:
     take, came = Intake._on_piece, []
 
-    def lose(intake: Intake, request: Request) -> None:
+    def lose(intake: Intake, request: Request, piece: Piece) -> None:
         came.append(request)
         if len(came) - 1 not in lost:
-            take(intake, request)
+            take(intake, request, piece)
 
     monkeypatch.setattr(stand_ins, "CREDITS_NBYTES", (credit_nbytes,))
     monkeypatch.setattr(Intake, "_on_piece", lose)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqtrain.actors.authority import masquerade, overreach
 from zmqtrain.actors.link import Link
@@ -89,11 +89,11 @@ class Request:
         self._actor.send(self._endpoint, message, 0, (), self._peer)
 
 
-Handler = Callable[[Request], None]
+M = TypeVar("M")  # a kind of message
 
 
 class Actor:
-    """Base of the roles: subclasses fill ``handlers`` and write ``main``."""
+    """Base of the roles: subclasses say what they do ``on`` each kind of message, and ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
@@ -103,7 +103,7 @@ class Actor:
         self.incarnation = 0
         self.epoch = 0
         self.waits = Waits(str(task))
-        self.handlers: dict[type, Handler] = {}
+        self._handlers: dict[type, Callable[[Request, Any], None]] = {}
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
@@ -198,6 +198,10 @@ class Actor:
         for link in self.links:
             link.abandon(error)
 
+    def on(self, kind: type[M], handler: Callable[[Request, M], None]) -> None:
+        """Have requests with a message of this kind handled."""
+        self._handlers[kind] = handler
+
     def identify(self) -> tuple[Sender, int]:
         """Return (this life of this task, its epoch) for an envelope's label."""
         return Sender(self.task.role.value, self.task.index, self.incarnation), self.epoch
@@ -257,11 +261,11 @@ class Actor:
         kind = type(request.envelope.message)
         if kind is Refusal:
             return  # of something that asked for no reply; to refuse it would start a quarrel
-        handler = self.handlers.get(kind)
+        handler = self._handlers.get(kind)
         try:
             if handler is None:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
-            handler(request)
+            handler(request, request.envelope.message)
         except ZmqTrainError as error:
             # A heartbeat comes again every second; its sender hears of the refusal.
             level = logging.DEBUG if kind is Heartbeat else logging.INFO

@@ -62,16 +62,14 @@ class Desk:
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
-        lead.ps.handlers |= {
-            GetStatus: self._on_get_status,
-            SwitchPolicy: self._on_switch_policy,
-            RequestSave: self._on_request_save,
-            Save: self._on_save,
-            SaveEnded: self._on_save_ended,
-            SliceWritten: self._on_slice,
-            SliceFailed: self._on_slice,
-            Close: self._on_close,
-        }
+        lead.ps.on(GetStatus, self._on_get_status)
+        lead.ps.on(SwitchPolicy, self._on_switch_policy)
+        lead.ps.on(RequestSave, self._on_request_save)
+        lead.ps.on(Save, self._on_save)
+        lead.ps.on(SaveEnded, self._on_save_ended)
+        lead.ps.on(SliceWritten, self._on_slice)
+        lead.ps.on(SliceFailed, self._on_slice)
+        lead.ps.on(Close, self._on_close)
 
     def notify(self) -> None:
         """Tell those who watch that something has changed."""
@@ -127,10 +125,7 @@ class Desk:
         """A new epoch begins; what was being written belongs to the one before."""
         self._saving.clear()
 
-    def _on_get_status(self, request: Request) -> None:
-        message = request.envelope.message
-        if not isinstance(message, GetStatus):
-            return
+    def _on_get_status(self, request: Request, message: GetStatus) -> None:
         if message.wait_s > 0 and message.seen >= self.event:
             self._watchers.append(request)
             answer = guarded(self._answer, self._lead.ps.crash)
@@ -143,10 +138,8 @@ class Desk:
             self._watchers.remove(watcher)
             watcher.reply(status_of(self._lead))
 
-    def _on_switch_policy(self, request: Request) -> None:
-        message, coordinator = request.envelope.message, self._lead.coordinator
-        if not isinstance(message, SwitchPolicy):
-            return
+    def _on_switch_policy(self, request: Request, message: SwitchPolicy) -> None:
+        coordinator = self._lead.coordinator
         if coordinator is None:
             raise RefusedError("the job has not begun: its parameters are not initialised")
         if coordinator.finished:
@@ -159,17 +152,15 @@ class Desk:
         self._switch_requests.append(request)
         self._lead.event("switch", policy.spec)
 
-    def _on_request_save(self, request: Request) -> None:
+    def _on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._lead.ps.job.logdir:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
         self.save_requests.append(request)
         self.notify()
 
-    def _on_save(self, request: Request) -> None:
-        message, coordinator = request.envelope.message, self._lead.coordinator
+    def _on_save(self, request: Request, message: Save) -> None:
+        coordinator = self._lead.coordinator
         self._lead.ps.peers.member(request)
-        if not isinstance(message, Save):
-            return
         if coordinator is None:
             raise RefusedError("there is nothing to save: the job is not initialised")
         if message.directory in self._saving:
@@ -193,18 +184,16 @@ class Desk:
         )
         self._lead.event("snapshot", message.directory)
 
-    def _on_save_ended(self, request: Request) -> None:
-        message = request.envelope.message
+    def _on_save_ended(self, request: Request, message: SaveEnded) -> None:
         self._lead.ps.peers.member(request)
-        if isinstance(message, SaveEnded):
-            for waiting in self.save_requests:
-                if message.error:
-                    waiting.refuse(CheckpointError(message.error))
-                else:
-                    waiting.reply(Done(message.path))
-            self.save_requests.clear()
+        for waiting in self.save_requests:
+            if message.error:
+                waiting.refuse(CheckpointError(message.error))
+            else:
+                waiting.reply(Done(message.path))
+        self.save_requests.clear()
 
-    def _on_close(self, request: Request) -> None:
+    def _on_close(self, request: Request, _: Close) -> None:
         coordinator = self._lead.coordinator
         self._lead.ps.peers.member(request)
         if coordinator is None:
@@ -212,11 +201,10 @@ class Desk:
         self._close_requests.append(request)
         self._lead.event("close")
 
-    def _on_slice(self, request: Request) -> None:
+    def _on_slice(self, request: Request, message: SliceWritten | SliceFailed) -> None:
         self._lead.ps.peers.member(request)
-        message = request.envelope.message
         if isinstance(message, SliceWritten):
             self.written(message.directory, message.file)
-        elif isinstance(message, SliceFailed):
+        else:
             self.not_written(message.directory, CheckpointError(message.error))
         request.reply(Done())

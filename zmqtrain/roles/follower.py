@@ -50,7 +50,7 @@ class Follower:
         self._stuck = False  # the update rule refused
         self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
         ps.report = self._report_facts
-        ps.handlers[Orders] = self._on_orders
+        ps.on(Orders, self._on_orders)
         ps.spawn(self._follow())
 
     async def _follow(self) -> None:
@@ -157,11 +157,10 @@ class Follower:
         arrived = Arrived(worker, pending.incarnation, pending.sequence, pending.finite)
         self.link.tell(arrived)
 
-    def _on_orders(self, request: Request) -> None:
-        message = request.envelope.message
+    def _on_orders(self, request: Request, message: Orders) -> None:
         if not request.over_link:
             raise RefusedError(f"{self.ps.task} takes orders over its own link to ps 0 only")
-        if not isinstance(message, Orders) or request.envelope.epoch != self.ps.epoch:
+        if request.envelope.epoch != self.ps.epoch:
             return
         if message.number > self._taken + 1:
             return  # orders before these were lost; the lead sends them again

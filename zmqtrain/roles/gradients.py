@@ -31,7 +31,7 @@ class Gradients:
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self._limit = 2 * ps.workers + SPARE
-        ps.handlers[MapSegment] = self._on_map_segment
+        ps.on(MapSegment, self._on_map_segment)
 
     def assign(self, peer: Peer) -> None:
         """See to it that a worker has a gradient.
@@ -67,10 +67,9 @@ class Gradients:
             "larger --workers"
         )
 
-    def _on_map_segment(self, request: Request) -> None:
+    def _on_map_segment(self, request: Request, message: MapSegment) -> None:
         peer = self._ps.peers.member(request)
-        message, segment = request.envelope.message, self._ps.shard.segment
-        if not isinstance(message, MapSegment) or message.nonce != segment.nonce:
+        if message.nonce != self._ps.shard.segment.nonce:
             raise RefusedError(f"{request.sender} has not reached the segment of {self._ps.task}")
         peer.lane = message.lane
         if peer.name[0] == Role.WORKER:

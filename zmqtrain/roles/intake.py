@@ -36,27 +36,28 @@ class Intake:
         self.duplicates = 0  # pushes that had been seen before
         compression = make_compression(ps.job.compression)
         self._decode = pieces.take_in if compression is None else compression.decode
-        ps.handlers |= {Pull: self._on_pull, Piece: self._on_piece, Push: self._on_push}
+        ps.on(Pull, self._on_pull)
+        ps.on(Piece, self._on_piece)
+        ps.on(Push, self._on_push)
 
-    def _on_pull(self, request: Request) -> None:
+    def _on_pull(self, request: Request, pull: Pull) -> None:
         peer = self._ps.peers.member(request)
         if self._is_repeated(peer, request, 0):
             return
         self._ps.gradients.assign(peer)
         self._ps.marks.receive(request.sender.index, 0)
         peer.received = 0
-        peer.lanes = getattr(request.envelope.message, "lanes", "")
+        peer.lanes = pull.lanes
         self._await_release(request.sender.index, Pending(request.sender.incarnation, request, 0))
         self._ps.metrics.pulls.inc()
 
-    def _on_push(self, request: Request) -> None:
+    def _on_push(self, request: Request, push: Push) -> None:
         try:
             peer = self._ps.peers.member(request)
         except FencedError:
             self._ps.metrics.pushes.fenced.inc()
             raise
-        push = request.envelope.message
-        if not isinstance(push, Push) or self._is_repeated(peer, request, push.sequence):
+        if self._is_repeated(peer, request, push.sequence):
             return
         worker = request.sender.index
         self._check_push(request, push, peer)
@@ -104,12 +105,10 @@ class Intake:
         again = replace(release, version=self._ps.shard.version)
         self._ps.execution.send_release(request, peer, again)
 
-    def _on_piece(self, request: Request) -> None:
+    def _on_piece(self, request: Request, piece: Piece) -> None:
         """Lay a piece of a gradient where the whole of it will be."""
         peer = self._ps.peers.member(request)
-        piece, tensors = request.envelope.message, request.envelope.tensors
-        if not isinstance(piece, Piece):
-            return
+        tensors = request.envelope.tensors
         if piece.sequence > peer.received:  # else of a push that was sent twice
             self._check_turn(request, piece.sequence, peer)
             if peer.lane != "tcp" or peer.gradient < 0:

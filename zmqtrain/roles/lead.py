@@ -65,7 +65,7 @@ class Lead:
         metrics.expected_workers.set(ps.workers)
         self._show_policy()
         self.desk = Desk(self)
-        ps.handlers[Arrived] = self._on_arrived
+        ps.on(Arrived, self._on_arrived)
         if ps.ps > 1:
             ps.spawn(self.relay.keep_others())
 
@@ -296,12 +296,9 @@ class Lead:
             log.warning("a killed ps 0 will go back to the last checkpoint: %s", reason)
             self.ps.shard.segment.words[segment_layout.EPOCH] = 0
 
-    def _on_arrived(self, request: Request) -> None:
+    def _on_arrived(self, request: Request, arrived: Arrived) -> None:
         peer = self.ps.peers.member(request)
-        arrived = request.envelope.message
-        if not isinstance(arrived, Arrived) or request.envelope.epoch != self.ps.epoch:
-            return
-        if self.coordinator is None:
+        if self.coordinator is None or request.envelope.epoch != self.ps.epoch:
             return
         member = self.coordinator.members.get(arrived.worker)
         if member is None or member.incarnation != arrived.incarnation:

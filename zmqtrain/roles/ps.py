@@ -77,14 +77,12 @@ class ParameterServer(JobActor):
         self.started_at = time.monotonic()
         self.execution = Execution(self)
         self.direction: Direction
-        self.handlers = {
-            Join: self._on_join,
-            Leave: self._on_leave,
-            Heartbeat: self._on_heartbeat,
-            Initialize: self._on_initialize,
-            Read: self._on_read,
-            Shutdown: self._on_shutdown,
-        }
+        self.on(Join, self._on_join)
+        self.on(Leave, self._on_leave)
+        self.on(Heartbeat, self._on_heartbeat)
+        self.on(Initialize, self._on_initialize)
+        self.on(Read, self._on_read)
+        self.on(Shutdown, self._on_shutdown)
         self.gradients = Gradients(self)
         self.peers = Peers(config.lease_s, self.ps, self.gradients.has_died)
         self.intake = Intake(self)
@@ -202,10 +200,7 @@ class ParameterServer(JobActor):
 
     # Membership
 
-    def _on_join(self, request: Request) -> None:
-        message = request.envelope.message
-        if not isinstance(message, Join):
-            return
+    def _on_join(self, request: Request, message: Join) -> None:
         difference = fingerprint_difference(
             message.fingerprint, self.fingerprint, f"at {request.sender}", f"at {self.task}"
         )
@@ -229,10 +224,10 @@ class ParameterServer(JobActor):
         segment = self.shard.segment.name if self.config.lane != "tcp" else ""
         request.reply(Welcome(peer.incarnation, segment, CREDIT_NBYTES))
 
-    def _on_leave(self, request: Request) -> None:
+    def _on_leave(self, request: Request, message: Leave) -> None:
         peer = self.peers.member(request)
         peer.gone = True
-        log.info("%s left: %s", peer, getattr(request.envelope.message, "reason", ""))
+        log.info("%s left: %s", peer, message.reason)
         self._gone(peer)
         if request.envelope.request_id:
             request.reply(Done())
@@ -260,27 +255,22 @@ class ParameterServer(JobActor):
         if not any(peer.name[0] == Role.WORKER and not peer.gone for peer in self.peers):
             self._workers_gone.set()
 
-    def _on_heartbeat(self, request: Request) -> None:
-        beat = request.envelope.message
+    def _on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
         peer = self.peers.member(request)
-        if isinstance(beat, Heartbeat):
-            peer.waits = beat.waits[:MAX_WAITS]
-            facts = list(beat.facts.items())[:MAX_FACTS]
-            peer.facts = {name: fact for name, fact in facts if isfinite(fact)}
-            if request.envelope.epoch != self.epoch:
-                peer.facts.pop(ORDERS, None)  # it counts those of another epoch
-            self.direction.heard(peer)
+        peer.waits = beat.waits[:MAX_WAITS]
+        facts = list(beat.facts.items())[:MAX_FACTS]
+        peer.facts = {name: fact for name, fact in facts if isfinite(fact)}
+        if request.envelope.epoch != self.epoch:
+            peer.facts.pop(ORDERS, None)  # it counts those of another epoch
+        self.direction.heard(peer)
         request.reply(Alive(peer.received, peer.answered))
         if self.shutdown is not None and peer.name[0] == Role.WORKER:
             request.tell(self.shutdown)  # it was lost, or the worker has joined since
 
     # Parameters in and out
 
-    def _on_initialize(self, request: Request) -> None:
-        message = request.envelope.message
+    def _on_initialize(self, request: Request, message: Initialize) -> None:
         self.peers.member(request)
-        if not isinstance(message, Initialize):
-            return
         self.execution.after_orders(partial(self._initialize, request, message))
 
     def _initialize(self, request: Request, message: Initialize) -> None:
@@ -336,13 +326,10 @@ class ParameterServer(JobActor):
         self.marks.clear()
         self.peers.forget_workers()
 
-    def _on_read(self, request: Request) -> None:
-        message = request.envelope.message
+    def _on_read(self, request: Request, message: Read) -> None:
         if not self.initialised:
             self.peers.member(request)  # a chief that knew the life before hears that it is over
             raise RefusedError(f"{self.task} holds no parameters yet")
-        if not isinstance(message, Read):
-            return
         if message.average and AVERAGE not in self.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
         self.execution.after_orders(partial(self._show, request, message))
@@ -357,10 +344,7 @@ class ParameterServer(JobActor):
 
     # The end
 
-    def _on_shutdown(self, request: Request) -> None:
-        message = request.envelope.message
-        if not isinstance(message, Shutdown):
-            return
+    def _on_shutdown(self, request: Request, message: Shutdown) -> None:
         self.peers.member(request)
         self.shutdown = message
         self.peers.is_closed = True

@@ -76,7 +76,7 @@ class Worker(JobActor):
         self._done: Step | None = None  # not yet counted
         self.steps = 0
         self.report = self._facts
-        self.handlers = {Shutdown: self._on_shutdown}
+        self.on(Shutdown, self._on_shutdown)
 
     def ready(self) -> tuple[bool, str]:
         return self._is_in, "training" if self._is_in else "joining"
@@ -346,9 +346,8 @@ class Worker(JobActor):
         for tensor in reply.tensors:
             tensor.copy_to(lane.parameters)
 
-    def _on_shutdown(self, request: Request) -> None:
-        message = request.envelope.message
-        if isinstance(message, Shutdown) and self._shutdown is None:
+    def _on_shutdown(self, request: Request, message: Shutdown) -> None:
+        if self._shutdown is None:
             self._shutdown = message
             self.stop(message.exit_code)
 
