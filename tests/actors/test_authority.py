@@ -22,16 +22,16 @@ from zmqtrain.wire.messages import (
     RequestSave,
     Save,
     SaveEnded,
+    ShardFailed,
+    ShardWritten,
     Shutdown,
-    SliceFailed,
-    SliceWritten,
     SwitchPolicy,
 )
 
 FOR_SOME = {
     "worker": {Pull, Push, Piece},
     "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave},
-    "ps": {Arrived, SliceWritten, SliceFailed},
+    "ps": {Arrived, ShardWritten, ShardFailed},
     "client": {SwitchPolicy, RequestSave},
 }
 KINDS = get_args(Message)

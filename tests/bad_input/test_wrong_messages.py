@@ -31,8 +31,8 @@ from zmqtrain.wire.messages import (
     Refusal,
     Release,
     SaveEnded,
+    ShardFailed,
     Shutdown,
-    SliceFailed,
     Status,
     SwitchPolicy,
     Wait,
@@ -181,7 +181,7 @@ async def test_task_with_another_job_hears_of_both_sides(table: Table, make_job:
         (Shutdown(0, "I say so"), "worker 0 may not send Shutdown, which is for a chief"),
         (SaveEnded("/nowhere", ""), "worker 0 may not send SaveEnded, which is for a chief"),
         (Arrived(0, 0, 9, True), "worker 0 may not send Arrived, which is for a ps"),
-        (SliceFailed("/x", "full"), "worker 0 may not send SliceFailed, which is for a ps"),
+        (ShardFailed("/x", "full"), "worker 0 may not send ShardFailed, which is for a ps"),
         (
             MapSegment("ether", "0"),  # type: ignore[arg-type]
             "MapSegment.lane: expected memory or shm, got 'ether'",

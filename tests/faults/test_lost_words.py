@@ -49,7 +49,7 @@ def losing_the_first(
 def test_report_of_a_written_slice_that_is_lost_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    came = losing_the_first(monkeypatch, Desk, "_on_slice")
+    came = losing_the_first(monkeypatch, Desk, "_on_shard_file")
     held(calm(ps=2, keeps=True, save_secs=1000.0))
     assert len(came) > 1
 
@@ -58,7 +58,7 @@ def test_report_of_a_written_slice_that_is_refused_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As is that of a ps which is about to join the lead shard again."""
-    hear, came = Desk._on_slice, []
+    hear, came = Desk._on_shard_file, []
 
     def refuse_the_first(desk: Desk, request: Request, message: Any) -> None:
         came.append(request)
@@ -66,7 +66,7 @@ def test_report_of_a_written_slice_that_is_refused_is_given_again(
             raise FencedError("ps 1 has not joined")
         hear(desk, request, message)
 
-    monkeypatch.setattr(Desk, "_on_slice", refuse_the_first)
+    monkeypatch.setattr(Desk, "_on_shard_file", refuse_the_first)
     held(calm(ps=2, keeps=True, save_secs=1000.0))
     assert len(came) == 2
 

@@ -18,7 +18,7 @@ class LeadShard:
     """As much of ps 0 of two as a relay sees: orders carried out, and what ps 1 is told."""
 
     def __init__(self) -> None:
-        self.ps = 2
+        self.shards = 2
         self.words = [0] * segment_layout.WORDS
         self.shard = SimpleNamespace(segment=SimpleNamespace(words=self.words))
         self.execution = SimpleNamespace(carry_out=self._carry_out)

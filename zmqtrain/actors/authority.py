@@ -14,9 +14,9 @@ from zmqtrain.wire.messages import (
     RequestSave,
     Save,
     SaveEnded,
+    ShardFailed,
+    ShardWritten,
     Shutdown,
-    SliceFailed,
-    SliceWritten,
     SwitchPolicy,
 )
 
@@ -26,7 +26,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     for roles, kinds in {
         ("worker",): (Pull, Piece, Push),
         ("chief",): (Initialize, Save, SaveEnded, Close, Shutdown),
-        ("ps",): (Arrived, SliceWritten, SliceFailed),
+        ("ps",): (Arrived, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestSave),
     }.items()
     for kind in kinds

@@ -45,7 +45,7 @@ class Placement:
     def slices(self) -> list[tuple[Slice, int]]:
         """Return every slice and the ps that holds it, in the order of variables and rows."""
         order = {variable.name: number for number, variable in enumerate(self.variables)}
-        held = [(piece, layout.shard) for layout in self.layouts for piece in layout.slices]
+        held = [(cut, layout.shard) for layout in self.layouts for cut in layout.slices]
         return sorted(held, key=lambda item: (order[item[0].variable.name], item[0].start))
 
 
@@ -93,15 +93,15 @@ def placement_json(placement: Placement) -> dict[str, object]:
     return {
         "slices": [
             {
-                "variable": piece.variable.name,
-                "shape": piece.variable.shape,
-                "start": piece.start,
-                "rows": piece.rows,
+                "variable": cut.variable.name,
+                "shape": cut.variable.shape,
+                "start": cut.start,
+                "rows": cut.rows,
                 "ps": shard,
                 "device": placement.device,
-                "nbytes": piece.nbytes,
+                "nbytes": cut.nbytes,
             }
-            for piece, shard in placement.slices()
+            for cut, shard in placement.slices()
         ],
         "ps": [
             {"ps": layout.shard, "slices": len(layout.slices), "nbytes": layout.nbytes}
@@ -123,10 +123,10 @@ def _slices(placement: Placement) -> Table:
         right=("ps", "size"),
         folded=("variable",),
     )
-    for piece, shard in placement.slices():
-        shape = " x ".join(map(str, piece.variable.shape)) or "scalar"
-        where = shard, placement.device, data_size(piece.nbytes)
-        result.add_row(*map(cell, (piece.variable.name, shape, _rows(piece), *where)))
+    for cut, shard in placement.slices():
+        shape = " x ".join(map(str, cut.variable.shape)) or "scalar"
+        where = shard, placement.device, data_size(cut.nbytes)
+        result.add_row(*map(cell, (cut.variable.name, shape, _rows(cut), *where)))
     return result
 
 
@@ -148,10 +148,10 @@ def _conclusion(placement: Placement) -> str:
     return text
 
 
-def _rows(piece: Slice) -> str:
+def _rows(cut: Slice) -> str:
     """Return which rows of its variable a slice holds, the last one included."""
-    if not piece.variable.shape:
+    if not cut.variable.shape:
         return NOTHING
-    if piece.rows == piece.variable.shape[0]:
+    if cut.rows == cut.variable.shape[0]:
         return "all"
-    return f"{piece.start}..{piece.start + piece.rows - 1}"
+    return f"{cut.start}..{cut.start + cut.rows - 1}"

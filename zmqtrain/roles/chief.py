@@ -74,7 +74,7 @@ class Chief(JobActor):
         self.ending = False  # everyone is being sent home
         self._on_progress = on_progress
         self._dataset = dataset
-        self._layouts = job.layouts(self.ps)
+        self._layouts = job.layouts(self.shards)
         self._variables = job.variables()
         self._links: list[Link] = []
         self._segments: list[Reached | None] = []  # of the ps, where they can be reached
@@ -302,7 +302,7 @@ class Chief(JobActor):
         self.summary = Summary(
             job=self.job_name,
             policy=status.policy,
-            ps=self.ps,
+            ps=self.shards,
             workers=self.workers,
             global_step=status.step,
             seconds=status.seconds,

@@ -24,9 +24,9 @@ from zmqtrain.wire.messages import (
     Save,
     Saved,
     SaveEnded,
+    ShardFailed,
     ShardFile,
-    SliceFailed,
-    SliceWritten,
+    ShardWritten,
     SwitchPolicy,
     WorkerMark,
 )
@@ -67,8 +67,8 @@ class Desk:
         lead.ps.on(RequestSave, self._on_request_save)
         lead.ps.on(Save, self._on_save)
         lead.ps.on(SaveEnded, self._on_save_ended)
-        lead.ps.on(SliceWritten, self._on_slice)
-        lead.ps.on(SliceFailed, self._on_slice)
+        lead.ps.on(ShardWritten, self._on_shard_file)
+        lead.ps.on(ShardFailed, self._on_shard_file)
         lead.ps.on(Close, self._on_close)
 
     def notify(self) -> None:
@@ -96,7 +96,7 @@ class Desk:
         if saving is None:
             return
         saving.files[file.shard] = file
-        if len(saving.files) == self._lead.ps.ps:
+        if len(saving.files) == self._lead.ps.shards:
             del self._saving[directory]
             saved = Saved(
                 saving.step,
@@ -201,9 +201,9 @@ class Desk:
         self._close_requests.append(request)
         self._lead.event("close")
 
-    def _on_slice(self, request: Request, message: SliceWritten | SliceFailed) -> None:
+    def _on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._lead.ps.peers.member(request)
-        if isinstance(message, SliceWritten):
+        if isinstance(message, ShardWritten):
             self.written(message.directory, message.file)
         else:
             self.not_written(message.directory, CheckpointError(message.error))

@@ -25,9 +25,9 @@ from zmqtrain.wire.messages import (
     Order,
     Orders,
     Push,
+    ShardFailed,
     ShardFile,
-    SliceFailed,
-    SliceWritten,
+    ShardWritten,
 )
 
 if TYPE_CHECKING:
@@ -120,17 +120,17 @@ class Follower:
         self._stuck = True  # the lead hears of it, and the chief saves what was learned
 
     def written(self, directory: str, file: ShardFile) -> None:
-        self.ps.spawn(self._tell_of_slice(SliceWritten(directory, file)))
+        self.ps.spawn(self._tell_of_file(ShardWritten(directory, file)))
 
     def not_written(self, directory: str, error: ZmqTrainError) -> None:
         log.error("this shard's part of the checkpoint was not written: %s", error)
-        self.ps.spawn(self._tell_of_slice(SliceFailed(directory, f"{self.ps.task}: {error}")))
+        self.ps.spawn(self._tell_of_file(ShardFailed(directory, f"{self.ps.task}: {error}")))
 
-    async def _tell_of_slice(self, message: SliceWritten | SliceFailed) -> None:
+    async def _tell_of_file(self, message: ShardWritten | ShardFailed) -> None:
         """Tell the lead until it has heard it, though this ps may have to join again first."""
         while True:
             try:
-                await self.link.request(message, reason="it waits for this shard's slice")
+                await self.link.request(message, reason="it waits for this shard's file")
                 return
             except FencedError:
                 await asyncio.sleep(self.ps.timing.heartbeat_s)

@@ -80,7 +80,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
-    size = actor.job.layouts(actor.ps)[shard].size
+    size = actor.job.layouts(actor.shards)[shard].size
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached
@@ -106,7 +106,7 @@ async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reac
     wanted, link = actor.lane, joined.link
     reason = "that is the lane asked for"
     if wanted != "tcp":
-        layout = actor.job.layouts(actor.ps)[shard]
+        layout = actor.job.layouts(actor.shards)[shard]
         try:
             segment = reach(joined.welcome.segment, segment_layout(layout, actor.job.update()))
             if wanted in ("auto", segment.lane):

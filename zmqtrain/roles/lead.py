@@ -66,7 +66,7 @@ class Lead:
         self._show_policy()
         self.desk = Desk(self)
         ps.on(Arrived, self._on_arrived)
-        if ps.ps > 1:
+        if ps.shards > 1:
             ps.spawn(self.relay.keep_others())
 
     @property
@@ -101,7 +101,7 @@ class Lead:
         self.desk.forget_saves()
         self.coordinator = Coordinator(
             make_policy(self.policy),
-            shards=ps.ps,
+            shards=ps.shards,
             workers=ps.workers,
             steps=ps.job.steps,
             version=ps.shard.version,

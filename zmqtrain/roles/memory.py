@@ -29,16 +29,16 @@ class WorkerMemory:
         self._cut: dict[str, list[tuple[Any, Any]]] = {}
         lying: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
         for layout, flat in zip(layouts, flats, strict=True):
-            for piece, view in zip(layout.slices, layout.views(flat), strict=True):
-                lying[piece.variable.name].append((piece, view))
+            for cut, view in zip(layout.slices, layout.views(flat), strict=True):
+                lying[cut.variable.name].append((cut, view))
         for variable in variables:
-            pieces = lying[variable.name]
-            if len(pieces) == 1:
-                self.values[variable.name] = pieces[0][1]
+            cuts = lying[variable.name]
+            if len(cuts) == 1:
+                self.values[variable.name] = cuts[0][1]
                 continue
             whole = np.empty_like(flats[0], shape=variable.shape)
             self.values[variable.name] = whole
-            self._cut[variable.name] = [(piece.of(whole), view) for piece, view in pieces]
+            self._cut[variable.name] = [(cut.of(whole), view) for cut, view in cuts]
 
     def gather(self) -> None:
         """Bring what lies in the flat arrays into the variables that are cut."""

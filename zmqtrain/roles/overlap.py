@@ -41,9 +41,9 @@ class Overlap:
         self._untold: set[str] = set()
         self._runs: dict[str, list[tuple[int, int, int]]] = {name: [] for name in gradients.values}
         for shard, layout in enumerate(layouts):
-            for piece in layout.slices:
-                run = (shard, piece.offset, piece.offset + piece.size)
-                self._runs[piece.variable.name].append(run)
+            for cut in layout.slices:
+                run = (shard, cut.offset, cut.offset + cut.size)
+                self._runs[cut.variable.name].append(run)
 
     def begin(self, sequence: int) -> None:
         """Begin a push; its pieces go as :meth:`written` tells of them."""

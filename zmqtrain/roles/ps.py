@@ -84,7 +84,7 @@ class ParameterServer(JobActor):
         self.on(Read, self._on_read)
         self.on(Shutdown, self._on_shutdown)
         self.gradients = Gradients(self)
-        self.peers = Peers(config.lease_s, self.ps, self.gradients.has_died)
+        self.peers = Peers(config.lease_s, self.shards, self.gradients.has_died)
         self.intake = Intake(self)
         self._states = StateLogger(log)
 
@@ -100,7 +100,7 @@ class ParameterServer(JobActor):
         from zmqtrain.roles.follower import Follower
         from zmqtrain.roles.lead import Lead
 
-        layout, update = self.job.layouts(self.ps)[self.task.index], self.job.update()
+        layout, update = self.job.layouts(self.shards)[self.task.index], self.job.update()
         bound = self.listen(
             self.config.bind_endpoint, HIGH_WATER_MARK + 2 * pieces.count(layout.size)
         )

@@ -55,7 +55,7 @@ class Relay:
 
         ``again``: they were given before this process began, and are only to be known.
         """
-        if self._ps.ps > 1:
+        if self._ps.shards > 1:
             numbered = self._number(self._concerning_others(orders))
             if not again:
                 self._send(numbered)
@@ -97,9 +97,9 @@ class Relay:
 
     def catch_up(self) -> None:
         """Send again what another shard did not get; forget what all of them have."""
-        for shard in range(1, self._ps.ps):
+        for shard in range(1, self._ps.shards):
             self._keep(shard)
-        everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.ps))
+        everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.shards))
         words = self._ps.shard.segment.words
         words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
         self._forget_acknowledged()
@@ -166,12 +166,12 @@ class Relay:
     def _send(self, numbered: Sequence[tuple[int, Order]]) -> None:
         if numbered:
             message = Orders(numbered[0][0], tuple(order for _, order in numbered))
-            for shard in range(1, self._ps.ps):
+            for shard in range(1, self._ps.shards):
                 self._tell(shard, message)
 
     def _others_have(self, number: int) -> bool:
         """Say whether all other shards tell that they have carried out the orders up to this."""
-        for shard in range(1, self._ps.ps):
+        for shard in range(1, self._ps.shards):
             peer = self._ps.peers.get("ps", shard)
             known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
             if known < number:

@@ -123,7 +123,7 @@ class Saver:
 
     def _manifest(self, saved: Saved) -> Manifest:
         chief = self._chief
-        layouts = chief.job.layouts(chief.ps)
+        layouts = chief.job.layouts(chief.shards)
         ledger = LedgerState(
             next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
         )

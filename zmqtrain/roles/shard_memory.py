@@ -133,7 +133,7 @@ def _adopt(ps: ParameterServer, layout: SegmentLayout, path: Path) -> Segment | 
 
 def _digest(ps: ParameterServer) -> int:
     """Return a number of the job and of how it is cut, the same for every life of this ps."""
-    known = msgpack.packb((sorted(ps.fingerprint.items()), ps.ps, ps.task.index))
+    known = msgpack.packb((sorted(ps.fingerprint.items()), ps.shards, ps.task.index))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 

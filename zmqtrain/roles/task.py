@@ -28,8 +28,8 @@ class JobActor(Actor):
         self.workers = config.workers
         self.lane = config.lane
         self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
-        self.ps = len(self.ps_endpoints)
-        self.fingerprint = job.fingerprint(self.ps)
+        self.shards = len(self.ps_endpoints)
+        self.fingerprint = job.fingerprint(self.shards)
         self.process = process_name()
         self.nonce = ""
         self.last_incarnation = 0  # of the life before

@@ -68,8 +68,8 @@ class Worker(JobActor):
         self._compute_beside = Offload(f"{self.task} compute")
         self._shutdown: Shutdown | None = None
         self._leases: deque[int] = deque()
-        self._versions = [0] * self.ps  # of the parameters held, by shard
-        self._epochs = [0] * self.ps  # that they are of
+        self._versions = [0] * self.shards  # of the parameters held, by shard
+        self._epochs = [0] * self.shards  # that they are of
         self._sequence = 0
         self._is_in = False
         self._is_parked = False
@@ -158,7 +158,7 @@ class Worker(JobActor):
 
     def _use(self, links: Sequence[Link], lanes: list[Lane]) -> None:
         """Lay the model's variables over the memory that the lanes give."""
-        variables, layouts = self.job.variables(), self.job.layouts(self.ps)
+        variables, layouts = self.job.variables(), self.job.layouts(self.shards)
         self._lanes = lanes
         self._sources = [lane.parameters for lane in lanes]
         if self.job.consistent_reads:  # on tcp they are copies anyway

@@ -88,8 +88,8 @@ def copy_shard(
     _check_slot_names(slots)
     for key, flat in {PARAMETERS: parameters, **slots}.items():
         _check_flat(key, flat, layout)
-        for piece, view in zip(layout.slices, layout.views(flat), strict=True):
-            tensors[tensor_name(key, piece.variable.name, piece.start)] = view
+        for cut, view in zip(layout.slices, layout.views(flat), strict=True):
+            tensors[tensor_name(key, cut.variable.name, cut.start)] = view
     file = directory / f"shard-{layout.shard:05d}.safetensors"
     with writing(file):
         try:
@@ -228,11 +228,11 @@ def _read_flats(
     copies: dict[int, list[_Copy]] = {file.shard: [] for file in manifest.files}
     for key, flat in flats.items():
         records = _records(path, manifest, key)
-        for piece in layout.slices:
-            record = _matching(path, records, piece.variable)
-            run = flat[piece.offset : piece.offset + piece.size]
-            target = run.reshape(piece.rows, record.row_size)
-            _plan(record, piece, target, copies)
+        for cut in layout.slices:
+            record = _matching(path, records, cut.variable)
+            run = flat[cut.offset : cut.offset + cut.size]
+            target = run.reshape(cut.rows, record.row_size)
+            _plan(record, cut, target, copies)
     for written in manifest.files:
         if copies[written.shard]:
             _carry_out(path / written.file, copies[written.shard])
@@ -268,17 +268,17 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
 
 def _plan(
     record: TensorRecord,
-    piece: Slice,
+    cut: Slice,
     target: NDArray[np.float32],
     copies: Mapping[int, list[_Copy]],
 ) -> None:
-    """Add to ``copies``, by the shard that holds them, the stored rows that make up ``piece``."""
+    """Add to ``copies``, by the shard that holds them, the stored rows that make up ``cut``."""
     for stored in record.slices:
-        low = max(piece.start, stored.start)
-        high = min(piece.start + piece.rows, stored.start + stored.rows)
+        low = max(cut.start, stored.start)
+        high = min(cut.start + cut.rows, stored.start + stored.rows)
         if low < high:
             shape = (stored.rows, *record.shape[1:]) if record.shape else ()
-            rows = target[low - piece.start : high - piece.start]
+            rows = target[low - cut.start : high - cut.start]
             copies[stored.shard].append(_Copy(stored.tensor, shape, low - stored.start, rows))
 
 

@@ -75,7 +75,7 @@ class ShardLayout:
     @cached_property
     def size(self) -> int:
         """Elements in the shard's flat array."""
-        return sum(piece.size for piece in self.slices)
+        return sum(cut.size for cut in self.slices)
 
     @property
     def nbytes(self) -> int:
@@ -83,20 +83,17 @@ class ShardLayout:
 
     def views(self, flat: Any) -> list[Any]:
         """Return each slice of ``flat`` (float32, shape (size,)) as a view of its own shape."""
-        return [
-            flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
-            for piece in self.slices
-        ]
+        return [flat[cut.offset : cut.offset + cut.size].reshape(cut.shape) for cut in self.slices]
 
     def gather(self, values: Mapping[str, Any], out: NDArray[np.float32]) -> None:
         """Copy this shard's part of whole variables into ``out`` (float32, shape (size,))."""
-        for piece, view in zip(self.slices, self.views(out), strict=True):
-            view[...] = piece.of(values[piece.variable.name])
+        for cut, view in zip(self.slices, self.views(out), strict=True):
+            view[...] = cut.of(values[cut.variable.name])
 
     def scatter(self, flat: NDArray[np.float32], values: Mapping[str, Any]) -> None:
         """Copy ``flat`` (float32, shape (size,)) into this shard's part of whole variables."""
-        for piece, view in zip(self.slices, self.views(flat), strict=True):
-            piece.of(values[piece.variable.name])[...] = view
+        for cut, view in zip(self.slices, self.views(flat), strict=True):
+            cut.of(values[cut.variable.name])[...] = view
 
 
 def variables_of(parameters: Mapping[str, Any]) -> tuple[Variable, ...]:

@@ -105,12 +105,12 @@ class TensorRecord(BaseModel):
     @model_validator(mode="after")
     def _tiled(self) -> Self:
         end = 0
-        for piece in sorted(self.slices, key=lambda piece: (piece.start, piece.rows)):
-            if piece.start > end:
-                raise ValueError(f"no slice holds rows {end} to {piece.start - 1}")
-            if piece.start < end:
-                raise ValueError(f"two slices hold row {piece.start}")
-            end += piece.rows
+        for cut in sorted(self.slices, key=lambda cut: (cut.start, cut.rows)):
+            if cut.start > end:
+                raise ValueError(f"no slice holds rows {end} to {cut.start - 1}")
+            if cut.start < end:
+                raise ValueError(f"two slices hold row {cut.start}")
+            end += cut.rows
         rows = self.shape[0] if self.shape else 1
         if end != rows:
             raise ValueError(f"the slices hold {end} rows of the shape's {rows}")
@@ -157,7 +157,7 @@ class Manifest(BaseModel):
             if {name: record.shape for name, record in records.items()} != variables:
                 raise ValueError(f"tensors.{key}: other variables or shapes than the parameters'")
             for name, record in records.items():
-                if not {piece.shard for piece in record.slices} <= shards:
+                if not {cut.shard for cut in record.slices} <= shards:
                     raise ValueError(f"tensors.{key}.{name}: a slice lies in a shard without file")
         return self
 
@@ -171,10 +171,10 @@ def tensor_records(
     variables: Sequence[Variable], layouts: Sequence[ShardLayout], slots: Sequence[str]
 ) -> dict[str, dict[str, TensorRecord]]:
     """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order."""
-    pieces = [(layout.shard, piece) for layout in layouts for piece in layout.slices]
+    cuts = [(layout.shard, cut) for layout in layouts for cut in layout.slices]
     by_name: dict[str, list[tuple[int, int, int]]] = {variable.name: [] for variable in variables}
-    for shard, piece in pieces:
-        by_name[piece.variable.name].append((shard, piece.start, piece.rows))
+    for shard, cut in cuts:
+        by_name[cut.variable.name].append((shard, cut.start, cut.rows))
     return {
         key: {
             variable.name: TensorRecord(

@@ -38,11 +38,11 @@ def place(
     for variable in variables:
         for start, rows in _cut(variable, shards, partition_nbytes):
             shard = turn % shards if strategy == "round-robin" else sizes.index(min(sizes))
-            piece = Slice(variable, start, rows, offset=sizes[shard])
-            slices[shard].append(piece)
-            sizes[shard] += piece.size
+            cut = Slice(variable, start, rows, offset=sizes[shard])
+            slices[shard].append(cut)
+            sizes[shard] += cut.size
             turn += 1
-    return tuple(ShardLayout(shard, tuple(pieces)) for shard, pieces in enumerate(slices))
+    return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
 
 
 def _cut(variable: Variable, shards: int, partition_nbytes: int) -> Iterator[tuple[int, int]]:

@@ -276,7 +276,7 @@ class Save:
 
 
 @dataclass(slots=True)
-class SliceWritten:
+class ShardWritten:
     """Other ps to lead: this shard's part of the checkpoint in ``directory`` is durable."""
 
     directory: str
@@ -284,7 +284,7 @@ class SliceWritten:
 
 
 @dataclass(slots=True)
-class SliceFailed:
+class ShardFailed:
     """Other ps to lead: this shard's part of the checkpoint in ``directory`` is not written."""
 
     directory: str
@@ -378,6 +378,6 @@ class Status:
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
     | Piece | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
-    | SwitchPolicy | RequestSave | SaveEnded | Save | SliceWritten | SliceFailed | Saved | Close
+    | SwitchPolicy | RequestSave | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close
     | Shutdown | GetStatus | Status
 )  # fmt: skip
