@@ -102,7 +102,7 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
     loop = loops.loop_of(loops.FORMULAS["momentum"])
 
-    def bind(name: str, arrays: Any, l2: Any, areas: Any, progress: Any) -> Any:
+    def bind(code: Any, arrays: Any, l2: Any, areas: Any, progress: Any) -> Any:
         def kernel(gradient: Flat, start: int, share: Any, numbers: Any) -> None:
             stop = start + len(gradient)
             loop(arrays, gradient, start, stop, share, l2, numbers, areas, progress)

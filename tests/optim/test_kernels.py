@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +42,7 @@ from zmqtrain.optim import (
 from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.optim.kernels import compiler, cpu, loops, machine_code
 from zmqtrain.optim.pipeline import RUN_SIZE
+from zmqtrain.optim.redo import Redo
 
 # One row with a moving average for each rule: the kernel compiles once more for it.
 UPDATES = [
@@ -237,7 +242,13 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
 
 def forget_kernels() -> None:
     """As in a new process."""
-    for cached in (kernels._cpu, cpu._load, cpu.load_scaled_sum, machine_code.directory):
+    for cached in (
+        kernels._cpu,
+        kernels._lament,
+        cpu.load,
+        cpu.load_scaled_sum,
+        machine_code.directory,
+    ):
         cached.cache_clear()
 
 
@@ -268,6 +279,7 @@ TROUBLES = {
     "no Numba": (PackageNotFoundError("numba"), "PackageNotFoundError('numba')"),
     "an unknown helper": (needing("numba_new_helper"), "RuntimeError('compiled code needs numba_"),
     "what Numba finds": (Mock(side_effect=TypingError("no way")), "TypingError('no way')"),
+    "one rule's alone": (None, "AttributeError('no such thing')"),
 }
 
 
@@ -283,6 +295,9 @@ def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     if isinstance(how, Exception):
         monkeypatch.setattr(machine_code, "version", Mock(side_effect=how))
+    elif how is None:
+        fail = Mock(side_effect=AttributeError("no such thing"))
+        monkeypatch.setattr(compiler, "compile_kernel", fail)
     else:
         monkeypatch.setattr(compiler, "compile_scaled_sum", how)
     plain = Run(Update(Adam()), 100)
@@ -320,10 +335,10 @@ def test_damaged_code_is_compiled_anew(
     sums()
     (kept,) = machine_code.directory().iterdir()
     kept.write_bytes(damage(kept.read_bytes()))
-    assert machine_code.find(kept.name) is None
+    assert machine_code.kept(kept.name) is None
     forget_kernels()
     assert sums() == [4, 4, 4]
-    assert machine_code.find(kept.name) is not None
+    assert machine_code.kept(kept.name) is not None
 
 
 @pytest.mark.usefixtures("anew")
@@ -346,7 +361,7 @@ def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
 
 
 @pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("other", ["other-cpu", "other-numba"])
+@pytest.mark.parametrize("other", ["other-cpu", "other-numba", "other-settings"])
 def test_code_for_others_is_not_taken(
     other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -354,6 +369,8 @@ def test_code_for_others_is_not_taken(
     machine_code.directory.cache_clear()
     if other == "other-cpu":
         monkeypatch.setattr(machine_code, "_processor", lambda: ("i386", ""))
+    elif other == "other-settings":
+        monkeypatch.setenv("NUMBA_OPT", "0")
     else:
         monkeypatch.setattr(machine_code, "version", lambda package: "0.0")
     assert machine_code.directory() != before
@@ -366,6 +383,7 @@ def test_loop_is_compiled_to_vector_instructions(name: str, guarded: bool) -> No
     slots = next(len(s.slots) for s in kernels.SIGNATURES.values() if s.kernel == name)
     ir, _ = compiler.compile_kernel(name, (True,) * (2 + slots), guarded)
     assert re.search(r"= f(add|sub|mul) <\d+ x float>", ir)
+    assert (ir.count("fence release") >= 4) is guarded  # around both words of progress
 
 
 def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,11 +403,78 @@ WITHOUT_NUMBA = {
 }
 
 
+@pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize("who", WITHOUT_NUMBA)
-def test_numba_is_imported_by_who_compiles_and_no_other(who: str) -> None:
+def test_numba_is_imported_by_who_compiles_and_no_other(
+    who: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Update(Adam()).warm_up(np.empty(0, np.float32), guarded=True)
     check = f"{WITHOUT_NUMBA[who]}; import sys; sys.exit('numba' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_no_kernel_is_loaded_before_it_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "backend_of", None)
+    run = Run(Update(SGD(), fused=False), 10)
+    bound = run.update.bind(run.parameters, run.slots)
+    bound.apply_mean([run.gradient(0)] * 3, 3, 0)
+
+
+@pytest.mark.usefixtures("anew")
+def test_object_files_of_one_process_keep_their_own_loops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Numba gives the loops of two formulas of one type the same name in two processes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calling = (
+        f'target triple = "{llvm.get_process_triple()}"\n'
+        "define linkonce_odr i32 @loop() {{ ret i32 {} }} "
+        "define i32 @entry() {{ %r = call i32 @loop() ret i32 %r }}"
+    )
+    answers = [
+        ctypes.CFUNCTYPE(ctypes.c_int)(
+            machine_code.link(machine_code.emit(calling.format(n), "entry", f"e{n}"), f"e{n}")
+        )()
+        for n in (1, 2)
+    ]
+    assert answers == [1, 2]
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("other", ["another user's", "open to others", "of another symbol"])
+def test_code_that_others_could_have_written_is_not_taken(
+    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine_code.keep("scaled_sum", b"code")
+    path = machine_code.directory() / "scaled_sum"
+    assert machine_code.kept("scaled_sum") == b"code"
+    if other == "another user's":
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+    elif other == "open to others":
+        path.chmod(0o620)
+    else:
+        path.rename(path.with_name("adam-1110"))
+    assert machine_code.kept("adam-1110" if other == "of another symbol" else "scaled_sum") is None
+
+
+@pytest.mark.usefixtures("anew")
+def test_relative_cache_directory_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert machine_code.directory().is_absolute()
+
+
+def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:
+    update = Update(Momentum(0.1))
+    run = Run(update, 10_000)
+    slots = {name: slot.copy() for name, slot in run.slots.items()}
+    gone = weakref.ref(slots["momentum"])
+    bound = update.bind(run.parameters, slots)
+    slots.clear()
+    gc.collect()
+    assert gone() is not None
+    bound.apply_mean([run.gradient(0)], 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -403,8 +488,42 @@ def test_numba_is_imported_by_who_compiles_and_no_other(who: str) -> None:
     ids=["float64", "strided", "read-only", "at an odd address"],
 )
 def test_parameters_that_a_kernel_cannot_write_are_refused(wrong: Flat) -> None:
-    with pytest.raises(TypeError, match=r"expected float32, one behind the other, writable"):
+    with pytest.raises(TypeError, match=r"of float32, one behind the other, writable"):
         Update(SGD()).bind(wrong, {})
+    readable = np.zeros(len(wrong), np.float32)
+    with pytest.raises(TypeError, match=r"of float32, one behind the other, writable"):
+        kernels.scaled_sum(wrong, readable, readable, np.float32(1))
+
+
+def guarded(areas: int = 4096, progress: Any = np.int64, slot: int = 4096) -> None:
+    parameters = np.zeros(4096, np.float32)
+    slots = {"momentum": np.zeros(slot, np.float32)}
+    beside = [np.zeros(areas, np.float32) for _ in range(2)]
+    redo = Redo([parameters, *slots.values()], beside, np.zeros(2, progress))
+    Update(Momentum(0.1)).bind(parameters, slots, redo)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"areas": 4095}, "4095 elements of float32 .* expected 4096 of float32"),
+        ({"slot": 4095}, "4095 elements of float32 .* expected 4096 of float32"),
+        ({"slot": 4097}, "4097 elements of float32 .* expected 4096 of float32"),
+        ({"progress": np.int32}, r"progress of \(2,\) int32; expected 2 int64"),
+    ],
+)
+def test_memory_that_a_kernel_would_write_beyond_is_refused(
+    wrong: dict[str, Any], complaint: str
+) -> None:
+    guarded()
+    with pytest.raises(TypeError, match=complaint):
+        guarded(**wrong)
+
+
+def test_sum_of_unequal_lengths_is_refused() -> None:
+    out, short = np.zeros(3, np.float32), np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="a sum of 3 and 2 elements; expected 3 of each"):
+        kernels.scaled_sum(out, np.zeros(3, np.float32), short, np.float32(1))
 
 
 def test_gradient_longer_than_the_parameters_is_refused() -> None:

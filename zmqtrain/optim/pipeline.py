@@ -138,7 +138,7 @@ class BoundUpdate:
     ) -> None:
         self._update = update
         self._parameters = parameters
-        self._slots = slots
+        self._slots = dict(slots)
         self._redo = redo
         kernel = kernels.find(update.rule, parameters) if update.fused else None
         self._kernel: kernels.BoundKernel | None = None
@@ -164,7 +164,8 @@ class BoundUpdate:
         for run in runs(size, length, start):
             parts = [gradient[run] for gradient in gradients]
             scratch = [buffer[: run.stop - run.start] for buffer in self._scratch]
-            self._apply(kernels.mean(parts, count, scratch), share, step, run.start)
+            mean = kernels.mean(parts, count, scratch, fused=self._update.fused)
+            self._apply(mean, share, step, run.start)
 
     def _apply(self, gradient: Flat, share: np.float32 | None, step: int, start: int) -> None:
         """Apply the gradient of the run that begins at ``start``."""

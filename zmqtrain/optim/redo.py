@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from zmqtrain.optim.base import Flat
 
+BLOCK = 4096
+"""Elements that a kernel changes between two words of progress: all that they touch stays in L2."""
+
 DONE, READY = 0, 1
 """Words of the progress: elements that have their new values; those whose new values are ready."""
 

@@ -66,8 +66,8 @@ class FusedRule:
         average: str | None,
         l2: np.float32,
         redo: Redo | None,
-    ) -> BoundKernel:
-        """Return the kernel for this memory, compiled here if need be.
+    ) -> BoundKernel | None:
+        """Return the kernel for this memory, compiled here if need be; None if that cannot be.
 
         ``average`` names the slot of the moving average. The kernel does what the rule's own
         ``update`` does, with L2 before and the average behind it.
@@ -83,7 +83,11 @@ class FusedRule:
         if redo is not None:
             areas = chosen(redo.areas[0], dict(zip(slots, redo.areas[1:], strict=True)))
             progress = redo.progress
-        kernel = self.backend.bind(self.signature.kernel, arrays, l2, areas, progress)
+        present = tuple(array is not None for array in arrays)
+        code = _loaded(self.backend, self.signature.kernel, present, redo is not None)
+        if code is None:
+            return None
+        kernel = self.backend.bind(code, arrays, l2, areas, progress)
         hyperparameters = self.rule.hyperparameters
         switches = tuple(getattr(self.rule, name) for name in self.signature.switches)
 
@@ -106,21 +110,24 @@ def find(rule: Rule, like: Flat) -> FusedRule | None:
     return FusedRule(rule, signature, backend) if signature and backend else None
 
 
-def mean(gradients: Sequence[Flat], count: int, scratch: Sequence[Flat]) -> Flat:
+def mean(
+    gradients: Sequence[Flat], count: int, scratch: Sequence[Flat], *, fused: bool = True
+) -> Flat:
     """Return the sum of ``gradients``, added in this order, divided by ``count``.
 
     The result, and what comes before it, lies in the two buffers of ``scratch``; all arrays have
-    one shape (n,).
+    one shape (n,). Without ``fused`` no kernel is loaded.
     """
+    add = scaled_sum if fused else _scaled_sum
     scale = np.float32(1 / count)
     out, other = scratch
     total, *others = gradients
     if not others:
         return np.multiply(total, scale, out=out)
     for gradient in others[:-1]:
-        scaled_sum(out, total, gradient, _ONE)
+        add(out, total, gradient, _ONE)
         total, out, other = out, other, out
-    scaled_sum(out, total, others[-1], scale)
+    add(out, total, others[-1], scale)
     return out
 
 
@@ -128,11 +135,15 @@ def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
     """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
     backend = backend_of(out)
     if backend is None:
-        with np.errstate(all="ignore"):
-            np.add(a, b, out=out)
-            np.multiply(out, scale, out=out)
+        _scaled_sum(out, a, b, scale)
     else:
         backend.scaled_sum(out, a, b, scale)
+
+
+def _scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
+    with np.errstate(all="ignore"):
+        np.add(a, b, out=out)
+        np.multiply(out, scale, out=out)
 
 
 def backend_of(array: Flat) -> Backend | None:
@@ -154,7 +165,22 @@ def _cpu() -> Backend | None:
         from zmqtrain.optim.kernels import cpu
 
         cpu.load_scaled_sum()  # the smallest shows whether there can be kernels
-    except Exception as error:  # whatever a compiler gives that does not fit its surroundings
-        log.warning("updates run in NumPy, several times slower, for want of kernels: %r", error)
+    except Exception as error:
+        _lament(repr(error))
         return None
     return cpu
+
+
+def _loaded(backend: Backend, name: str, present: tuple[bool, ...], guarded: bool) -> Any:
+    """Return a kernel's code, None if it cannot be had."""
+    try:
+        return backend.load(name, present, guarded)
+    except Exception as error:
+        _lament(repr(error))
+        return None
+
+
+@cache
+def _lament(why: str) -> None:
+    """Tell once of what a compiler gives that does not fit its surroundings."""
+    log.warning("updates run in NumPy, several times slower, for want of kernels: %s", why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,23 @@ Kernel: TypeAlias = Callable[[Flat, int, np.float32, Numbers], None]
 class Backend(Protocol):
     """The kernels of one kind of processor."""
 
+    def load(self, name: str, present: tuple[bool, ...], guarded: bool) -> Any:
+        """Return a kernel's code, for the arrays that are ``present``.
+
+        Raises:
+            Exception: it cannot be compiled, for whatever reason a compiler has.
+        """
+        ...
+
     def bind(
         self,
-        name: str,
+        code: Any,
         arrays: Sequence[Flat | None],
         l2: np.float32,
         areas: Sequence[Flat | None] | None,
         progress: NDArray[np.int64] | None,
     ) -> Kernel:
-        """Return a kernel, ready to run.
+        """Return a kernel, ready to run; it keeps all that it is given.
 
         ``arrays``: parameters, slots and average, of shape (n,), None for what an update has not.
         ``areas`` and ``progress`` are those of a guarded update (redo.py), else None.

@@ -18,43 +18,95 @@ from numpy.typing import NDArray
 from zmqtrain.optim.base import Flat
 from zmqtrain.optim.kernels import machine_code
 from zmqtrain.optim.kernels.base import Kernel, Numbers
+from zmqtrain.optim.redo import BLOCK
 
 log = logging.getLogger(__name__)
 
 _POINTER, _INDEX, _FLOAT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float
 _KERNEL = ctypes.CFUNCTYPE(None, *(_POINTER,) * 4, _INDEX, _INDEX, _FLOAT, _FLOAT, _POINTER)
-_NOTHING = ctypes.c_char * 0
 _SCALED_SUM = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _FLOAT, _INDEX)
+_NOTHING = ctypes.c_char * 0
+
+
+@cache
+def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
+    """Return a kernel's code.
+
+    Compiling takes seconds, once for a user, a processor, and a version of all that compiles.
+    """
+    which = "".join("01"[there] for there in present)
+    symbol = f"{name}-{which}" + "-guarded" * guarded
+
+    def compiled() -> tuple[str, str]:
+        from zmqtrain.optim.kernels.compiler import compile_kernel
+
+        return compile_kernel(name, present, guarded)
+
+    return _KERNEL(_address_of(symbol, compiled))
+
+
+@cache
+def load_scaled_sum() -> Any:
+    """Return the code of :func:`scaled_sum`."""
+
+    def compiled() -> tuple[str, str]:
+        from zmqtrain.optim.kernels.compiler import compile_scaled_sum
+
+        return compile_scaled_sum()
+
+    return _SCALED_SUM(_address_of("scaled_sum", compiled))
+
+
+class _Bound:
+    """A kernel together with its arrays, whose addresses it is given."""
+
+    def __init__(
+        self,
+        code: Any,
+        arrays: Sequence[Flat | None],
+        l2: np.float32,
+        areas: Sequence[Flat | None] | None,
+        progress: NDArray[np.int64] | None,
+    ) -> None:
+        self._code, self._l2 = code, l2
+        self._size = next(len(array) for array in arrays if array is not None)
+        self._kept = arrays, areas, progress  # they live as long as their addresses are used
+        self._places = (
+            _table(arrays, self._size),
+            _table(areas or (), min(BLOCK, self._size), or_longer=True),
+            None if progress is None else _address_of_progress(progress),
+        )
+
+    def __call__(self, gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
+        stop = start + len(gradient)
+        if stop > self._size:
+            raise ValueError(
+                f"a gradient from {start} to {stop}; expected at most {self._size} elements"
+            )
+        gradient = _readable(gradient)
+        packed = struct.pack(f"{len(numbers)}f", *numbers)
+        self._code(*self._places, _address(gradient), start, stop, share, self._l2, packed)
 
 
 def bind(
-    name: str,
+    code: Any,
     arrays: Sequence[Flat | None],
     l2: np.float32,
     areas: Sequence[Flat | None] | None,
     progress: NDArray[np.int64] | None,
 ) -> Kernel:
-    """Return a kernel for these arrays.
+    """Return a kernel for these arrays, which it keeps.
 
-    Compiling takes seconds, once for a user, a processor, and a version of all that compiles.
+    Raises:
+        TypeError: it cannot write to them.
     """
-    kernel = _load(name, tuple(array is not None for array in arrays), areas is not None)
-    size = next(len(array) for array in arrays if array is not None)
-    places = _table(arrays), _table(areas or ()), None if progress is None else _address(progress)
-
-    def update(gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
-        stop = start + len(gradient)
-        if stop > size:
-            raise ValueError(f"a gradient from {start} to {stop}; expected at most {size} elements")
-        gradient = _readable(gradient)
-        packed = struct.pack(f"{len(numbers)}f", *numbers)
-        kernel(*places, _address(gradient), start, stop, share, l2, packed)
-
-    return update
+    return _Bound(code, arrays, l2, areas, progress)
 
 
 def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
-    """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
+    _check(out, len(out), or_longer=False)
+    if not len(a) == len(b) == len(out):
+        raise ValueError(f"a sum of {len(a)} and {len(b)} elements; expected {len(out)} of each")
     a, b = _readable(a), _readable(b)
     load_scaled_sum()(_address(out), _address(a), _address(b), scale, len(out))
 
@@ -67,6 +119,15 @@ def _readable(gradient: Flat) -> Flat:
     return np.array(gradient, np.float32)
 
 
+def _check(array: Flat, size: int, *, or_longer: bool) -> None:
+    is_long = len(array) >= size if or_longer else len(array) == size
+    if not (is_long and array.dtype == np.float32 and array.flags.carray):
+        raise TypeError(
+            f"{len(array)} elements of {array.dtype} with strides {array.strides}; expected {size} "
+            "of float32, one behind the other, writable and aligned"
+        )
+
+
 def _address(array: Any) -> int:
     """Return where the elements lie; ``array.ctypes.data`` takes three times as long."""
     try:
@@ -76,42 +137,24 @@ def _address(array: Any) -> int:
         return address
 
 
-def _table(arrays: Sequence[Flat | None]) -> ctypes.Array[ctypes.c_void_p]:
+def _address_of_progress(progress: NDArray[np.int64]) -> int:
+    if progress.shape != (2,) or progress.dtype != np.int64 or not progress.flags.carray:
+        raise TypeError(f"progress of {progress.shape} {progress.dtype}; expected 2 int64")
+    return _address(progress)
+
+
+def _table(
+    arrays: Sequence[Flat | None], size: int, *, or_longer: bool = False
+) -> ctypes.Array[ctypes.c_void_p]:
     for array in arrays:
-        if array is not None and not (array.dtype == np.float32 and array.flags.carray):
-            raise TypeError(
-                f"an array of {array.dtype} with strides {array.strides}; expected float32, one "
-                "behind the other, writable and aligned"
-            )
+        if array is not None:
+            _check(array, size, or_longer=or_longer)
     return (_POINTER * len(arrays))(*(a if a is None else _address(a) for a in arrays))
-
-
-@cache
-def _load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
-    from_ = "".join("01"[there] for there in present)
-    symbol = f"{name}-{from_}" + "-guarded" * guarded
-
-    def compiled() -> tuple[str, str]:
-        from zmqtrain.optim.kernels.compiler import compile_kernel
-
-        return compile_kernel(name, present, guarded)
-
-    return _KERNEL(_address_of(symbol, compiled))
-
-
-@cache
-def load_scaled_sum() -> Any:
-    def compiled() -> tuple[str, str]:
-        from zmqtrain.optim.kernels.compiler import compile_scaled_sum
-
-        return compile_scaled_sum()
-
-    return _SCALED_SUM(_address_of("scaled_sum", compiled))
 
 
 def _address_of(symbol: str, compiled: Callable[[], tuple[str, str]]) -> int:
     """Link the code that is kept, or else compile it, and keep it if that can be."""
-    code = machine_code.find(symbol)
+    code = machine_code.kept(symbol)
     if code is None:
         code = machine_code.emit(*compiled(), symbol)
         try:

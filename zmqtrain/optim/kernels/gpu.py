@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import cupy
 import numpy as np
@@ -109,17 +110,13 @@ _SOURCES = {
 
 
 def bind(
-    name: str,
+    code: Any,
     arrays: Sequence[Flat | None],
     l2: np.float32,
     areas: Sequence[Flat | None] | None,
     progress: NDArray[np.int64] | None,
 ) -> Kernel:
-    """Return a kernel for these arrays; none is guarded, for no device outlives a process.
-
-    It is queued on the current stream.
-    """
-    kernel = _load(name)
+    """Return a kernel for these arrays, to be queued on the current stream."""
     is_there = [array is not None for array in arrays[1:]]
 
     def update(gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
@@ -127,7 +124,7 @@ def bind(
         given = [array if array is None else array[run] for array in arrays]
         w = given[0]
         given = [w if array is None else array for array in given]
-        kernel(gradient, share, l2, *numbers, *is_there, *given)
+        code(gradient, share, l2, *numbers, *is_there, *given)
 
     return update
 
@@ -136,9 +133,16 @@ def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
     _load_scaled_sum()(a, b, scale, out)
 
 
+def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
+    """Return a kernel of CuPy. One serves for all; none is guarded: no device outlives a process.
+
+    CuPy compiles it at its first call and caches the code.
+    """
+    return _kernel(name)
+
+
 @cache
-def _load(name: str) -> Callable[..., None]:
-    """Return a kernel of CuPy, which compiles it at its first call and caches the code."""
+def _kernel(name: str) -> Callable[..., None]:
     source = _SOURCES[name]
     arrays = (*source.arrays, "average")
     kernel: Callable[..., None] = cupy.ElementwiseKernel(

@@ -18,10 +18,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from zmqtrain.optim.redo import DONE, READY
-
-BLOCK = 4096
-"""Elements of a guarded update between two words of progress: all that they touch stays in L2."""
+from zmqtrain.optim.redo import BLOCK, DONE, READY
 
 New: TypeAlias = tuple[np.float32, tuple[np.float32 | None, ...]]
 

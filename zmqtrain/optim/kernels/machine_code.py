@@ -27,29 +27,46 @@ def emit(ir: str, function: str, symbol: str) -> bytes:
     module = llvm.parse_assembly(ir)
     for needed in (*module.functions, *module.global_variables):
         if needed.is_declaration and not needed.name.startswith("llvm."):
-            _check_there(needed.name)  # to find out when it is linked would end the process
-    module.get_function(function).name = symbol
+            _check_there(needed.name)  # to find out after linking would end the process
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration:  # Numba gives one name to functions of one type
+            value.linkage = "internal"
+    entry = module.get_function(function)
+    entry.name, entry.linkage = symbol, "external"
     code: bytes = _target_machine(module.triple).emit_object(module)
     return code
 
 
 def link(code: bytes, symbol: str) -> int:
-    """Return the address of a function of an object file, which stays in memory for good."""
+    """Return the address of a function of an object file, which stays in memory for good.
+
+    Raises:
+        RuntimeError: there is no such function.
+    """
     with _linking:
         _engine().add_object_file(ObjectFileRef.from_data(code))
         _engine().finalize_object()
         address: int = _engine().get_function_address(symbol)
+    if not address:
+        raise RuntimeError(f"the object file has no function {symbol}")
     return address
 
 
-def find(symbol: str) -> bytes | None:
-    """Return the object file of this symbol; None if none is kept, or it is damaged."""
+def kept(symbol: str) -> bytes | None:
+    """Return the object file of this symbol; None if none is kept, or it is damaged.
+
+    One that others could have written is not taken.
+    """
     try:
-        content = (directory() / symbol).read_bytes()
+        with (directory() / symbol).open("rb") as handle:
+            found = os.fstat(handle.fileno())
+            content = handle.read()
     except (OSError, RuntimeError):
         return None
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        return None
     code = content[_DIGEST_NBYTES:]
-    return code if content[:_DIGEST_NBYTES] == _digest(code) else None
+    return code if content[:_DIGEST_NBYTES] == _digest(symbol.encode(), code) else None
 
 
 def keep(symbol: str, code: bytes) -> None:
@@ -62,7 +79,7 @@ def keep(symbol: str, code: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=directory())
     try:
         with open(descriptor, "wb") as handle:
-            handle.write(_digest(code) + code)
+            handle.write(_digest(symbol.encode(), code) + code)
         os.replace(temporary, directory() / symbol)
     except OSError:
         os.unlink(temporary)
@@ -77,10 +94,13 @@ def directory() -> Path:
         ImportError: Numba is not installed.
         RuntimeError: the user has no home.
     """
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(given if os.path.isabs(given) else "~/.cache").expanduser()
     here = Path(__file__).parent
     sources = [path.read_bytes() for path in (*sorted(here.glob("*.py")), here.parent / "redo.py")]
-    made_by = "\n".join([version("numba"), version("llvmlite"), *_processor()]).encode()
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("NUMBA_"))
+    versions = version("numba"), version("llvmlite"), llvm.get_process_triple()
+    made_by = "\n".join([*versions, *_processor(), *settings]).encode()
     return caches / "zmqtrain" / f"kernels-{_digest(made_by, *sources).hex()[:16]}"
 
 
