@@ -313,7 +313,7 @@ def _counted(checkpoint: Path, steps: int) -> list[Check]:
     """Compare the counts on both shards with the ledger, example by example."""
     manifest = read_manifest(checkpoint)
     ledger = LedgerState.model_validate(manifest.ledger)
-    counted = sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+    counted = ledger.counted()
     counts = read_parameters(checkpoint, manifest)["counts"][:, 0]
     plan = BatchPlan(len(counts), BATCH_SIZE, job.seed)
     numbers = np.concatenate([plan.indices(batch) for batch in counted])

@@ -324,7 +324,7 @@ def check_counts(checkpoint: Path) -> list[int]:
     """
     manifest = read_manifest(checkpoint)
     ledger = LedgerState.model_validate(manifest.ledger)
-    counted = sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+    counted = ledger.counted()
     counts = read_parameters(checkpoint, manifest)["counts"]
     plan = BatchPlan(len(counts), ledger.examples // len(counted), seed=0)
     expected = np.bincount(np.concatenate([plan.indices(batch) for batch in counted]))

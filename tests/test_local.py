@@ -375,8 +375,7 @@ def read_checkpoint(summary: Summary) -> dict[str, NDArray[np.float32]]:
 def counted_batches(summary: Summary) -> list[int]:
     """Return the batches that the final checkpoint says were learned from."""
     assert summary.checkpoint is not None
-    ledger = LedgerState.model_validate(read_manifest(Path(summary.checkpoint)).ledger)
-    return sorted(set(range(ledger.next_batch)) - set(ledger.open_batches))
+    return LedgerState.model_validate(read_manifest(Path(summary.checkpoint)).ledger).counted()
 
 
 def check_counts(job: Job, summary: Summary) -> NDArray[np.float32]:

@@ -24,6 +24,8 @@ from zmqtrain.simulation.cluster import SimulatedCluster
 from zmqtrain.simulation.run import STARTS_AT
 from zmqtrain.simulation.schedule import Fault, draw
 from zmqtrain.timing import Timing
+from zmqtrain.wire.codec import Envelope, Sender
+from zmqtrain.wire.messages import Parameters
 
 SET_BACK_AT_S = 1.1
 USUAL = calm(
@@ -181,7 +183,7 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
         return SimpleNamespace(step=step, tasks=[SimpleNamespace(facts={SETTLED: float(settled)})])
 
     async def request(message: Any, reason: str) -> Any:
-        return SimpleNamespace(message=SimpleNamespace(version=versions.pop(0)))
+        return Envelope(Parameters(versions.pop(0)), Sender("ps", 0))
 
     chief: Any = SimpleNamespace(status=status, _links=[SimpleNamespace(request=request)])
     with caplog.at_level(logging.WARNING):

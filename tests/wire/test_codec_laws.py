@@ -54,6 +54,13 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     return st.none()
 
 
+def test_reply_of_another_kind_is_told() -> None:
+    reply = Envelope(Heartbeat(), Sender("ps", 1))
+    assert reply.expect(Heartbeat) is reply.message
+    with pytest.raises(ProtocolError, match=r"^ps 1 answered with Heartbeat\(.*; expected Push$"):
+        reply.expect(Push)
+
+
 def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """Any bytes: NaN payloads and infinities among them."""
     item = np.dtype(dtype)

@@ -34,7 +34,7 @@ PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
 log = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """Who speaks over a link, and hears of what comes unasked."""
 
     waits: Waits
@@ -61,7 +61,7 @@ class Link:
         self,
         peer: str,
         endpoint: Endpoint,
-        owner: Owner,
+        owner: LinkOwner,
     ) -> None:
         self.peer = peer
         self.endpoint = endpoint

@@ -23,6 +23,10 @@ class LedgerState(BaseModel):
     open_batches: tuple[NonNegativeInt, ...]
     examples: NonNegativeInt
 
+    def counted(self) -> list[int]:
+        """Return the batches that were learned from, in order."""
+        return sorted(set(range(self.next_batch)).difference(self.open_batches))
+
 
 class Ledger:
     """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for."""

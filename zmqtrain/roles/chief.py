@@ -27,7 +27,6 @@ from zmqtrain.errors import (
     ExitCode,
     FencedError,
     PeerLostError,
-    ProtocolError,
     ZmqTrainError,
 )
 from zmqtrain.job import Job
@@ -46,6 +45,7 @@ from zmqtrain.wire.messages import (
     Close,
     GetStatus,
     Initialize,
+    Parameters,
     Read,
     Shutdown,
     Status,
@@ -193,7 +193,7 @@ class Chief(JobActor):
             for one in joined
             if one.epoch
         ]
-        return any(getattr(reply.message, "version", 0) for reply in replies)
+        return any(reply.expect(Parameters).version for reply in replies)
 
     async def _watch(self) -> Status:
         """Show progress, evaluate and save in time, until there is a reason to end.
@@ -225,9 +225,7 @@ class Chief(JobActor):
         reply = await self.lead.request(
             GetStatus(seen, wait_s), reason="it has not told the status"
         )
-        if not isinstance(reply.message, Status):
-            raise ProtocolError(f"{self.lead.peer} answered GetStatus with {reply.message}")
-        return reply.message
+        return reply.expect(Status)
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         """Return all variables as they are now, or their moving averages."""
@@ -350,7 +348,7 @@ class Chief(JobActor):
                 await link.request(Read(values=False), reason="it is asked for its version")
                 for link in self._links
             ]
-            versions = [getattr(reply.message, "version", 0) for reply in replies]
+            versions = [reply.expect(Parameters).version for reply in replies]
             status = await self.status()  # a step may have been made since
             if min(versions) >= status.step:
                 return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
-from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.roles.neighbours import whereabouts
 from zmqtrain.wire.messages import Join, Welcome
 
@@ -66,8 +66,7 @@ async def join(actor: JobActor, link: Link) -> Joined:
         reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",
         timeout_s=actor.timing.join_timeout_s,
     )
-    if not isinstance(envelope.message, Welcome):
-        raise ProtocolError(f"{link.peer} answered Join with {envelope.message}")
+    welcome = envelope.expect(Welcome)
     if str(envelope.sender) != link.peer:
         raise RefusedError(
             f"{envelope.sender} answers at {link.endpoint.address}, where this task expects "
@@ -75,5 +74,5 @@ async def join(actor: JobActor, link: Link) -> Joined:
         )
     link.joined, link.fenced = True, False
     actor.told_epoch = max(actor.told_epoch, envelope.epoch)
-    link.credit_nbytes = envelope.message.credit_nbytes
-    return Joined(link, envelope.message, envelope.epoch)
+    link.credit_nbytes = welcome.credit_nbytes
+    return Joined(link, welcome, envelope.epoch)

@@ -17,7 +17,6 @@ from zmqtrain.actors.link import Link
 from zmqtrain.errors import (
     ConfigError,
     FencedError,
-    ProtocolError,
     RefusedError,
     SegmentError,
 )
@@ -130,9 +129,7 @@ async def _prove(link: Link, segment: Reached) -> int:
     reply = await link.request(
         MapSegment(segment.lane, segment.nonce), reason="it has not said where gradients go"
     )
-    if not isinstance(reply.message, Mapped):
-        raise ProtocolError(f"{link.peer} answered MapSegment with {reply.message}")
-    return reply.message.gradient
+    return reply.expect(Mapped).gradient
 
 
 async def _check_known(link: Link) -> None:
@@ -158,7 +155,6 @@ async def read_parameters(
         reason="it is read",
         on_piece=lambda index, tensor: tensor.copy_to(pieces.at(out, index)),
     )
-    if not isinstance(reply.message, Parameters):
-        raise ProtocolError(f"{link.peer} answered Read with {reply.message}")
+    reply.expect(Parameters)
     for tensor in reply.tensors:
         tensor.copy_to(out)

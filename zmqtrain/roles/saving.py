@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from zmqtrain.coordination.ledger import LedgerState
-from zmqtrain.errors import CheckpointError, ProtocolError
+from zmqtrain.errors import CheckpointError
 from zmqtrain.store import checkpoint, epochs, retention
 from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.wire.messages import Save, Saved, SaveEnded
@@ -108,9 +108,7 @@ class Saver:
         reply = await chief.lead.request(
             Save(str(temporary)), reason="the shards are writing a checkpoint"
         )
-        saved = reply.message
-        if not isinstance(saved, Saved):
-            raise ProtocolError(f"{chief.lead.peer} answered Save with {saved}")
+        saved = reply.expect(Saved)
         try:
             manifest = self._manifest(saved)
         except ValidationError as error:

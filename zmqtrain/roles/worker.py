@@ -306,7 +306,7 @@ class Worker(JobActor):
             for link, lane, source in zip(links, self._lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, source)
-        return _release_of(replies[0])
+        return replies[0].expect(Release)
 
     async def _replies(self, requests: Sequence[Outstanding]) -> list[Envelope]:
         if len(requests) == 1:  # which costs less
@@ -332,7 +332,7 @@ class Worker(JobActor):
         )
 
     def _take_in(self, shard: int, reply: Envelope) -> None:
-        version, before = _release_of(reply).version, self._versions[shard]
+        version, before = reply.expect(Release).version, self._versions[shard]
         if version < before and reply.epoch == self._epochs[shard]:
             raise CheckpointError(
                 f"{reply.sender} went back from version {before} to {version}: both it and the "
@@ -353,12 +353,6 @@ class Worker(JobActor):
 
     def _facts(self) -> dict[str, float]:
         return {"step": float(self.steps), PARKED: float(self._is_parked)}
-
-
-def _release_of(reply: Envelope) -> Release:
-    if not isinstance(reply.message, Release):
-        raise ProtocolError(f"{reply.sender} answered a push with {reply.message}")
-    return reply.message
 
 
 def _shapes(arrays: Mapping[Any, Any]) -> str:

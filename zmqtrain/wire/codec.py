@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgpack
 
@@ -51,6 +51,9 @@ class Sender:
         return f"{self.role} {self.index}"
 
 
+M = TypeVar("M")  # a kind of message
+
+
 @dataclass(slots=True)
 class Envelope:
     """One message with its address label.
@@ -68,6 +71,18 @@ class Envelope:
     def __str__(self) -> str:
         size = sum(tensor.nbytes for tensor in self.tensors)
         return f"{self.sender} #{self.request_id} {self.message}" + (f" +{size} B" if size else "")
+
+    def expect(self, kind: type[M]) -> M:
+        """Return the message of a reply.
+
+        Raises:
+            ProtocolError: it is of another kind.
+        """
+        if not isinstance(self.message, kind):
+            raise ProtocolError(
+                f"{self.sender} answered with {self.message}; expected {kind.__name__}"
+            )
+        return self.message
 
 
 Check = Callable[[Any], Any]
