@@ -188,8 +188,6 @@ async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
     class Late:
         """A worker whose goodbye is on its way for a while."""
 
-        name, gone = ("worker", 0), False
-
         @property
         def silent_s(self) -> float:
             nonlocal looks
@@ -200,12 +198,13 @@ async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
 
     gone = asyncio.Event()
     timing = SimpleNamespace(heartbeat_s=1.0, peer_timeout_s=60.0)
-    ps: Any = SimpleNamespace(timing=timing, peers=[Late()], _workers_gone=gone)
+    ps: Any = SimpleNamespace(timing=timing, _workers_gone=gone)
+    ps.peers = SimpleNamespace(workers=lambda: [Late()])
     await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
     assert gone.is_set()
 
     gone.clear()
-    ps.peers = [SimpleNamespace(name=("worker", 0), gone=False, silent_s=10.0)]
+    ps.peers = SimpleNamespace(workers=lambda: [SimpleNamespace(silent_s=10.0)])
     await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
     assert not gone.is_set()
 

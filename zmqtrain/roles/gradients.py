@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.cluster import Role
 from zmqtrain.errors import RefusedError
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire.messages import Mapped, MapSegment
@@ -45,7 +44,7 @@ class Gradients:
         number = self._free_number()
         self._ps.shard.segment.gradient(number)
         peer.gradient = number
-        self._ps.marks.seat(peer.name[1], number, peer.lane)
+        self._ps.marks.seat(peer.index, number, peer.lane)
 
     def has_died(self, peer: Peer) -> bool:
         """Say whether a worker's process has ended, as the kernel knows by the lock it held.
@@ -72,6 +71,6 @@ class Gradients:
         if message.nonce != self._ps.shard.segment.nonce:
             raise RefusedError(f"{request.sender} has not reached the segment of {self._ps.task}")
         peer.lane = message.lane
-        if peer.name[0] == Role.WORKER:
+        if peer.is_worker:
             self.assign(peer)
         request.reply(Mapped(peer.gradient))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
@@ -108,9 +109,8 @@ class Lead:
             ledger=self._restored_ledger(),
             lookahead=ps.job.prefetch,
         )
-        for peer in ps.peers:
-            if peer.name[0] == "worker" and not peer.gone:
-                self.coordinator.join(peer.name[1], peer.incarnation)
+        for peer in ps.peers.workers():
+            self.coordinator.join(peer.index, peer.incarnation)
         if self.policy != ps.job.policy:
             self.relay.tell_others([Order("switch", text=self.policy)])
         self._begin_journal()
@@ -131,7 +131,7 @@ class Lead:
 
     def _reconcile(self, coordinator: Coordinator) -> None:
         """Let happen what the segment's marks tell and the journal had not been told."""
-        live = {p.name[1]: p for p in self.ps.peers if p.name[0] == "worker" and not p.gone}
+        live = {peer.index: peer for peer in self.ps.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
             self.event("leave", worker)
         for worker, peer in live.items():
@@ -145,19 +145,19 @@ class Lead:
         """It was seen when the order was given."""
 
     def heard(self, peer: Peer) -> None:
-        if peer.name[0] == "ps":
+        if peer.role == Role.PS:
             self.relay.carry_out_own()
 
     def joined(self, peer: Peer) -> None:
-        if peer.name[0] == "ps":
+        if peer.role == Role.PS:
             self.desk.give_up_saves(FencedError(f"{peer} has a new life"))
-        if peer.name[0] == "worker":
-            self.event("join", peer.name[1], peer.incarnation)
+        if peer.is_worker:
+            self.event("join", peer.index, peer.incarnation)
 
     def left(self, peer: Peer) -> None:
-        if peer.name[0] == "worker":
-            self.ps.metrics.worker_step.forget(peer.name[1])
-            self.event("leave", peer.name[1])
+        if peer.is_worker:
+            self.ps.metrics.worker_step.forget(peer.index)
+            self.event("leave", peer.index)
 
     def check(self, worker: int, push: Push) -> None:
         if self.coordinator is not None and not self.coordinator.ledger.holds(worker, push.batch):
@@ -304,7 +304,7 @@ class Lead:
         if member is None or member.incarnation != arrived.incarnation:
             return
         if arrived.sequence > member.sequence:  # else it is reported once more
-            shard = peer.name[1]
+            shard = peer.index
             self.event("arrived", arrived.worker, arrived.sequence, shard, arrived.finite)
 
     def _fail(self, code: ExitCode, text: str) -> None:

@@ -59,7 +59,19 @@ class Peer:
     waits: tuple[Wait, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.name[0]} {self.name[1]}"
+        return f"{self.role} {self.index}"
+
+    @property
+    def role(self) -> str:
+        return self.name[0]
+
+    @property
+    def index(self) -> int:
+        return self.name[1]
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role == Role.WORKER
 
     @property
     def silent_s(self) -> float:
@@ -101,6 +113,10 @@ class Peers:
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._peers.values()))
+
+    def workers(self) -> Iterator[Peer]:
+        """Yield the workers that are here."""
+        return (peer for peer in self if peer.is_worker and not peer.gone)
 
     def get(self, role: str, index: int) -> Peer | None:
         return self._peers.get((role, index))
@@ -172,9 +188,7 @@ class Peers:
         """
         here = [peer for peer in self if not peer.gone]
         late = [
-            peer
-            for peer in here
-            if peer.is_revoked or (peer.name[0] == "worker" and self._is_lost(peer))
+            peer for peer in here if peer.is_revoked or (peer.is_worker and self._is_lost(peer))
         ]
         for peer in late:
             peer.gone = True
@@ -214,7 +228,7 @@ class Peers:
     def forget_workers(self) -> None:
         """Have every worker join again: a new epoch begins."""
         for peer in self:
-            if peer.name[0] == "worker":
+            if peer.is_worker:
                 peer.gone = True
 
     def _admit(self, request: Request, message: Join, sender: Sender, name: Name) -> Peer:

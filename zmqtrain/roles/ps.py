@@ -150,7 +150,7 @@ class ParameterServer(JobActor):
         patience_s = max(FAREWELL_S, 3 * self.timing.heartbeat_s)
         deadline = time.monotonic() + self.timing.peer_timeout_s
         while not await _within(FAREWELL_S, self._workers_gone) and time.monotonic() < deadline:
-            workers = [peer for peer in self.peers if peer.name[0] == Role.WORKER and not peer.gone]
+            workers = list(self.peers.workers())
             if all(peer.silent_s > patience_s for peer in workers):
                 return
 
@@ -165,7 +165,7 @@ class ParameterServer(JobActor):
                 self.peers.renew_all()  # it was this process that slept
             for peer in self.peers.expired():
                 log.warning("%s %s: it has left", peer, peer.absence)
-                self.metrics.lease_expirations[peer.name[0]].inc()
+                self.metrics.lease_expirations[peer.role].inc()
                 self._gone(peer)
             for request in self.peers.settle_contests():
                 self._dispatch(request)
@@ -217,8 +217,8 @@ class ParameterServer(JobActor):
             self.shard.segment.words[INCARNATION] = self.peers.newest
             if before is not None:
                 self._gone(before)
-            if peer.name[0] == Role.WORKER:
-                self.marks.join(peer.name[1], peer.incarnation, packed_peer(peer))
+            if peer.is_worker:
+                self.marks.join(peer.index, peer.incarnation, packed_peer(peer))
             self.direction.joined(peer)
         self._count_peers()
         segment = self.shard.segment.name if self.config.lane != "tcp" else ""
@@ -248,11 +248,11 @@ class ParameterServer(JobActor):
 
     def _count_peers(self) -> None:
         for role in Role:
-            here = sum(peer.name[0] == role and not peer.gone for peer in self.peers)
+            here = sum(peer.role == role and not peer.gone for peer in self.peers)
             self.metrics.connected_peers[role.value].set(here)
 
     def _note_farewells(self) -> None:
-        if not any(peer.name[0] == Role.WORKER and not peer.gone for peer in self.peers):
+        if not any(self.peers.workers()):
             self._workers_gone.set()
 
     def _on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
@@ -264,7 +264,7 @@ class ParameterServer(JobActor):
             peer.facts.pop(ORDERS, None)  # it counts those of another epoch
         self.direction.heard(peer)
         request.reply(Alive(peer.received, peer.answered))
-        if self.shutdown is not None and peer.name[0] == Role.WORKER:
+        if self.shutdown is not None and peer.is_worker:
             request.tell(self.shutdown)  # it was lost, or the worker has joined since
 
     # Parameters in and out
@@ -351,7 +351,7 @@ class ParameterServer(JobActor):
         self.metrics.role_state.set("finished")
         for peer in self.peers:
             # One whose lease ran out may live, and join again when nobody is there any more.
-            if peer.name[0] == Role.WORKER and peer.contact is not None:
+            if peer.is_worker and peer.contact is not None:
                 peer.contact.tell(message)
         request.reply(Done())
         self._shut_down.set()

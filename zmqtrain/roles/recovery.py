@@ -66,7 +66,7 @@ def recover(ps: ParameterServer) -> None:
         "to answer; repaired in %.0f ms",
         ps.shard.version,
         ps.epoch,
-        sum(1 for peer in ps.peers if peer.name[0] == Role.WORKER),
+        sum(1 for peer in ps.peers if peer.is_worker),
         len(ps.pending),
         1e3 * (time.monotonic() - began),
     )

@@ -72,7 +72,7 @@ def waits_of(lead: Lead) -> tuple[Wait, ...]:
 
 def _in_order(lead: Lead) -> list[Peer]:
     ranks = {"ps": 0, "chief": 1, "worker": 2}
-    return sorted(lead.ps.peers, key=lambda peer: (ranks.get(peer.name[0], 3), peer.name[1]))
+    return sorted(lead.ps.peers, key=lambda peer: (ranks.get(peer.role, 3), peer.index))
 
 
 def _own(lead: Lead) -> TaskStatus:
@@ -120,9 +120,9 @@ def _state(lead: Lead, peer: Peer) -> str:
         return "left"
     if peer.silent_s > lead.ps.timing.lease_s:
         return "silent"
-    if peer.name[0] != "worker" or lead.coordinator is None:
+    if not peer.is_worker or lead.coordinator is None:
         return "alive"
-    member = lead.coordinator.members.get(peer.name[1])
+    member = lead.coordinator.members.get(peer.index)
     if member is None:
         return "joining"
     if member.stopped:
