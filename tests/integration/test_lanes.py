@@ -127,6 +127,7 @@ def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage
     assert worker.lines(f"ERROR the lane to ps 0 shall be shm, but .*; {remedy}"), str(worker)
     assert "Traceback" not in worker.log
     ps.signal(signal.SIGKILL)
+    ps.exit_code()
 
 
 @pytest.mark.skipif(not CAN_UNSHARE, reason="only root may have a file system of its own")
