@@ -48,6 +48,7 @@ def diagnose(
     probes = probes or Probes()
     reading = read_tf_config(environ.get(TF_CONFIG, ""))
     findings = [*_of_reading(reading), *_of_environment(flags, environ, reading)]
+    role = role or _role_named(environ, reading)
     try:
         overrides = load_overrides(flags, environ)
     except ConfigError as error:
@@ -56,7 +57,7 @@ def diagnose(
         reference = given(TaskConfig, flags, environ).get("job")
         findings += _of_job(reference, overrides, saves=role is not Role.WORKER)
     if not reading.mistakes:
-        role = role or _role_named(environ, reading) or Role.WORKER
+        role = role or Role.WORKER
         # A check needs no job, whereas a task does.
         flags = {"job": "job.py", **{k: v for k, v in flags.items() if v is not None}}
         try:

@@ -10,6 +10,7 @@ import pytest
 from tests.kills import dying_at
 from zmqtrain.optim import SGD, Adam, Flat, Ftrl, Momentum, RMSProp, Update, kernels, new_slots
 from zmqtrain.optim.kernels import loops
+from zmqtrain.optim.kernels.base import Operands
 from zmqtrain.optim.redo import DONE, READY, Redo
 
 AREA = 3 * loops.BLOCK
@@ -102,10 +103,11 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
     loop = loops.loop_of(loops.FORMULAS["momentum"])
 
-    def bind(code: Any, arrays: Any, l2: Any, areas: Any, progress: Any) -> Any:
+    def bind(code: Any, operands: Operands) -> Any:
         def kernel(gradient: Flat, start: int, share: Any, numbers: Any) -> None:
             stop = start + len(gradient)
-            loop(arrays, gradient, start, stop, share, l2, numbers, areas, progress)
+            of = operands
+            loop(of.arrays, gradient, start, stop, share, of.l2, numbers, of.areas, of.progress)
 
         return kernel
 

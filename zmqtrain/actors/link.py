@@ -92,9 +92,8 @@ class Link:
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``on_piece`` is given the pieces that
-        come ahead of the reply. Without ``timeout_s`` the request may take as long as the peer
-        shows life.
+        ``on_piece`` is given the pieces that come ahead of the reply. Without ``timeout_s`` the
+        request may take as long as the peer shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.

@@ -138,7 +138,7 @@ class BoundUpdate:
     ) -> None:
         self._update = update
         self._parameters = parameters
-        self._slots = dict(slots)
+        self._slots = slots
         self._redo = redo
         kernel = kernels.find(update.rule, parameters) if update.fused else None
         self._kernel: kernels.BoundKernel | None = None

@@ -12,14 +12,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from zmqtrain.optim.base import Flat, Rule
-from zmqtrain.optim.kernels.base import Backend
+from zmqtrain.optim.kernels.base import Backend, Operands
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
 
@@ -79,15 +79,14 @@ class FusedRule:
             others = (None if name is None else slots[name] for name in (*names, average))
             return (parameters, *others)
 
-        arrays, areas, progress = chosen(parameters, slots), None, None
+        operands = Operands(chosen(parameters, slots), l2)
         if redo is not None:
             areas = chosen(redo.areas[0], dict(zip(slots, redo.areas[1:], strict=True)))
-            progress = redo.progress
-        present = tuple(array is not None for array in arrays)
-        code = _loaded(self.backend, self.signature.kernel, present, redo is not None)
+            operands = replace(operands, areas=areas, progress=redo.progress)
+        code = _loaded(self.backend, self.signature.kernel, operands.present, redo is not None)
         if code is None:
             return None
-        kernel = self.backend.bind(code, arrays, l2, areas, progress)
+        kernel = self.backend.bind(code, operands)
         hyperparameters = self.rule.hyperparameters
         switches = tuple(getattr(self.rule, name) for name in self.signature.switches)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +18,24 @@ Kernel: TypeAlias = Callable[[Flat, int, np.float32, Numbers], None]
 """Called with a gradient, the element where its run begins, the average's share, and numbers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What a kernel changes, and with how much L2.
+
+    ``arrays``: parameters, slots and average, of shape (n,), None for what an update has not.
+    ``areas`` and ``progress`` are those of a guarded update (redo.py), else None.
+    """
+
+    arrays: Sequence[Flat | None]
+    l2: np.float32
+    areas: Sequence[Flat | None] | None = None
+    progress: NDArray[np.int64] | None = None
+
+    @property
+    def present(self) -> tuple[bool, ...]:
+        return tuple(array is not None for array in self.arrays)
+
+
 class Backend(Protocol):
     """The kernels of one kind of processor."""
 
@@ -28,18 +47,11 @@ class Backend(Protocol):
         """
         ...
 
-    def bind(
-        self,
-        code: Any,
-        arrays: Sequence[Flat | None],
-        l2: np.float32,
-        areas: Sequence[Flat | None] | None,
-        progress: NDArray[np.int64] | None,
-    ) -> Kernel:
-        """Return a kernel, ready to run; it keeps all that it is given.
+    def bind(self, code: Any, operands: Operands) -> Kernel:
+        """Return a kernel, ready to run; it keeps its operands.
 
-        ``arrays``: parameters, slots and average, of shape (n,), None for what an update has not.
-        ``areas`` and ``progress`` are those of a guarded update (redo.py), else None.
+        Raises:
+            TypeError: it cannot write to them.
         """
         ...
 

@@ -92,6 +92,9 @@ def _as_types(flags: tuple[bool, ...]) -> tuple[bool | None, ...]:
     return tuple(flag or None for flag in flags)
 
 
+# Only compiled code calls these two; below is what they are there.
+
+
 def taken(table: Any, first: int, present: tuple[bool | None, ...]) -> tuple[Any, ...]:
     """Return the arrays of a table from ``first`` on, None for those that are not there."""
     raise NotImplementedError

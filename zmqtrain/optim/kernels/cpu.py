@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.optim.base import Flat
 from zmqtrain.optim.kernels import machine_code
-from zmqtrain.optim.kernels.base import Kernel, Numbers
+from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
 from zmqtrain.optim.redo import BLOCK
 
 log = logging.getLogger(__name__)
@@ -58,23 +58,16 @@ def load_scaled_sum() -> Any:
 
 
 class _Bound:
-    """A kernel together with its arrays, whose addresses it is given."""
+    """A kernel together with its operands, whose addresses it is given."""
 
-    def __init__(
-        self,
-        code: Any,
-        arrays: Sequence[Flat | None],
-        l2: np.float32,
-        areas: Sequence[Flat | None] | None,
-        progress: NDArray[np.int64] | None,
-    ) -> None:
-        self._code, self._l2 = code, l2
-        self._size = next(len(array) for array in arrays if array is not None)
-        self._kept = arrays, areas, progress  # they live as long as their addresses are used
+    def __init__(self, code: Any, operands: Operands) -> None:
+        self._code, self._l2 = code, operands.l2
+        self._operands = operands  # whose addresses are used as long as this lives
+        self._size = size = next(len(array) for array in operands.arrays if array is not None)
         self._places = (
-            _table(arrays, self._size),
-            _table(areas or (), min(BLOCK, self._size), or_longer=True),
-            None if progress is None else _address_of_progress(progress),
+            _table(operands.arrays, size),
+            _table(operands.areas or (), min(BLOCK, size), or_longer=True),
+            None if operands.progress is None else _address_of_progress(operands.progress),
         )
 
     def __call__(self, gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
@@ -88,19 +81,8 @@ class _Bound:
         self._code(*self._places, _address(gradient), start, stop, share, self._l2, packed)
 
 
-def bind(
-    code: Any,
-    arrays: Sequence[Flat | None],
-    l2: np.float32,
-    areas: Sequence[Flat | None] | None,
-    progress: NDArray[np.int64] | None,
-) -> Kernel:
-    """Return a kernel for these arrays, which it keeps.
-
-    Raises:
-        TypeError: it cannot write to them.
-    """
-    return _Bound(code, arrays, l2, areas, progress)
+def bind(code: Any, operands: Operands) -> Kernel:
+    return _Bound(code, operands)
 
 
 def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:

@@ -6,17 +6,16 @@ multiply-add, so that both give the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.optim.base import Flat
-from zmqtrain.optim.kernels.base import Kernel, Numbers
+from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +108,10 @@ _SOURCES = {
 }
 
 
-def bind(
-    code: Any,
-    arrays: Sequence[Flat | None],
-    l2: np.float32,
-    areas: Sequence[Flat | None] | None,
-    progress: NDArray[np.int64] | None,
-) -> Kernel:
+def bind(code: Any, operands: Operands) -> Kernel:
     """Return a kernel for these arrays, to be queued on the current stream."""
-    is_there = [array is not None for array in arrays[1:]]
+    arrays, l2 = operands.arrays, operands.l2
+    is_there = operands.present[1:]
 
     def update(gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
         run = slice(start, start + gradient.size)
