@@ -360,8 +360,10 @@ def test_logdir_that_cannot_be_written_is_found_before_the_first_checkpoint(tmp_
         "write to; expected one for checkpoints, or the place for it; correct --logdir (or "
         "ZMQTRAIN_LOGDIR)"
     )
-    on_a_worker = seen(Role.WORKER, flags={"job": job, "logdir": str(file / "below")})
-    assert on_a_worker[0].startswith("ok: ")  # it saves nothing
+    bad = {"job": job, "logdir": str(file / "below")}
+    for who in {"role": Role.WORKER}, {"environ": {"TF_CONFIG": tf_config()}}:
+        assert seen(flags=bad, **who)[0].startswith("ok: ")  # a worker saves nothing
+    assert seen(flags=bad, environ={"TF_CONFIG": tf_config(role="ps")})[0].startswith("error: ")
     for good in tmp_path, tmp_path / "not" / "yet":
         assert seen(flags={"job": job, "logdir": str(good)})[0].startswith("ok: ")
     assert list(tmp_path.iterdir()) == [file]
