@@ -8,6 +8,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from zmqtrain.cluster import Role
 from zmqtrain.metrics import NAMESPACE
 from zmqtrain.wire.messages import Status
 
@@ -63,7 +64,7 @@ def _read(status: Status) -> dict[str, Samples]:
     opener = build_opener(ProxyHandler({}))  # the tasks are on this host
     found: dict[str, Samples] = {}
     for task in status.tasks:
-        if not task.task.startswith("chief"):
+        if task.role != Role.CHIEF:
             with opener.open(f"http://{task.metrics}/metrics", timeout=TIMEOUT_S) as page:
                 found[task.task] = samples_of(page.read().decode())
     return found

@@ -30,6 +30,7 @@ from bench.plot import check_installed
 from bench.processes import json_lines_of
 from zmqtrain.chaos import Chaos, Report, figures, schedule
 from zmqtrain.cli.remote import RemoteJob, find_job
+from zmqtrain.cluster import Role
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
@@ -81,7 +82,7 @@ class Watched:
         mean = status.staleness.get("mean", 0.0)
         self.samples.append(Sample(at_s, status.step, status.loss, mean, status.policy))
         for task in status.tasks:
-            if task.task.startswith("ps"):
+            if task.role == Role.PS:
                 self.most_nbytes = max(self.most_nbytes, _held_nbytes(task))
         due = min(len(POLICIES) * status.step // self.steps, len(POLICIES) - 1)
         if due > self.switched and status.policy == POLICIES[self.switched]:

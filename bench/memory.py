@@ -18,6 +18,7 @@ from bench.options import json_option, lanes_option, list_of, size_type, steps_f
 from bench.output import report
 from bench.weights import make_job
 from bench.workload import ITEM_NBYTES, Row, items_of
+from zmqtrain.cluster import Role
 from zmqtrain.processes import LocalCluster
 from zmqtrain.roles.intake import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
@@ -100,7 +101,7 @@ class Watch:
 
     def __call__(self, status: Status) -> None:
         if status.stop:
-            self.pushes = sum(task.step for task in status.tasks if task.task.startswith("worker"))
+            self.pushes = sum(task.step for task in status.tasks if task.role == Role.WORKER)
             self.reading = reading_of(Path(f"/proc/{pid_of(status, PS)}/status").read_text())
         elif status.step and self.stops < self._stops_wanted:
             self.stops += 1

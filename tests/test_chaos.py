@@ -22,7 +22,7 @@ from zmqtrain.cli.chaos import chaos_json, chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.wire.messages import Status, TaskStatus
+from zmqtrain.wire.messages import State, Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}
 INTERVALS = st.dictionaries(st.sampled_from(sorted(TASKS)), st.floats(1, 50))
@@ -54,8 +54,8 @@ def test_what_one_role_suffers_does_not_depend_on_the_others() -> None:
     assert [act for act in of_workers(together) if act.kind == "kill"] == of_workers(alone)
 
 
-def task(name: str, process: str, state: str = "alive") -> TaskStatus:
-    return TaskStatus(name, state, 1, 0, 0.0, (), 0.0, process, "", "", {})
+def task(role: str, process: str, state: State = "alive") -> TaskStatus:
+    return TaskStatus(role, 0, state, 1, 0, 0.0, (), 0.0, process, "", "", {})
 
 
 class Job:
@@ -77,8 +77,8 @@ class Job:
             self.signals.append(-self.process.returncode)
             self.process = self._start()
         tasks = (
-            task("ps 0", f"{self.host}:1"),
-            task("worker 0", f"{self.host}:{self.process.pid}"),
+            task("ps", f"{self.host}:1"),
+            task("worker", f"{self.host}:{self.process.pid}"),
         )
         return Status(
             *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False),

@@ -80,8 +80,9 @@ def _status_of(
     metrics, pids = metrics or {}, pids or {}
     tasks = [
         TaskStatus(
-            task=task,
-            state="",
+            role=task.split()[0],
+            index=int(task.split()[1]),
+            state="alive",
             incarnation=1,
             step=step,
             silent_s=0.0,

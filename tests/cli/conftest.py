@@ -14,7 +14,7 @@ from zmqtrain.config import ENVIRON
 from zmqtrain.errors import PeerLostError, ZmqTrainError
 from zmqtrain.run_file import RunningJob
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import Message, Status, TaskStatus, Wait
+from zmqtrain.wire.messages import Message, State, Status, TaskStatus, Wait
 
 JOINED = 1_763_690_400_000  # Friday, 21 November 2025, 02:00 UTC, in milliseconds
 
@@ -126,7 +126,7 @@ def training() -> Status:
     )
 
 
-def task(name: str, state: str, step: int, **changes: Any) -> TaskStatus:
+def task(name: str, state: State, step: int, **changes: Any) -> TaskStatus:
     values: dict[str, Any] = {
         "incarnation": JOINED,
         "silent_s": 0.042,
@@ -137,4 +137,5 @@ def task(name: str, state: str, step: int, **changes: Any) -> TaskStatus:
         "lanes": "",
         "facts": {},
     }
-    return TaskStatus(name, state, step=step, **values | changes)
+    role, index = name.split()
+    return TaskStatus(role, int(index), state, step=step, **values | changes)

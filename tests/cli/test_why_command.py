@@ -93,7 +93,7 @@ def test_json_has_every_wait_and_the_absent_tasks(
     assert main(["why", "--json"]) == ExitCode.OK
     answer = json.loads(capsys.readouterr().out)
     assert [wait["peer"] for wait in answer["waits"]] == ["ps 0", "worker 1", "ps 0"]
-    assert [task["task"] for task in answer["absent"]] == ["worker 1"]
+    assert [(task["role"], task["index"]) for task in answer["absent"]] == [("worker", 1)]
     assert answer["waits"][0]["until_s"] is None
     assert answer["stop"] == answer["failure"] == answer["switching"] == ""
 

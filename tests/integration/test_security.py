@@ -102,7 +102,7 @@ def test_job_with_keys_trains_and_obeys_clients(
         "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir)
     )
     job = KeyedJob(stage, path, ps=2, chief=chief)
-    job.start_all("--lane", "tcp")
+    job.start_all("--lane", "tcp", "--lease-s", "60")  # nobody dies, and a busy machine is slow
     job.until(lambda status: status.step > 0, "the first step")
     lead = ("--ps", job.cluster.lead)
     told = stage.start(

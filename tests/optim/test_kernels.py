@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.core.errors import TypingError
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
@@ -41,6 +40,7 @@ from zmqtrain.optim import (
 )
 from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.optim.kernels import compiler, cpu, loops, machine_code
+from zmqtrain.optim.kernels.assembler import assemble
 from zmqtrain.optim.pipeline import RUN_SIZE
 from zmqtrain.optim.redo import Redo
 
@@ -266,20 +266,17 @@ def sums() -> list[float]:
     return out.tolist()
 
 
-def needing(name: str) -> Any:
-    """Return a compiler whose code calls a function."""
-
-    def compile_scaled_sum() -> tuple[str, str]:
-        return f"declare void @{name}()\ndefine void @f() {{ call void @{name}() ret void }}", "f"
-
-    return compile_scaled_sum
+def one_rules_trouble(symbol: str) -> bytes:
+    if symbol != "scaled_sum":
+        raise RuntimeError("no such thing")
+    return compiler.compile_symbol(symbol)
 
 
 TROUBLES = {
-    "no Numba": (PackageNotFoundError("numba"), "PackageNotFoundError('numba')"),
-    "an unknown helper": (needing("numba_new_helper"), "RuntimeError('compiled code needs numba_"),
-    "what Numba finds": (Mock(side_effect=TypingError("no way")), "TypingError('no way')"),
-    "one rule's alone": (None, "AttributeError('no such thing')"),
+    "no Numba": "PackageNotFoundError('numba')",
+    "what Numba finds": "RuntimeError('SyntaxError: no way')",
+    "a death": "RuntimeError('the compiler ended with code -9')",
+    "one rule's alone": "RuntimeError('no such thing')",
 }
 
 
@@ -290,20 +287,24 @@ def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
 ) -> None:
     fused = Run(Update(Adam()), 100)
     fused.update.bind(fused.parameters, fused.slots).apply_mean([fused.gradient(0)] * 2, 2, 0)
-    how, why = TROUBLES[trouble]
     forget_kernels()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if isinstance(how, Exception):
-        monkeypatch.setattr(machine_code, "version", Mock(side_effect=how))
-    elif how is None:
-        fail = Mock(side_effect=AttributeError("no such thing"))
-        monkeypatch.setattr(compiler, "compile_kernel", fail)
-    else:
-        monkeypatch.setattr(compiler, "compile_scaled_sum", how)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    match trouble:
+        case "no Numba":
+            missing = Mock(side_effect=PackageNotFoundError("numba"))
+            monkeypatch.setattr(machine_code, "version", missing)
+        case "what Numba finds":
+            (tmp_path / "numba.py").write_text("raise SyntaxError('no way')")
+        case "a death":
+            (tmp_path / "numba.py").write_text("import os; os.kill(os.getpid(), 9)")
+        case "one rule's alone":
+            monkeypatch.setattr(cpu, "_compile", one_rules_trouble)
     plain = Run(Update(Adam()), 100)
     plain.update.warm_up(plain.parameters)
     plain.update.bind(plain.parameters, plain.slots).apply_mean([plain.gradient(0)] * 2, 2, 0)
     assert plain.memory == fused.memory
+    why = TROUBLES[trouble]
     assert f"updates run in NumPy, several times slower, for want of kernels: {why}" in caplog.text
 
 
@@ -312,8 +313,8 @@ def test_kernel_is_compiled_once_for_all_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compile_it = Mock(side_effect=compiler.compile_scaled_sum)
-    monkeypatch.setattr(compiler, "compile_scaled_sum", compile_it)
+    compile_it = Mock(side_effect=cpu._compile)
+    monkeypatch.setattr(cpu, "_compile", compile_it)
     for _ in range(2):
         forget_kernels()
         assert sums() == [4, 4, 4]
@@ -343,7 +344,12 @@ def test_damaged_code_is_compiled_anew(
 
 @pytest.mark.usefixtures("anew")
 @pytest.mark.parametrize(
-    ("place", "why"), [("a file", "NotADirectoryError"), ("no home", "RuntimeError")]
+    ("place", "why"),
+    [
+        ("a file", "NotADirectoryError"),
+        ("no home", "RuntimeError"),
+        ("an unknown processor", r"RuntimeError.* tells nothing of the processor"),
+    ],
 )
 def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
     place: str,
@@ -354,10 +360,13 @@ def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if place == "a file" else "")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # who has no home has this
+    if place == "no home":
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)  # it has this
+    if place == "an unknown processor":
+        monkeypatch.setattr(machine_code, "_PROCESSORS", tmp_path / "file")
     caplog.set_level("INFO", "zmqtrain")
     assert sums() == [4, 4, 4]
-    assert f"the compiled kernel scaled_sum is not kept: {why}" in caplog.text
+    assert re.search(f"the compiled kernel scaled_sum is not kept: {why}", caplog.text)
 
 
 @pytest.mark.usefixtures("anew")
@@ -368,7 +377,7 @@ def test_code_for_others_is_not_taken(
     before = machine_code.directory()
     machine_code.directory.cache_clear()
     if other == "other-cpu":
-        monkeypatch.setattr(machine_code, "_processor", lambda: ("i386", ""))
+        monkeypatch.setattr(machine_code, "_processor", lambda: ("i386",))
     elif other == "other-settings":
         monkeypatch.setenv("NUMBA_OPT", "0")
     else:
@@ -394,24 +403,42 @@ def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) ->
     update.bind(run.parameters, run.slots).apply_mean([run.gradient(0)] * 3, 3, 0)
 
 
-WITHOUT_NUMBA = {
-    "a worker": "import zmqtrain.roles.worker, zmqtrain.optim",
-    "a ps whose kernels are kept": (
-        "import numpy; from zmqtrain.optim import Adam, Update; import zmqtrain.roles.ps;"
-        "Update(Adam()).warm_up(numpy.empty(0, numpy.float32), guarded=True)"
-    ),
-}
-
-
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("who", WITHOUT_NUMBA)
-def test_numba_is_imported_by_who_compiles_and_no_other(
-    who: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_task_imports_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though here nobody has compiled before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    Update(Adam()).warm_up(np.empty(0, np.float32), guarded=True)
-    check = f"{WITHOUT_NUMBA[who]}; import sys; sys.exit('numba' in sys.modules)"
+    check = (
+        "import numpy, sys, zmqtrain.roles.ps, zmqtrain.roles.worker;"
+        "from zmqtrain.optim import Adam, Update;"
+        "Update(Adam()).warm_up(numpy.empty(0, numpy.float32), guarded=True);"
+        "sys.exit(bool({'numba', 'llvmlite'} & sys.modules.keys()))"
+    )
     subprocess.run([sys.executable, "-c", check], check=True)
+    assert len(list(tmp_path.glob("zmqtrain/*/*"))) == 2
+
+
+def run(body: str) -> float:
+    """Return what a function of no arguments returns."""
+    ir = f'target triple = "{llvm.get_process_triple()}"\n{body}'
+    return float(ctypes.CFUNCTYPE(ctypes.c_float)(machine_code.place(assemble(ir, "f")))())
+
+
+def test_code_that_calls_what_is_elsewhere_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"would have to be linked: \['numba_new'\]"):
+        run(
+            "declare float @numba_new()"
+            "define float @f() { %number = call float @numba_new() ret float %number }"
+        )
+
+
+@pytest.mark.parametrize("number", [1.25, 2.5])
+def test_code_finds_its_own_functions_and_constants(number: float) -> None:
+    answer = run(
+        f"@number = private constant float {number:e} "
+        "define internal float @g() noinline "
+        "{ %number = load volatile float, ptr @number ret float %number }"
+        "define float @f() { %number = call float @g() ret float %number }"
+    )
+    assert answer == number
 
 
 def test_no_kernel_is_loaded_before_it_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,26 +446,6 @@ def test_no_kernel_is_loaded_before_it_is_warmed_up(monkeypatch: pytest.MonkeyPa
     run = Run(Update(SGD(), fused=False), 10)
     bound = run.update.bind(run.parameters, run.slots)
     bound.apply_mean([run.gradient(0)] * 3, 3, 0)
-
-
-@pytest.mark.usefixtures("anew")
-def test_object_files_of_one_process_keep_their_own_loops(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Numba gives the loops of two formulas of one type the same name in two processes."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calling = (
-        f'target triple = "{llvm.get_process_triple()}"\n'
-        "define linkonce_odr i32 @loop() {{ ret i32 {} }} "
-        "define i32 @entry() {{ %r = call i32 @loop() ret i32 %r }}"
-    )
-    answers = [
-        ctypes.CFUNCTYPE(ctypes.c_int)(
-            machine_code.link(machine_code.emit(calling.format(n), "entry", f"e{n}"), f"e{n}")
-        )()
-        for n in (1, 2)
-    ]
-    assert answers == [1, 2]
 
 
 @pytest.mark.usefixtures("anew")

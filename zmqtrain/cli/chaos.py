@@ -68,7 +68,7 @@ def chaos_command(
     if not kills and not pauses:
         raise ConfigError("nothing is to be done; expected --kill or --pause, such as worker=7")
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    roles = [task.task.split()[0] for task in job.status().tasks]
+    roles = [task.role for task in job.status().tasks]
     tasks = {role: roles.count(role) for role in ROLES}
     acts = schedule(chosen, seconds, tasks, kills, pauses, pause_s)
     if dry_run:

@@ -13,6 +13,7 @@ import click
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.cluster import Role
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Done, RequestSave, Status, SwitchPolicy
@@ -105,7 +106,7 @@ def no_barrier(status: Status, waited_s: float) -> str:
 
 def no_checkpoint(status: Status, waited_s: float) -> str:
     """Say what keeps a checkpoint from being saved."""
-    states = [task.state for task in status.tasks if task.task.startswith("chief")]
+    states = [task.state for task in status.tasks if task.role == Role.CHIEF]
     chief = f"is {states[0]}" if states else "has not joined"
     return (
         f"there was no checkpoint within {duration(waited_s)}; the chief, which saves, {chief}; it "

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from zmqtrain.cluster import Role
 from zmqtrain.config import ENVIRON, TaskConfig, load_overrides
 from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.logs import setup_logging
@@ -135,7 +136,7 @@ def view(status: Status) -> RenderableType:
     for column in ("task", "state", "pushes", "loss", "batches held", "silent"):
         workers.add_column(column, justify="left" if column in ("task", "state") else "right")
     for task in status.tasks:
-        if task.task.startswith("worker"):
+        if task.role == Role.WORKER:
             workers.add_row(*_cells(task))
     return Group(f"policy {status.policy}{following}", figures, workers)
 

@@ -26,6 +26,7 @@ from zmqtrain.cli.output import (
     table,
 )
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.cluster import Role
 from zmqtrain.errors import PeerLostError
 from zmqtrain.wire.messages import Status, TaskStatus
 
@@ -234,8 +235,8 @@ def _loss(loss: float) -> str:
 
 
 def _is_worker(task: TaskStatus) -> bool:
-    return task.task.startswith("worker ")
+    return task.role == Role.WORKER
 
 
 def _is_chief(task: TaskStatus) -> bool:
-    return task.task.startswith("chief ")
+    return task.role == Role.CHIEF

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.roles.peers import Peer
+from zmqtrain.store.marks import Result
 from zmqtrain.wire.messages import Push, ShardFile
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Pending:
     examples: int = 0
     loss: float = 0.0
     finite: bool = True
-    result: str = "joined"
+    result: Result | Literal["joined"] = "joined"
     reason: str = ""
     # Looked up in the module at each call, as everywhere: a simulated clock may be there.
     arrived_at: float = field(default_factory=lambda: time.monotonic())

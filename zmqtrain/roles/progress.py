@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from zmqtrain.cluster import Role
 from zmqtrain.wire.messages import Status
 
 INTERVAL_S = 2.0
@@ -31,9 +32,9 @@ class ProgressLog:
 def line(status: Status) -> str:
     """Return the status in one line."""
     workers = "  ".join(
-        f"{task.task.replace('worker ', 'w')}: {task.step} {task.state}"
+        f"w{task.index}: {task.step} {task.state}"
         for task in status.tasks
-        if task.task.startswith("worker")
+        if task.role == Role.WORKER
     )
     return (
         f"step {status.step}/{status.steps}  {status.steps_per_second:.0f} steps/s  "

@@ -13,7 +13,7 @@ from zmqtrain.roles.direction import Pending
 from zmqtrain.roles.peers import Peer
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change
-from zmqtrain.store.marks import Mark
+from zmqtrain.store.marks import Mark, Result
 from zmqtrain.wire.messages import Release
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def recover(ps: ParameterServer) -> None:
     )
 
 
-def _result_of(mark: Mark, change: Change | None) -> str:
+def _result_of(mark: Mark, change: Change | None) -> Result:
     """Return what became of a worker's last push; the last change may not have been marked yet."""
     if mark.result or change is None:
         return mark.result
@@ -82,7 +82,7 @@ def _result_of(mark: Mark, change: Change | None) -> str:
     return ""
 
 
-def _restore_worker(ps: ParameterServer, mark: Mark, result: str) -> None:
+def _restore_worker(ps: ParameterServer, mark: Mark, result: Result) -> None:
     name = (Role.WORKER.value, mark.worker)
     answer = msgpack.unpackb(mark.answer) if mark.answer else None
     if not mark.who or (mark.answered >= 0 and answer is None):

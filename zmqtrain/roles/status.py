@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zmqtrain.roles.peers import Peer
-from zmqtrain.wire.messages import Status, TaskStatus, Wait
+from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
 if TYPE_CHECKING:
     from zmqtrain.roles.lead import Lead
@@ -72,13 +72,14 @@ def waits_of(lead: Lead) -> tuple[Wait, ...]:
 
 def _in_order(lead: Lead) -> list[Peer]:
     ranks = {"ps": 0, "chief": 1, "worker": 2}
-    return sorted(lead.ps.peers, key=lambda peer: (ranks.get(peer.role, 3), peer.index))
+    return sorted(lead.ps.peers, key=lambda peer: (ranks[peer.role], peer.index))
 
 
 def _own(lead: Lead) -> TaskStatus:
     ps = lead.ps
     return TaskStatus(
-        task=str(ps.task),
+        role=ps.task.role.value,
+        index=ps.task.index,
         state="serving" if ps.initialised else "waiting for the chief",
         incarnation=ps.incarnation,
         step=ps.shard.version,
@@ -93,15 +94,15 @@ def _own(lead: Lead) -> TaskStatus:
 
 
 def _task(lead: Lead, peer: Peer) -> TaskStatus:
-    role, index = peer.name
     leases: tuple[int, ...] = ()
     step = int(peer.facts.get("step", 0))
-    if role == "worker":
+    if peer.is_worker:
         step = max(peer.received, 0)
         if lead.coordinator is not None:
-            leases = tuple(lead.coordinator.ledger.leases.get(index, ()))
+            leases = tuple(lead.coordinator.ledger.leases.get(peer.index, ()))
     return TaskStatus(
-        task=str(peer),
+        role=peer.role,
+        index=peer.index,
         state=_state(lead, peer),
         incarnation=peer.incarnation,
         step=step,
@@ -110,12 +111,12 @@ def _task(lead: Lead, peer: Peer) -> TaskStatus:
         loss=peer.loss,
         process=peer.process,
         metrics=peer.metrics,
-        lanes=peer.lanes or (peer.lane if role != "client" else ""),
+        lanes=peer.lanes or peer.lane,
         facts=peer.facts,
     )
 
 
-def _state(lead: Lead, peer: Peer) -> str:
+def _state(lead: Lead, peer: Peer) -> State:
     if peer.gone:
         return "left"
     if peer.silent_s > lead.ps.timing.lease_s:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import MARK_NBYTES, MAX_WORKERS
@@ -21,7 +22,9 @@ _PUSH_AT = 8 * _WORDS
 _TEXTS = {"who": (_PUSH_AT + _PUSH.size, 384), "answer": (512, 512)}
 _SIZE = struct.Struct("<q")
 
-RESULTS = ("", "applied", "accumulated", "dropped", "refused")
+Result: TypeAlias = Literal["", "applied", "accumulated", "dropped", "refused"]
+"""What became of a push; "": nothing yet."""
+RESULTS: tuple[Result, ...] = get_args(Result)
 LANES = ("tcp", "shm", "memory")
 
 
@@ -40,7 +43,7 @@ class Mark:
     received: int
     answered: int
     released: int
-    result: str  # of push received, "" while it has none
+    result: Result  # of push received
     gradient: int
     lane: str
     staged: int
@@ -107,7 +110,7 @@ class Marks:
             words[row + STAGED] = staged + 1
         words[row + RECEIVED] = sequence
 
-    def settle(self, worker: int, sequence: int, result: str) -> None:
+    def settle(self, worker: int, sequence: int, result: Result) -> None:
         """Note what became of a push, unless the worker has sent another since."""
         if worker < MAX_WORKERS:
             row = self._row(worker)

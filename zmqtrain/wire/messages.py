@@ -9,9 +9,9 @@ line connect to it. ps 0, the *lead shard*, takes the decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -143,14 +143,13 @@ class Release:
 
     They lie in the segment, are the tensor, or went ahead in pieces, as for a push.
 
-    ``result`` is what became of push ``sequence``: applied, accumulated, dropped, refused, or
-    joined for sequence 0. ``batches`` are the numbers of further batches leased to the worker
-    (lead shard only). ``stop``: the job needs no more gradients. ``held_s``: how long the push
-    lay here before the release.
+    ``result`` is what became of push ``sequence``, "joined" for sequence 0. ``batches`` are the
+    numbers of further batches leased to the worker (lead shard only). ``stop``: the job needs no
+    more gradients. ``held_s``: how long the push lay here before the release.
     """
 
     sequence: int
-    result: str
+    result: Literal["joined", "applied", "accumulated", "dropped", "refused"]
     version: int
     batches: tuple[int, ...] = ()
     stop: bool = False
@@ -334,12 +333,20 @@ class GetStatus:
     wait_s: float = 0.0
 
 
+State: TypeAlias = Literal[
+    "waiting for the chief", "serving", "alive", "silent", "left",
+    "joining", "computing", "waiting", "done",
+]  # fmt: skip
+"""Of a task: the first two of ps 0, the last four of workers alone."""
+
+
 @dataclass(slots=True)
 class TaskStatus:
     """One task as the lead shard sees it."""
 
-    task: str
-    state: str
+    role: str
+    index: int
+    state: State
     incarnation: int  # milliseconds since 1970 when it joined
     step: int  # pushes of a worker; version of a ps; last checkpoint's step of the chief
     silent_s: float
@@ -349,6 +356,11 @@ class TaskStatus:
     metrics: str
     lanes: str  # to each ps: memory, shm or tcp
     facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """Its name for people."""
+        return f"{self.role} {self.index}"
 
 
 @dataclass(slots=True)

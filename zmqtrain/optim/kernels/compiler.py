@@ -1,7 +1,6 @@
-"""From loops to LLVM's language, by Numba.
+"""From loops to machine code: ``python -m zmqtrain.optim.kernels.compiler SYMBOL``.
 
-Only this imports Numba, and the loops, so a task whose kernels are kept goes without: that spares
-it half a second and 30 MB.
+Only this imports Numba, and the loops, in a process of its own: no task has to hold Numba.
 
 A kernel gives the numbers of the NumPy rule exactly, on every processor and however the memory is
 cut into runs. Numba's ``fastmath`` would void that, for nothing: beyond the cache a loop is bound
@@ -11,7 +10,7 @@ by the memory. ``error_model="numpy"`` spares it the exceptions from divisions.
 from __future__ import annotations
 
 import inspect
-import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ import numba
 from numba import types
 from numba.extending import overload, register_jitable
 
+from zmqtrain.optim.kernels.assembler import assemble
 from zmqtrain.optim.kernels.loops import FORMULAS, loop_of, scaled_sum
 
 _pointer: Any = types.CPointer
@@ -32,9 +32,14 @@ _KERNEL = types.void(
 )
 _SCALED_SUM = types.void(_FLAT, _FLAT, _FLAT, types.float32, types.intp)
 
-_OF_PYTHON = r"@(?:Py|numba_|NRT_)\w+"
-_FUNCTION_OF_PYTHON = re.compile(rf"^declare (.*{_OF_PYTHON}\(.*\)).*$", re.MULTILINE)
-_VALUE_OF_PYTHON = re.compile(rf"^({_OF_PYTHON}) = external .*global .*$", re.MULTILINE)
+
+def compile_symbol(symbol: str) -> bytes:
+    """Return the code of ``scaled_sum``, or of a kernel as ``adam-1110[-guarded]``."""
+    name, *rest = symbol.split("-")
+    if rest:
+        present = tuple(digit == "1" for digit in rest[0])
+        return assemble(*compile_kernel(name, present, "guarded" in rest))
+    return assemble(*compile_scaled_sum())
 
 
 def compile_kernel(name: str, present: tuple[bool, ...], guarded: bool) -> tuple[str, str]:
@@ -73,19 +78,8 @@ def compile_scaled_sum() -> tuple[str, str]:
 
 
 def _compile(function: Callable[..., None], signature: Any) -> tuple[str, str]:
-    """Return LLVM IR that needs nothing of a process but the mathematics of C.
-
-    Around a function Numba puts code that would tell Python of its exceptions. Ours raise none, so
-    all of Python that this code names is replaced by a trap.
-    """
     compiled: Any = numba.cfunc(signature, error_model="numpy")(function)
-    ir = _FUNCTION_OF_PYTHON.sub(
-        r"define internal \1 {\n call void @llvm.trap()\n unreachable\n}", compiled.inspect_llvm()
-    )
-    ir = _VALUE_OF_PYTHON.sub(r"\1 = internal global i8 0", ir)
-    if "declare void @llvm.trap()" not in ir:
-        ir += "\ndeclare void @llvm.trap()\n"
-    return ir, compiled.native_name
+    return compiled.inspect_llvm(), compiled.native_name
 
 
 def _as_types(flags: tuple[bool, ...]) -> tuple[bool | None, ...]:
@@ -132,3 +126,7 @@ def _read(numbers, first, is_switch):  # type: ignore[no-untyped-def]
 
 overload(taken)(_taken)
 overload(read)(_read)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(compile_symbol(sys.argv[1]))

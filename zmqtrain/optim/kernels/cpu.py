@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import struct
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -35,26 +37,13 @@ def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
     Compiling takes seconds, once for a user, a processor, and a version of all that compiles.
     """
     which = "".join("01"[there] for there in present)
-    symbol = f"{name}-{which}" + "-guarded" * guarded
-
-    def compiled() -> tuple[str, str]:
-        from zmqtrain.optim.kernels.compiler import compile_kernel
-
-        return compile_kernel(name, present, guarded)
-
-    return _KERNEL(_address_of(symbol, compiled))
+    return _KERNEL(_address_of(f"{name}-{which}" + "-guarded" * guarded))
 
 
 @cache
 def load_scaled_sum() -> Any:
     """Return the code of :func:`scaled_sum`."""
-
-    def compiled() -> tuple[str, str]:
-        from zmqtrain.optim.kernels.compiler import compile_scaled_sum
-
-        return compile_scaled_sum()
-
-    return _SCALED_SUM(_address_of("scaled_sum", compiled))
+    return _SCALED_SUM(_address_of("scaled_sum"))
 
 
 class _Bound:
@@ -134,13 +123,31 @@ def _table(
     return (_POINTER * len(arrays))(*(a if a is None else _address(a) for a in arrays))
 
 
-def _address_of(symbol: str, compiled: Callable[[], tuple[str, str]]) -> int:
-    """Link the code that is kept, or else compile it, and keep it if that can be."""
+def _address_of(symbol: str) -> int:
+    """Place the code that is kept, or else have it compiled, and keep it if that can be."""
     code = machine_code.kept(symbol)
     if code is None:
-        code = machine_code.emit(*compiled(), symbol)
+        code = _compile(symbol)
         try:
             machine_code.keep(symbol, code)
         except (OSError, RuntimeError) as error:
             log.info("the compiled kernel %s is not kept: %r", symbol, error)
-    return machine_code.link(code, symbol)
+    return machine_code.place(code)
+
+
+def _compile(symbol: str) -> bytes:
+    """Have a process of its own compile: Numba takes 45 MB for good, and the GIL for seconds.
+
+    Raises:
+        RuntimeError: it failed, for the reason that is told.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "zmqtrain.optim.kernels.compiler", symbol],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        start_new_session=True,  # Ctrl-C is for this process alone
+    )
+    if ended.returncode:
+        *_, last = ended.stderr.decode(errors="replace").strip().split("\n")
+        raise RuntimeError(last or f"the compiler ended with code {ended.returncode}")
+    return ended.stdout

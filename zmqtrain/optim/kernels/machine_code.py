@@ -1,61 +1,54 @@
-"""Machine code of kernels: made and linked by LLVM, kept in the user's cache directory."""
+"""Machine code of kernels: kept in the user's cache directory, and put where it can run."""
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import platform
+import struct
 import tempfile
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
 
-import llvmlite.binding as llvm
-from llvmlite.binding.object_file import ObjectFileRef
+import numpy as np
 
 _DIGEST_NBYTES = 32
+_DISTANCE = struct.Struct("=q")
 
-_linking = Lock()
+_PROCESSORS = Path("/proc/cpuinfo")
+_TRAITS = {
+    *("vendor_id", "cpu family", "model", "model name", "flags"),  # x86
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),  # ARM
+}
 
-
-def emit(ir: str, function: str, symbol: str) -> bytes:
-    """Return an object file of LLVM IR, in which ``function`` is called ``symbol``.
-
-    Raises:
-        RuntimeError: it needs something that this process has not.
-    """
-    module = llvm.parse_assembly(ir)
-    for needed in (*module.functions, *module.global_variables):
-        if needed.is_declaration and not needed.name.startswith("llvm."):
-            _check_there(needed.name)  # to find out after linking would end the process
-    for value in (*module.functions, *module.global_variables):
-        if not value.is_declaration:  # Numba gives one name to functions of one type
-            value.linkage = "internal"
-    entry = module.get_function(function)
-    entry.name, entry.linkage = symbol, "external"
-    code: bytes = _target_machine(module.triple).emit_object(module)
-    return code
+_placed: list[mmap.mmap] = []  # for good
 
 
-def link(code: bytes, symbol: str) -> int:
-    """Return the address of a function of an object file, which stays in memory for good.
+def place(code: bytes) -> int:
+    """Return the address of a function whose code is as ``assemble`` gives it.
 
     Raises:
-        RuntimeError: there is no such function.
+        OSError: the kernel of this machine refuses.
     """
-    with _linking:
-        _engine().add_object_file(ObjectFileRef.from_data(code))
-        _engine().finalize_object()
-        address: int = _engine().get_function_address(symbol)
-    if not address:
-        raise RuntimeError(f"the object file has no function {symbol}")
-    return address
+    # A file of memory can be executed where files of the cache directory cannot, and the code is
+    # never where something can be written.
+    with open(os.memfd_create("zmqtrain-kernel"), "wb") as file:
+        file.write(code)
+        file.flush()
+        executable = mmap.PROT_READ | mmap.PROT_EXEC
+        memory = mmap.mmap(file.fileno(), len(code), mmap.MAP_PRIVATE, executable)
+    _placed.append(memory)
+    begin: int = np.frombuffer(memory, np.uint8).ctypes.data
+    (distance,) = _DISTANCE.unpack_from(code)
+    return begin + int(distance)
 
 
 def kept(symbol: str) -> bytes | None:
-    """Return the object file of this symbol; None if none is kept, or it is damaged.
+    """Return the code of this symbol; None if none is kept, or it is damaged.
 
-    One that others could have written is not taken.
+    What others could have written is not taken.
     """
     try:
         with (directory() / symbol).open("rb") as handle:
@@ -70,7 +63,7 @@ def kept(symbol: str) -> bytes | None:
 
 
 def keep(symbol: str, code: bytes) -> None:
-    """Keep the object file of this symbol.
+    """Keep the code of this symbol.
 
     Raises:
         OSError, RuntimeError: it could not be written.
@@ -92,14 +85,14 @@ def directory() -> Path:
 
     Raises:
         ImportError: Numba is not installed.
-        RuntimeError: the user has no home.
+        OSError, RuntimeError: the user has no home, or the processor is not known.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     caches = Path(given if os.path.isabs(given) else "~/.cache").expanduser()
     here = Path(__file__).parent
     sources = [path.read_bytes() for path in (*sorted(here.glob("*.py")), here.parent / "redo.py")]
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    versions = version("numba"), version("llvmlite"), llvm.get_process_triple()
+    versions = version("numba"), version("llvmlite")
     made_by = "\n".join([*versions, *_processor(), *settings]).encode()
     return caches / "zmqtrain" / f"kernels-{_digest(made_by, *sources).hex()[:16]}"
 
@@ -111,26 +104,14 @@ def _digest(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def _check_there(name: str) -> None:
-    if llvm.address_of_symbol(name) is None:
-        raise RuntimeError(f"compiled code needs {name}, which no library here has")
+def _processor() -> tuple[str, ...]:
+    """Return what can be told of this processor, as far as that is always the same.
 
-
-@cache
-def _engine() -> llvm.ExecutionEngine:
-    empty = llvm.parse_assembly("")
-    return llvm.create_mcjit_compiler(empty, _target_machine(llvm.get_process_triple()))
-
-
-def _target_machine(triple: str) -> llvm.TargetMachine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    cpu, features = _processor()
-    reloc = "static" if triple.startswith("x86") else "default"  # as Numba, whose links are proven
-    return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
-    )
-
-
-def _processor() -> tuple[str, str]:
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    Raises:
+        OSError, RuntimeError: nothing can.
+    """
+    lines = _PROCESSORS.read_text().partition("\n\n")[0].splitlines()
+    traits = [line for line in lines if line.partition(":")[0].strip() in _TRAITS]
+    if not traits:
+        raise RuntimeError(f"{_PROCESSORS} tells nothing of the processor")
+    return (platform.machine(), *traits)
