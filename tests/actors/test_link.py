@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -263,6 +264,23 @@ async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs, within:
     assert str(caught.value) == "the link to ps 0 was closed"
     with pytest.raises(PeerLostError, match="closed"):
         await within(worker.ask(PUSH, sequence=1))
+
+
+@pytest.mark.parametrize("ps_answers", [True, False])
+async def test_end_waits_for_last_words_unless_the_peer_was_never_there(
+    ps_answers: bool, start_worker: Callable[..., Any], ps: FakePs, within: Within
+) -> None:
+    worker = await start_worker(joined=False)
+    asked = worker.ask(Leave(""))
+    (request,) = await ps.first(Leave)
+    if ps_answers:
+        ps.reply(request, Done())
+        await within(asked)
+    worker.ps.endpoint.close = Mock(wraps=worker.ps.endpoint.close)
+    worker.ps.close()
+    worker.ps.endpoint.close.assert_called_once_with(discard=not ps_answers)
+    await asyncio.wait([asked])
+    assert ps_answers or isinstance(asked.exception(), PeerLostError)
 
 
 async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs, within: Within) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -343,30 +344,43 @@ def test_damaged_code_is_compiled_anew(
 
 
 @pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [
-        ("a file", "NotADirectoryError"),
-        ("no home", "RuntimeError"),
-        ("an unknown processor", r"RuntimeError.* tells nothing of the processor"),
-    ],
-)
 def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
-    place: str,
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if place == "a file" else "")
-    if place == "no home":
-        monkeypatch.setattr("os.path.expanduser", lambda path: path)  # it has this
-    if place == "an unknown processor":
-        monkeypatch.setattr(machine_code, "_PROCESSORS", tmp_path / "file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     caplog.set_level("INFO", "zmqtrain")
     assert sums() == [4, 4, 4]
-    assert re.search(f"the compiled kernel scaled_sum is not kept: {why}", caplog.text)
+    assert "the compiled kernel scaled_sum is not kept: NotADirectoryError" in caplog.text
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("unknown", ["home", "processor"])
+def test_where_it_is_not_known_for_whom_nothing_is_kept(
+    unknown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nothing").touch()
+    if unknown == "home":
+        monkeypatch.setenv("XDG_CACHE_HOME", "")
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)  # it has this
+    else:
+        monkeypatch.setattr(machine_code, "_PROCESSORS", tmp_path / "nothing")
+    with pytest.raises(RuntimeError):
+        machine_code.keep("scaled_sum", b"code")
+    assert machine_code.kept("scaled_sum") is None
+
+
+@pytest.mark.usefixtures("anew")
+def test_code_is_kept_though_who_wanted_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "zmqtrain.optim.kernels.compiler", "scaled_sum"]
+    subprocess.run(command, stdout=writer, stderr=subprocess.DEVNULL, check=False)
+    os.close(writer)
+    assert machine_code.kept("scaled_sum") is not None
 
 
 @pytest.mark.usefixtures("anew")

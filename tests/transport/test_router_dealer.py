@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
@@ -160,6 +162,19 @@ async def test_messages_that_nobody_takes_do_not_keep_the_process(tcp: Lane) -> 
     transport = ZmqTransport(linger_ms=20)
     transport.connect(tcp.unused()).send([b"hello"])
     transport.close()
+
+
+def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane) -> None:
+    """Which would wait for ever otherwise."""
+    program = f"""
+from zmqtrain.transport.router_dealer import ZmqTransport
+transport = ZmqTransport(linger_ms=-1)
+peer = transport.connect({tcp.unused()!r})
+peer.send([b"hello"])
+peer.close(discard=True)
+transport.close()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

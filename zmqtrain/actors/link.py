@@ -227,7 +227,7 @@ class Link:
 
     def close(self) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
-        self.endpoint.close()
+        self.endpoint.close(discard=self.heard_at is None)  # or its end waits for who never came
 
     def _pulse(self) -> None:
         self._last_id += 1

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from threading import Thread
+from typing import ParamSpec, TypeVar
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 LONG_S = 0.02
 
@@ -39,3 +41,26 @@ class Offload:
             return work()
         finally:
             self._last_s = time.perf_counter() - started
+
+
+class DaemonExecutor(Executor):
+    """Runs each call in a thread of its own, for which the end of the process does not wait."""
+
+    def submit(
+        self,
+        fn: Callable[Arguments, Result],
+        /,
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Future[Result]:
+        future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        Thread(target=run, daemon=True).start()
+        return future

@@ -19,6 +19,7 @@ import numpy as np
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import PATIENCE_S
+from zmqtrain.actors.offload import DaemonExecutor
 from zmqtrain.cluster import Role
 from zmqtrain.config import TaskConfig
 from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
@@ -128,7 +129,8 @@ class ParameterServer(JobActor):
     async def _fuse(self, update: Update) -> None:
         """Change to compiled kernels. Until they are loaded, NumPy gives the same, more slowly."""
         memory, guarded = np.empty(0, np.float32), self.shard.safe
-        await asyncio.to_thread(update.warm_up, memory, guarded=guarded)
+        load = partial(update.warm_up, memory, guarded=guarded)
+        await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
         self.execution.after_orders(partial(self.shard.bind, update))
 
     def release(self, error: BaseException | None) -> None:

@@ -103,7 +103,7 @@ class SimulatedEnd:
         else:
             self.network.carry(connection, _copied(frames), up=True)
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         """Stop receiving; what is on its way still arrives."""
         if not self.is_closed:
             self.is_closed = True
@@ -140,7 +140,7 @@ class SimulatedListener:
             raise UnreachableError(f"{self.high_water_mark} messages wait for {peer!r}")
         self.network.carry(connection, _copied(frames), up=False)
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         """Stop receiving and give the address up; what is on its way still arrives."""
         self.inbox.close()
         self.network.listener_closed(self)

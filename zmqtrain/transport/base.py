@@ -64,8 +64,11 @@ class Endpoint(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Stop delivering and release the address; what was sent before still goes out briefly."""
+    def close(self, *, discard: bool = False) -> None:
+        """Stop delivering and release the address.
+
+        What was sent before still goes out briefly, unless that is to be discarded.
+        """
         ...
 
 

@@ -62,7 +62,8 @@ class MemoryEndpoint:
         for frames in waiting:
             self._hub.forward(self._address, self._name, frames)
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
+        """What was sent before has gone out, or nobody listens."""
         self._is_closed = True
         self._on_message = None
         self._received.clear()

@@ -112,7 +112,7 @@ class ZmqEndpoint:
         if self._loop is not None and not self._is_draining and self._is_readable():
             self._schedule_drain()
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         if self._socket.closed:
             return
         self._on_message = None
@@ -124,7 +124,7 @@ class ZmqEndpoint:
         if self._attendant is not None:
             self._socket.disable_monitor()  # first: it would wait for who reads its events
             self._attendant.close()
-        self._socket.close()
+        self._socket.close(linger=0 if discard else None)
         if self._forget is not None:
             self._forget(self)
 

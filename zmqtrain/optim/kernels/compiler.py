@@ -1,6 +1,7 @@
 """From loops to machine code: ``python -m zmqtrain.optim.kernels.compiler SYMBOL``.
 
-Only this imports Numba, and the loops, in a process of its own: no task has to hold Numba.
+That writes a kernel's code to the standard output, and keeps it if that can be. Only this imports
+Numba, and the loops, in a process of its own: no task has to hold Numba.
 
 A kernel gives the numbers of the NumPy rule exactly, on every processor and however the memory is
 cut into runs. Numba's ``fastmath`` would void that, for nothing: beyond the cache a loop is bound
@@ -18,6 +19,7 @@ import numba
 from numba import types
 from numba.extending import overload, register_jitable
 
+from zmqtrain.optim.kernels import machine_code
 from zmqtrain.optim.kernels.assembler import assemble
 from zmqtrain.optim.kernels.loops import FORMULAS, loop_of, scaled_sum
 
@@ -128,5 +130,14 @@ overload(taken)(_taken)
 overload(read)(_read)
 
 
+def main(symbol: str) -> None:
+    code = compile_symbol(symbol)
+    try:
+        machine_code.keep(symbol, code)
+    except (OSError, RuntimeError) as error:
+        sys.stderr.write(f"not kept: {error!r}")
+    sys.stdout.buffer.write(code)
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(compile_symbol(sys.argv[1]))
+    main(sys.argv[1])

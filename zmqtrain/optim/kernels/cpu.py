@@ -124,19 +124,15 @@ def _table(
 
 
 def _address_of(symbol: str) -> int:
-    """Place the code that is kept, or else have it compiled, and keep it if that can be."""
+    """Place the code that is kept, or else have it compiled."""
     code = machine_code.kept(symbol)
-    if code is None:
-        code = _compile(symbol)
-        try:
-            machine_code.keep(symbol, code)
-        except (OSError, RuntimeError) as error:
-            log.info("the compiled kernel %s is not kept: %r", symbol, error)
-    return machine_code.place(code)
+    return machine_code.place(_compile(symbol) if code is None else code)
 
 
 def _compile(symbol: str) -> bytes:
     """Have a process of its own compile: Numba takes 45 MB for good, and the GIL for seconds.
+
+    That process keeps the code, even if this one ends before.
 
     Raises:
         RuntimeError: it failed, for the reason that is told.
@@ -150,4 +146,6 @@ def _compile(symbol: str) -> bytes:
     if ended.returncode:
         *_, last = ended.stderr.decode(errors="replace").strip().split("\n")
         raise RuntimeError(last or f"the compiler ended with code {ended.returncode}")
+    if ended.stderr:
+        log.info("the compiled kernel %s is %s", symbol, ended.stderr.decode(errors="replace"))
     return ended.stdout
