@@ -39,7 +39,7 @@ LEGEND = """\
 All sizes are in MB of 10^6 bytes.
 stops       how often the ps was made to stand still
 anon_shmem  what Python and its libraries have allocated, and the shard
-file        pages of programs and libraries (LLVM, BLAS, Python), which all tasks of a host share
+file        pages of programs and libraries (Python, BLAS), which all tasks of a host share
             and the kernel drops when memory is short; rss = anon_shmem + file
 formula     parameters + optimizer slots + a gradient for each worker + 64 MiB
 over        rss - formula; over_without_file: anon_shmem - formula
