@@ -29,6 +29,7 @@ from bench.output import ROOT, headline, report
 from bench.plot import check_installed
 from bench.processes import json_lines_of
 from zmqtrain.chaos import Chaos, Report, figures, schedule
+from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.cluster import Role
 from zmqtrain.coordination.ledger import LedgerState
@@ -185,7 +186,7 @@ class Stage:
 
 
 @click.command("headline")
-@click.option("--seconds", type=click.FloatRange(1), default=120.0, show_default=True)
+@click.option("--seconds", type=FiniteRange(1), default=120.0, show_default=True)
 @click.option("--steps", type=click.IntRange(100), default=20_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="of the schedule of kills")
 @click.option(

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.errors import ConfigError
 from zmqtrain.options import flag_of
 
@@ -56,7 +57,7 @@ def spec_for(make: Callable[[str], object]) -> Callable[[str], str]:
 lanes_option = click.option(
     "--lane", "lanes", type=list_of(click.Choice(LANES), "lane"), default=",".join(LANES)
 )
-size_type = click.FloatRange(0, min_open=True)  # in megabytes
+size_type = FiniteRange(0, min_open=True)  # in megabytes
 sizes_type = list_of(size_type, "number")
 
 

@@ -12,6 +12,7 @@ from bench.forecast import Cluster, Costs, Simulation, Stragglers, StuckError
 from bench.options import json_option, list_of, spec_for
 from bench.output import report
 from bench.sleeper import make_job
+from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.policies import make_policy
 
 POLICIES = ("hogwild", "bounded-staleness:3", "sync-replicas")
@@ -26,7 +27,7 @@ COMPARE_GRADIENTS = 600
 COMPARE_UPDATE_S = 0.0001  # of a model that is next to nothing
 
 numbers_type = list_of(click.IntRange(1), "number")
-milliseconds_type = click.FloatRange(0)
+milliseconds_type = FiniteRange(0)
 
 
 def stragglers_of(text: str) -> Stragglers:
@@ -113,7 +114,7 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
 )
 @click.option("--compute-ms", type=milliseconds_type, default=100.0, help="mean time of a gradient")
 @click.option(
-    "--spread", type=click.FloatRange(0, 10), default=0.1, help="its relative standard deviation"
+    "--spread", type=FiniteRange(0, 10), default=0.1, help="its relative standard deviation"
 )
 @click.option(
     "--straggler",

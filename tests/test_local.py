@@ -32,7 +32,7 @@ from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
 from zmqtrain.summary import parameters_sha256
-from zmqtrain.transport.base import Peer
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -194,7 +194,7 @@ class LateOrders(MemoryTransport):
 class LatePushes(MemoryTransport):
     """What is sent to ps 1 arrives late."""
 
-    def forward(self, address: str, peer: Peer, frames: list[Buffer]) -> bool:
+    def forward(self, address: str, peer: RoutingId, frames: list[Buffer]) -> bool:
         if address != "ipc://memory/1":
             return super().forward(address, peer, frames)
         asyncio.get_running_loop().call_later(0.005, super().forward, address, peer, frames)

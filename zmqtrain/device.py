@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.flat import Flat
 from zmqtrain.models.base import Batch
-from zmqtrain.store.segment_layout import Flat
 
 
 class Device(Protocol):

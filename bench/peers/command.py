@@ -32,6 +32,7 @@ from bench.peers.lineup import (
 )
 from bench.training import Training
 from bench.workload import TRAINERS, Row
+from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.data import Mnist
 from zmqtrain.errors import ZmqTrainError
 
@@ -121,7 +122,7 @@ class Comparison:
 )
 @click.option("--rounds", type=click.IntRange(1), default=3)
 @click.option(
-    "--timeout-s", type=click.FloatRange(1), default=300.0, help="seconds that one run may take"
+    "--timeout-s", type=FiniteRange(1), default=300.0, help="seconds that one run may take"
 )
 @click.option("--install", is_flag=True, help="first make the environments that are missing")
 @json_option

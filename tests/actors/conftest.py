@@ -13,7 +13,7 @@ from zmqtrain.actors.link import Link
 from zmqtrain.cluster import Role, Task
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
-from zmqtrain.transport.base import Endpoint, Peer
+from zmqtrain.transport.base import Endpoint, RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -28,10 +28,10 @@ class Mail:
 
     def __init__(self) -> None:
         self.received: list[Envelope] = []
-        self.peers: list[Peer] = []
+        self.peers: list[RoutingId] = []
         self._arrived = asyncio.Event()
 
-    def take(self, peer: Peer, frames: list[Buffer]) -> Envelope:
+    def take(self, peer: RoutingId, frames: list[Buffer]) -> Envelope:
         envelope = decode(frames)
         self.received.append(envelope)
         self.peers.append(peer)
@@ -75,7 +75,7 @@ class FakePs(Mail):
     def send_frames(self, frames: list[Buffer]) -> None:
         self._endpoint.send(frames, self.peers[-1])
 
-    def _on_message(self, peer: Peer, frames: list[Buffer]) -> None:
+    def _on_message(self, peer: RoutingId, frames: list[Buffer]) -> None:
         if self.ignores(decode(frames)):
             return
         envelope = self.take(peer, frames)

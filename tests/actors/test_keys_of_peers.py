@@ -16,7 +16,7 @@ from zmqtrain.cluster import Role, Task
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
-from zmqtrain.transport.base import OnMessage, OnTrouble, Peer, UnreachableError
+from zmqtrain.transport.base import OnMessage, OnTrouble, RoutingId, UnreachableError
 from zmqtrain.transport.gate import Key, KnownPeer
 from zmqtrain.transport.keys import Owner
 from zmqtrain.wire.buffers import Buffer
@@ -32,7 +32,7 @@ class SelectiveEnd:
     address = "tcp://ps-0:2222"
 
     def __init__(self) -> None:
-        self.sent: list[tuple[Peer, Envelope]] = []
+        self.sent: list[tuple[RoutingId, Envelope]] = []
         self.deliver: OnMessage
         self.trouble: OnTrouble
 
@@ -42,7 +42,7 @@ class SelectiveEnd:
     def tell(self, on_trouble: OnTrouble) -> None:
         self.trouble = on_trouble
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         if isinstance(peer, KnownPeer) and not peer.key.allowed:
             raise UnreachableError("the key is allowed no more")
         self.sent.append((peer, decode(frames)))

@@ -21,7 +21,7 @@ from zmqtrain.models import LinearRegression, base
 from zmqtrain.models.base import Batch, Gradients
 from zmqtrain.optim import SGD
 from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.transport.base import Peer
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -90,7 +90,7 @@ class Someone:
         assert isinstance(reply.message, Welcome), reply.message
         self.be(reply.message.incarnation, reply.epoch)
 
-    def _receive(self, peer: Peer, frames: list[Buffer]) -> None:
+    def _receive(self, peer: RoutingId, frames: list[Buffer]) -> None:
         envelope = decode(frames)
         if envelope.request_id in self._replies:
             self._replies[envelope.request_id].set_result(envelope)

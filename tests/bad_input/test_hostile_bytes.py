@@ -29,7 +29,7 @@ from zmqtrain.roles.chief import Chief
 from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.roles.task import JobActor
 from zmqtrain.roles.worker import Worker
-from zmqtrain.transport.base import Peer
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import MAX_FRAMES, Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -76,7 +76,7 @@ class Connection:
         async with asyncio.timeout(LIMIT_S):
             return await self._answers.get()
 
-    def _receive(self, _: Peer, frames: list[Buffer]) -> None:
+    def _receive(self, _: RoutingId, frames: list[Buffer]) -> None:
         self._answers.put_nowait(decode(frames))
 
 

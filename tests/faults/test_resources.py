@@ -25,7 +25,7 @@ from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
 from zmqtrain.roles import launch
 from zmqtrain.store.retention import checkpoints
-from zmqtrain.transport.base import Peer
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import Buffer
 
@@ -133,7 +133,7 @@ async def test_listener_without_descriptors_keeps_its_peers_and_lets_others_in_l
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     listener = transport.bind("tcp://127.0.0.1:0")
 
-    def hear(sender: Peer, frames: list[Buffer]) -> None:
+    def hear(sender: RoutingId, frames: list[Buffer]) -> None:
         heard.put_nowait(bytes(frames[0]))
         listener.send(frames, sender)
 

@@ -24,7 +24,7 @@ from zmqtrain.roles.worker import Worker
 from zmqtrain.simulation.loop import current_process
 from zmqtrain.simulation.run import simulate
 from zmqtrain.simulation.schedule import Fault
-from zmqtrain.transport.base import Peer
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -74,7 +74,7 @@ async def test_task_that_joins_a_ps_of_another_version_leaves_with_both_versions
     transport = MemoryTransport()
     listener = transport.bind(PS[0])
 
-    def refuse(peer: Peer, frames: Frames) -> None:
+    def refuse(peer: RoutingId, frames: Frames) -> None:
         refusal = Refusal("ProtocolError", "what such a ps says of it")
         reply = Envelope(refusal, Sender("ps", 0), decode(frames).request_id)
         listener.send(relabelled(encode(reply), version), peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -92,3 +93,15 @@ def test_second_run_on_a_logdir_is_refused(stage: Any) -> None:
     assert f"of a job that runs already (process {run.pid} on " in second.log
     run.signal(signal.SIGTERM)
     assert run.exit_code() == ExitCode.TERMINATED, str(run)
+
+
+def test_run_ends_although_its_kernels_are_not_compiled_yet(stage: Any) -> None:
+    fifo = stage.directory / "fifo"
+    os.mkfifo(fifo)
+    (stage.directory / "numba.py").write_text(f"open({str(fifo)!r}).read(); raise ImportError")
+    nothing_is_kept = {"XDG_CACHE_HOME": str(stage.directory / "cache")}
+    run = stage.train(
+        stage.job(), "--steps", 20, env=nothing_is_kept | {"PYTHONPATH": str(stage.directory)}
+    )
+    assert run.summary()["global_step"] == 20
+    fifo.open("w").close()  # from here on the compiler may end

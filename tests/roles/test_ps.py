@@ -16,7 +16,7 @@ from zmqtrain.roles.ps import ParameterServer
 from zmqtrain.store.shard import Shard
 from zmqtrain.transport.memory import MemoryTransport
 
-LIMIT_S = 30.0  # to load Numba on a busy machine
+LIMIT_S = 30.0  # to compile on a busy machine
 
 
 async def test_ps_changes_to_compiled_kernels_while_it_serves(

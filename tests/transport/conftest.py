@@ -21,7 +21,7 @@ from zmqtrain.transport.base import (
     COPIED_NBYTES,
     HIGH_WATER_MARK,
     Endpoint,
-    Peer,
+    RoutingId,
     Transport,
     UnreachableError,
 )
@@ -39,11 +39,11 @@ class Inbox:
     """Takes an endpoint's messages, as bytes, and lets a test wait for them."""
 
     def __init__(self) -> None:
-        self.peers: list[Peer] = []
+        self.peers: list[RoutingId] = []
         self.messages: list[list[bytes]] = []
         self._arrived = asyncio.Event()
 
-    def __call__(self, peer: Peer, frames: list[Buffer]) -> None:
+    def __call__(self, peer: RoutingId, frames: list[Buffer]) -> None:
         self.peers.append(peer)
         self.messages.append([bytes(frame) for frame in frames])
         self._arrived.set()
@@ -98,7 +98,7 @@ class Lane:
         endpoint = self.connect(address)
         return endpoint, self.start(endpoint)
 
-    async def send(self, endpoint: Endpoint, frames: list[Buffer], peer: Peer = b"") -> None:
+    async def send(self, endpoint: Endpoint, frames: list[Buffer], peer: RoutingId = b"") -> None:
         """Send as soon as the queue has room."""
         async with asyncio.timeout(LIMIT_S):
             while True:
@@ -107,7 +107,7 @@ class Lane:
                 except UnreachableError:
                     await asyncio.sleep(0)
 
-    async def send_until_unreachable(self, endpoint: Endpoint, peer: Peer = b"") -> None:
+    async def send_until_unreachable(self, endpoint: Endpoint, peer: RoutingId = b"") -> None:
         """Send until the transport has noticed that nobody is there any more."""
         async with asyncio.timeout(LIMIT_S):
             while True:

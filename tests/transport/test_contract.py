@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import COPIED_NBYTES, Peer, UnreachableError
+from zmqtrain.transport.base import COPIED_NBYTES, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
 
 Lane = Any  # of conftest.py
@@ -39,7 +39,7 @@ async def test_every_one_of_many_peers_keeps_its_order(lane: Lane) -> None:
         for name, peer in enumerate(peers):
             await lane.send(peer, [b"%d" % name, b"%d" % number])
     await inbox.first(20 * 30)
-    by_peer: dict[Peer, list[list[bytes]]] = {}
+    by_peer: dict[RoutingId, list[list[bytes]]] = {}
     for peer, message in zip(inbox.peers, inbox.messages, strict=True):
         by_peer.setdefault(peer, []).append(message)
     sent = [[[b"%d" % name, b"%d" % number] for number in range(30)] for name in range(20)]
@@ -76,7 +76,7 @@ async def test_long_exchange_never_stalls(lane: Lane) -> None:
     peer = lane.connect(listener.address)
     done = asyncio.get_running_loop().create_future()
 
-    def on_message(_: Peer, frames: list[Buffer]) -> None:
+    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
         number = int(bytes(frames[0]))
         if number == 500:
             done.set_result(None)
@@ -104,7 +104,7 @@ async def test_frames_stay_valid_while_referenced(lane: Lane) -> None:
     kept: list[list[Buffer]] = []
     done = asyncio.Event()
 
-    def on_message(_: Peer, frames: list[Buffer]) -> None:
+    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
         kept.append(frames)
         if len(kept) == 40:
             done.set()
@@ -146,7 +146,7 @@ async def test_large_frame_may_be_written_again_once_it_was_delivered(lane: Lane
     kept: list[list[Buffer]] = []
     arrived = asyncio.Event()
 
-    def on_message(_: Peer, frames: list[Buffer]) -> None:
+    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
         kept.append(frames)
         arrived.set()
 
@@ -226,7 +226,7 @@ async def test_reply_to_a_peer_that_closed_is_unreachable(lane: Lane) -> None:
 
 
 @pytest.mark.parametrize("name", [b"", b"nobody", b"\x00abcd"])
-async def test_message_to_an_unknown_peer_is_unreachable(lane: Lane, name: Peer) -> None:
+async def test_message_to_an_unknown_peer_is_unreachable(lane: Lane, name: RoutingId) -> None:
     listener, _ = lane.listen()
     with pytest.raises(UnreachableError):
         listener.send([b"hello"], name)
@@ -316,7 +316,7 @@ async def test_messages_are_handed_over_by_the_loop(lane: Lane) -> None:
     depth = 0
     done = asyncio.Event()
 
-    def handle(endpoint: Any, name: Peer, count: int) -> None:
+    def handle(endpoint: Any, name: RoutingId, count: int) -> None:
         nonlocal depth
         assert asyncio.get_running_loop() is loop and threading.get_ident() == thread
         assert depth == 0, "called from within a send"
@@ -341,7 +341,7 @@ async def test_endpoint_closed_by_its_own_handler_gets_nothing_more(lane: Lane) 
     seen = []
     closed = asyncio.Event()
 
-    def on_message(_: Peer, frames: list[Buffer]) -> None:
+    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
         seen.append(bytes(frames[0]))
         listener.close()
         closed.set()
@@ -369,7 +369,7 @@ async def test_burst_leaves_turns_to_the_loops_other_work(lane: Lane) -> None:
             await lane.send(peer, message)
     handled = 0
 
-    def on_message(_: Peer, frames: list[Buffer]) -> None:
+    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
         nonlocal handled
         handled += 1
 

@@ -18,12 +18,13 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.waits import Waits
 from zmqtrain.cluster import Task
 from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.flat import Flat
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     Endpoint,
-    Peer,
+    RoutingId,
     Selective,
     Transport,
     UnreachableError,
@@ -32,7 +33,7 @@ from zmqtrain.transport.gate import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Refusal
-from zmqtrain.wire.pieces import Flat, travelling
+from zmqtrain.wire.pieces import travelling
 from zmqtrain.wire.refusals import refusal_of
 
 TOLD = 256  # reasons to turn someone away that are remembered as told
@@ -45,7 +46,9 @@ class Request:
 
     __slots__ = ("_actor", "_endpoint", "_peer", "envelope")
 
-    def __init__(self, actor: Actor, endpoint: Endpoint, peer: Peer, envelope: Envelope) -> None:
+    def __init__(
+        self, actor: Actor, endpoint: Endpoint, peer: RoutingId, envelope: Envelope
+    ) -> None:
         self._actor = actor
         self._endpoint = endpoint
         self._peer = peer
@@ -217,7 +220,7 @@ class Actor:
         message: Message,
         request_id: int,
         tensors: tuple[Tensor, ...],
-        peer: Peer,
+        peer: RoutingId,
     ) -> None:
         """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
         sender, epoch = self.identify()
@@ -230,7 +233,7 @@ class Actor:
         except UnreachableError as error:
             log.debug("not sent: %s", error)
 
-    def _receive(self, endpoint: Endpoint, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def _receive(self, endpoint: Endpoint, peer: RoutingId, frames: Sequence[Buffer]) -> None:
         self.metrics.bytes_received.inc(sum(map(len, frames)))
         try:
             envelope = decode(frames)

@@ -19,7 +19,7 @@ from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
-from zmqtrain.transport.base import Endpoint, Peer, Selective, UnreachableError
+from zmqtrain.transport.base import Endpoint, RoutingId, Selective, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Alive, Heartbeat, Message, Piece, Refusal, Taken
@@ -278,7 +278,7 @@ class Link:
         except UnreachableError as error:
             log.debug("%s: not sent: %s", self.peer, error)  # resent, or replaced by the next
 
-    def _receive(self, _: Peer, frames: list[Buffer]) -> None:
+    def _receive(self, _: RoutingId, frames: list[Buffer]) -> None:
         self._metrics.bytes_received.inc(sum(map(len, frames)))
         try:
             envelope = decode(frames)

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 
-class _Finite(click.FloatRange):
+class FiniteRange(click.FloatRange):
+    """``click.FloatRange`` without NaN and infinity."""
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
@@ -18,4 +20,4 @@ class _Finite(click.FloatRange):
         return number
 
 
-seconds_type = _Finite(0, min_open=True)
+seconds_type = FiniteRange(0, min_open=True)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-Flat: TypeAlias = NDArray[np.float32]
-"""float32, C-contiguous, shape (n,): any run of a shard's flat memory."""
+from zmqtrain.flat import Flat
 
 
 @dataclass(frozen=True, slots=True)

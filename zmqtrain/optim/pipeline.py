@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.flat import Flat
 from zmqtrain.optim import kernels
-from zmqtrain.optim.base import Flat, Rule, Slot
+from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.blocks import approach, block_size, blocks, runs
 from zmqtrain.optim.checks import check_decay, check_non_negative
 from zmqtrain.optim.redo import Redo

@@ -17,7 +17,8 @@ from math import sqrt
 import numpy as np
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim.base import Flat, Slot
+from zmqtrain.flat import Flat
+from zmqtrain.optim.base import Slot
 from zmqtrain.optim.blocks import approach, blocks, root
 from zmqtrain.optim.checks import (
     check_decay,

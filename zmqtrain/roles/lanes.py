@@ -20,10 +20,10 @@ from zmqtrain.errors import (
     RefusedError,
     SegmentError,
 )
+from zmqtrain.flat import Flat
 from zmqtrain.optim import AVERAGE
 from zmqtrain.roles.joining import Joined
 from zmqtrain.store.segment import Reached, copy_consistently, reach
-from zmqtrain.store.segment_layout import Flat
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import pieces
 from zmqtrain.wire.buffers import Tensor

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.flat import Flat
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
-from zmqtrain.store.segment_layout import Flat
 
 
 class WorkerMemory:

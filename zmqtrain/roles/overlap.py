@@ -13,11 +13,11 @@ from typing import Any
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
+from zmqtrain.flat import Flat
 from zmqtrain.roles.lanes import Lane
 from zmqtrain.roles.memory import WorkerMemory
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.layout import ShardLayout
-from zmqtrain.store.segment_layout import Flat
 from zmqtrain.wire import pieces
 from zmqtrain.wire.messages import Push
 

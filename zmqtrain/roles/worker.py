@@ -28,6 +28,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.device import make_device
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, FencedError, ProtocolError
+from zmqtrain.flat import Flat
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Buffers, Dataset, Parameters
 from zmqtrain.optim import clip_by_global_norm
@@ -39,7 +40,6 @@ from zmqtrain.roles.peers import PARKED
 from zmqtrain.roles.steps import Made, Step, account
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store.finite import all_finite
-from zmqtrain.store.segment_layout import Flat
 from zmqtrain.transport.base import Transport
 from zmqtrain.user_code import user_code
 from zmqtrain.wire.codec import Envelope

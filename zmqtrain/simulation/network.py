@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.simulation.loop import Process, VirtualLoop
-from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, Peer, UnreachableError
+from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer
 
 Frames: TypeAlias = list[Buffer]
@@ -64,7 +64,7 @@ class Cut:
 class Connection:
     """One connected end, and the listener that it has found, if any."""
 
-    def __init__(self, end: SimulatedEnd, name: Peer) -> None:
+    def __init__(self, end: SimulatedEnd, name: RoutingId) -> None:
         self.end = end
         self.name = name  # by which the listener knows it
         self.listener: SimulatedListener | None = None
@@ -92,7 +92,7 @@ class SimulatedEnd:
     def start(self, on_message: OnMessage) -> None:
         self.inbox.open(on_message)
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self.connection
         if self.is_closed:
             raise UnreachableError(f"this end of {self.address} is closed")
@@ -104,7 +104,7 @@ class SimulatedEnd:
             self.network.carry(connection, _copied(frames), up=True)
 
     def close(self, *, discard: bool = False) -> None:
-        """Stop receiving; what is on its way still arrives."""
+        """Stop receiving; what is on its way still arrives, ``discard`` or not."""
         if not self.is_closed:
             self.is_closed = True
             self.inbox.close()
@@ -126,13 +126,13 @@ class SimulatedListener:
         self.address = address
         self.high_water_mark = high_water_mark
         self.inbox = _Inbox()
-        self.connections: dict[Peer, Connection] = {}
+        self.connections: dict[RoutingId, Connection] = {}
 
     def start(self, on_message: OnMessage) -> None:
         self.inbox.open(on_message)
         self.network.listening(self)
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self.connections.get(peer)
         if connection is None:
             raise UnreachableError(f"peer {peer!r} is not connected")
@@ -141,7 +141,10 @@ class SimulatedListener:
         self.network.carry(connection, _copied(frames), up=False)
 
     def close(self, *, discard: bool = False) -> None:
-        """Stop receiving and give the address up; what is on its way still arrives."""
+        """Stop receiving and give the address up; what is on its way still arrives.
+
+        It does so, ``discard`` or not.
+        """
         self.inbox.close()
         self.network.listener_closed(self)
 
@@ -156,7 +159,7 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._on_message: OnMessage | None = None
-        self._early: deque[tuple[Peer, Frames]] = deque()
+        self._early: deque[tuple[RoutingId, Frames]] = deque()
 
     def open(self, on_message: OnMessage) -> None:
         self._on_message = on_message
@@ -167,7 +170,7 @@ class _Inbox:
         self._on_message = None
         self._early.clear()
 
-    def take(self, peer: Peer, frames: Frames) -> None:
+    def take(self, peer: RoutingId, frames: Frames) -> None:
         if self._on_message is None:
             self._early.append((peer, frames))
         else:
@@ -356,7 +359,7 @@ class Network:
         if connection.life == life:
             self.lose(connection)
 
-    def _new_name(self) -> Peer:
+    def _new_name(self) -> RoutingId:
         return b"%d" % next(self._numbers)
 
 

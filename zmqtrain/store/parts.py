@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.flat import Flat
 from zmqtrain.optim import Update
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
-from zmqtrain.store.segment_layout import Flat
 
 
 class Part:

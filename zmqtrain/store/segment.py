@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import SegmentError
+from zmqtrain.flat import Flat
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
     CHANGE_NBYTES,
@@ -39,7 +40,6 @@ from zmqtrain.store.segment_layout import (
     PROGRESS_STRIDE,
     WORDS,
     WORDS_AT,
-    Flat,
     SegmentLayout,
 )
 

@@ -21,12 +21,6 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-
-Flat: TypeAlias = NDArray[np.float32]
 
 LAYOUT_VERSION = 6
 """Rises with every change to what lies where in a segment."""

@@ -15,11 +15,11 @@ from zmqtrain.wire.buffers import Buffer
 HIGH_WATER_MARK = 64
 """Messages on their way to or from a peer; back-pressure is by bytes, above: this is the fuse."""
 
-Peer: TypeAlias = bytes
+RoutingId: TypeAlias = bytes
 """Where a listening endpoint's message came from, and where the reply goes; b"" when connected.
 With keys it is a :class:`zmqtrain.transport.gate.KnownPeer`."""
 
-OnMessage: TypeAlias = Callable[[Peer, list[Buffer]], None]
+OnMessage: TypeAlias = Callable[[RoutingId, list[Buffer]], None]
 
 OnTrouble: TypeAlias = Callable[[str, bool], None]
 """Told why another end does not get in here, or this one there, and whether it never will."""
@@ -53,7 +53,7 @@ class Endpoint(Protocol):
         """
         ...
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         """Send one message. Frames up to ``COPIED_NBYTES`` have been taken over when this returns;
         a larger one is read from where it lies until it has left, so it goes out as it is then.
 

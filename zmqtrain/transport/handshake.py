@@ -13,7 +13,7 @@ from collections import deque
 
 import zmq
 
-from zmqtrain.transport.base import Endpoint, OnTrouble, Peer, ignore_trouble
+from zmqtrain.transport.base import Endpoint, OnTrouble, RoutingId, ignore_trouble
 from zmqtrain.wire.buffers import Buffer
 
 BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
@@ -53,7 +53,7 @@ class ListenerWatch:
     def close(self) -> None:
         self._events.close()
 
-    def _take(self, _: Peer, frames: list[Buffer]) -> None:
+    def _take(self, _: RoutingId, frames: list[Buffer]) -> None:
         event, value = _parsed(frames)
         if event == _PROTOCOL:
             text = _TURNED_AWAY.get(value, "someone came who does not speak ZMTP")
@@ -86,7 +86,7 @@ class PeerWatch:
         if self._inquiry is not None:
             self._inquiry.cancel()
 
-    def _take(self, _: Peer, frames: list[Buffer]) -> None:
+    def _take(self, _: RoutingId, frames: list[Buffer]) -> None:
         event, value = _parsed(frames)
         was_explained, self._explained = self._explained, event != _ENDED
         if event == _SUCCEEDED:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, Peer, UnreachableError
+from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
@@ -20,14 +20,14 @@ BURST = 32  # messages handled before the loop's other work gets a turn
 class MemoryEndpoint:
     """One end; ``MemoryTransport`` makes them."""
 
-    def __init__(self, hub: MemoryTransport, address: str, name: Peer = b"") -> None:
+    def __init__(self, hub: MemoryTransport, address: str, name: RoutingId = b"") -> None:
         self._hub = hub
         self._name = name  # how the listener addresses this end; b"" for the listener itself
         self._address = address
         self._on_message: OnMessage | None = None
         self._is_closed = False
         self._is_draining = False
-        self._received: deque[tuple[Peer, list[Buffer]]] = deque()
+        self._received: deque[tuple[RoutingId, list[Buffer]]] = deque()
         self._waiting: list[list[Buffer]] = []
 
     @property
@@ -40,7 +40,7 @@ class MemoryEndpoint:
             self._hub.listening(self._address)
         self._drain_soon()
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         if self._is_closed:
             raise UnreachableError(f"this end of {self._address} is closed")
         copy: list[Buffer] = [bytes(frame) for frame in frames]
@@ -51,7 +51,7 @@ class MemoryEndpoint:
                 raise UnreachableError(f"{HIGH_WATER_MARK} messages wait for {self._address}")
             self._waiting.append(copy)
 
-    def deliver(self, peer: Peer, frames: list[Buffer]) -> None:
+    def deliver(self, peer: RoutingId, frames: list[Buffer]) -> None:
         """Take a message in; it is handed over on a later turn of the loop, as by a socket."""
         self._received.append((peer, frames))
         self._drain_soon()
@@ -63,7 +63,7 @@ class MemoryEndpoint:
             self._hub.forward(self._address, self._name, frames)
 
     def close(self, *, discard: bool = False) -> None:
-        """What was sent before has gone out, or nobody listens."""
+        """``discard`` or not: what was sent has gone out, or nobody listens."""
         self._is_closed = True
         self._on_message = None
         self._received.clear()
@@ -89,7 +89,7 @@ class MemoryTransport:
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryEndpoint] = {}
         self._started: set[str] = set()
-        self._ends: dict[Peer, MemoryEndpoint] = {}
+        self._ends: dict[RoutingId, MemoryEndpoint] = {}
         self._numbers = itertools.count(1)
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> MemoryEndpoint:
@@ -116,14 +116,14 @@ class MemoryTransport:
             if endpoint.address == address:
                 endpoint.flush()
 
-    def forward(self, address: str, peer: Peer, frames: list[Buffer]) -> bool:
+    def forward(self, address: str, peer: RoutingId, frames: list[Buffer]) -> bool:
         """Deliver to the listener at ``address``; False if there is none yet."""
         if address not in self._started:
             return False
         self._listeners[address].deliver(peer, frames)
         return True
 
-    def end_named(self, peer: Peer) -> MemoryEndpoint:
+    def end_named(self, peer: RoutingId) -> MemoryEndpoint:
         """Return the connected end with this name.
 
         Raises:
@@ -134,7 +134,7 @@ class MemoryTransport:
         except KeyError:
             raise UnreachableError(f"peer {peer!r} is not connected") from None
 
-    def closed(self, endpoint: MemoryEndpoint, name: Peer) -> None:
+    def closed(self, endpoint: MemoryEndpoint, name: RoutingId) -> None:
         """Forget an endpoint."""
         if name:
             self._ends.pop(name, None)

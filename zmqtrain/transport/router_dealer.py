@@ -24,7 +24,7 @@ from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     OnMessage,
     OnTrouble,
-    Peer,
+    RoutingId,
     UnreachableError,
 )
 from zmqtrain.transport.curve import secure_listener, secure_peer
@@ -94,7 +94,7 @@ class ZmqEndpoint:
         if self._attendant is not None:
             self._attendant.tell(on_trouble)
 
-    def send(self, frames: Sequence[Buffer], peer: Peer = b"") -> None:
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         socket = self._socket
         try:
             if self._listening:
@@ -160,7 +160,7 @@ class ZmqEndpoint:
     def _is_readable(self) -> bool:
         return bool(int(self._socket.get(_EVENTS)) & _READABLE)
 
-    def _receive(self) -> tuple[Peer, list[Buffer]] | None:
+    def _receive(self) -> tuple[RoutingId, list[Buffer]] | None:
         """Receive one message, copying the header and leaving tensor frames where zmq put them.
 
         Returns None for one that is not taken.

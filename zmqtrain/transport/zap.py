@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.transport.base import OnTrouble, Peer, UnreachableError, ignore_trouble
+from zmqtrain.transport.base import OnTrouble, RoutingId, UnreachableError, ignore_trouble
 from zmqtrain.transport.gate import Gate
 from zmqtrain.wire.buffers import Buffer
 
@@ -66,7 +66,7 @@ class Doorkeeper:
         except Exception as error:
             self._tell(error)
 
-    def _answer(self, peer: Peer, frames: list[Buffer]) -> None:
+    def _answer(self, peer: RoutingId, frames: list[Buffer]) -> None:
         try:
             status, user = self._verdict(frames)
         except Exception as error:

@@ -359,7 +359,7 @@ class TaskStatus:
 
     @property
     def task(self) -> str:
-        """Its name for people."""
+        """Its name."""
         return f"{self.role} {self.index}"
 
 

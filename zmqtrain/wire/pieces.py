@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from zmqtrain.errors import ProtocolError
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
 from zmqtrain.wire.messages import Piece
-
-Flat: TypeAlias = NDArray[np.float32]
 
 PIECE_SIZE = FRAME_NBYTES // 4
 """Elements in a piece, 1 MiB."""

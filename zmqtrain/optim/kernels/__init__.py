@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.optim.base import Flat, Rule
+from zmqtrain.flat import Flat
+from zmqtrain.optim.base import Rule
 from zmqtrain.optim.kernels.base import Backend, Operands
 from zmqtrain.optim.redo import Redo
 from zmqtrain.optim.rules import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp
@@ -67,7 +68,7 @@ class FusedRule:
         l2: np.float32,
         redo: Redo | None,
     ) -> BoundKernel | None:
-        """Return the kernel for this memory, compiled here if need be; None if that cannot be.
+        """Return the kernel for this memory, compiled if need be; None if that cannot be.
 
         ``average`` names the slot of the moving average. The kernel does what the rule's own
         ``update`` does, with L2 before and the average behind it.
@@ -170,8 +171,9 @@ def _cpu() -> Backend | None:
     return cpu
 
 
+@cache
 def _loaded(backend: Backend, name: str, present: tuple[bool, ...], guarded: bool) -> Any:
-    """Return a kernel's code, None if it cannot be had."""
+    """Return a kernel's code, None if it cannot be had; that is tried once."""
     try:
         return backend.load(name, present, guarded)
     except Exception as error:
@@ -181,5 +183,5 @@ def _loaded(backend: Backend, name: str, present: tuple[bool, ...], guarded: boo
 
 @cache
 def _lament(why: str) -> None:
-    """Tell once of what a compiler gives that does not fit its surroundings."""
+    """Tell, once for each reason, why there are no kernels."""
     log.warning("updates run in NumPy, several times slower, for want of kernels: %s", why)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.optim.base import Flat
+from zmqtrain.flat import Flat
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]
 """Hyper-parameters of a rule, and behind them its switches."""
@@ -36,7 +36,7 @@ class Operands:
         return tuple(array is not None for array in self.arrays)
 
 
-class Backend(Protocol):
+class Backend(Hashable, Protocol):
     """The kernels of one kind of processor."""
 
     def load(self, name: str, present: tuple[bool, ...], guarded: bool) -> Any:

@@ -1,7 +1,7 @@
 """From loops to machine code: ``python -m zmqtrain.optim.kernels.compiler SYMBOL``.
 
-That writes a kernel's code to the standard output, and keeps it if that can be. Only this imports
-Numba, and the loops, in a process of its own: no task has to hold Numba.
+That writes a kernel's code to the standard output, sealed, and keeps it if that can be. No task
+imports this: Numba and LLVM stay with a process that has nothing else to do.
 
 A kernel gives the numbers of the NumPy rule exactly, on every processor and however the memory is
 cut into runs. Numba's ``fastmath`` would void that, for nothing: beyond the cache a loop is bound
@@ -20,7 +20,7 @@ from numba import types
 from numba.extending import overload, register_jitable
 
 from zmqtrain.optim.kernels import machine_code
-from zmqtrain.optim.kernels.assembler import assemble
+from zmqtrain.optim.kernels.assembler import assemble, assembly_of
 from zmqtrain.optim.kernels.loops import FORMULAS, loop_of, scaled_sum
 
 _pointer: Any = types.CPointer
@@ -40,8 +40,8 @@ def compile_symbol(symbol: str) -> bytes:
     name, *rest = symbol.split("-")
     if rest:
         present = tuple(digit == "1" for digit in rest[0])
-        return assemble(*compile_kernel(name, present, "guarded" in rest))
-    return assemble(*compile_scaled_sum())
+        return assemble(assembly_of(*compile_kernel(name, present, "guarded" in rest)))
+    return assemble(assembly_of(*compile_scaled_sum()))
 
 
 def compile_kernel(name: str, present: tuple[bool, ...], guarded: bool) -> tuple[str, str]:
@@ -131,12 +131,15 @@ overload(read)(_read)
 
 
 def main(symbol: str) -> None:
-    code = compile_symbol(symbol)
-    try:
-        machine_code.keep(symbol, code)
-    except (OSError, RuntimeError) as error:
-        sys.stderr.write(f"not kept: {error!r}")
-    sys.stdout.buffer.write(code)
+    with machine_code.turn():
+        code = machine_code.kept(symbol)  # by who had the turn before
+        if code is None:
+            code = compile_symbol(symbol)
+            try:
+                machine_code.keep(symbol, code)
+            except (OSError, RuntimeError) as error:
+                sys.stderr.write(f"it could not be kept: {error!r}")
+    sys.stdout.buffer.write(machine_code.sealed(symbol, code))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.optim.base import Flat
+from zmqtrain.flat import Flat
 from zmqtrain.optim.kernels import machine_code
 from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
 from zmqtrain.optim.redo import BLOCK
@@ -29,8 +30,13 @@ _KERNEL = ctypes.CFUNCTYPE(None, *(_POINTER,) * 4, _INDEX, _INDEX, _FLOAT, _FLOA
 _SCALED_SUM = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _FLOAT, _INDEX)
 _NOTHING = ctypes.c_char * 0
 
+COMPILE_TIMEOUT_S = 300.0
+"""Many times what it takes."""
 
-@cache
+if not hasattr(os, "memfd_create"):
+    raise ImportError("compiled kernels are for Linux")
+
+
 def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
     """Return a kernel's code.
 
@@ -126,26 +132,35 @@ def _table(
 def _address_of(symbol: str) -> int:
     """Place the code that is kept, or else have it compiled."""
     code = machine_code.kept(symbol)
-    return machine_code.place(_compile(symbol) if code is None else code)
+    return machine_code.place(_compiled(symbol) if code is None else code)
 
 
-def _compile(symbol: str) -> bytes:
-    """Have a process of its own compile: Numba takes 45 MB for good, and the GIL for seconds.
+def _compiled(symbol: str) -> bytes:
+    """Have a process of its own compile: Numba takes memory for good, and the GIL for seconds.
 
-    That process keeps the code, even if this one ends before.
+    That process keeps the code, even if this one ends before. It imports what this one would.
 
     Raises:
-        RuntimeError: it failed, for the reason that is told.
+        RuntimeError, OSError, SubprocessError: it failed, for the reason that is told.
     """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
     ended = subprocess.run(
-        [sys.executable, "-m", "zmqtrain.optim.kernels.compiler", symbol],
+        [sys.executable, "-P", "-m", "zmqtrain.optim.kernels.compiler", symbol],
+        env=environ,
+        cwd="/",  # Numba looks for its settings there
         stdin=subprocess.DEVNULL,
         capture_output=True,
         start_new_session=True,  # Ctrl-C is for this process alone
+        timeout=COMPILE_TIMEOUT_S,
     )
+    said = ended.stderr.decode(errors="replace").strip()
     if ended.returncode:
-        *_, last = ended.stderr.decode(errors="replace").strip().split("\n")
-        raise RuntimeError(last or f"the compiler ended with code {ended.returncode}")
-    if ended.stderr:
-        log.info("the compiled kernel %s is %s", symbol, ended.stderr.decode(errors="replace"))
-    return ended.stdout
+        _, _, last = said.rpartition("\n")
+        raise RuntimeError(f"the compiler ended with code {ended.returncode}: {last}")
+    if said:
+        log.info("the compiler of %s said: %s", symbol, said)
+    code = machine_code.opened(symbol, ended.stdout) or machine_code.kept(symbol)
+    if code is None:
+        raise RuntimeError(f"the compiler gave no code, but {ended.stdout!r:.80}")
+    return code

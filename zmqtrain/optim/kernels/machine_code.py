@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import mmap
 import os
 import platform
 import struct
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +26,8 @@ _TRAITS = {
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),  # ARM
 }
 
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
 _placed: list[mmap.mmap] = []  # for good
 
 
@@ -32,11 +37,13 @@ def place(code: bytes) -> int:
     Raises:
         OSError: the kernel of this machine refuses.
     """
-    # A file of memory can be executed where files of the cache directory cannot, and the code is
-    # never where something can be written.
-    with open(os.memfd_create("zmqtrain-kernel"), "wb") as file:
+    # A file of memory can be executed where files of the cache directory cannot, and is never
+    # changed once it is sealed.
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    with open(os.memfd_create("zmqtrain-kernel", flags), "wb") as file:
         file.write(code)
         file.flush()
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
         executable = mmap.PROT_READ | mmap.PROT_EXEC
         memory = mmap.mmap(file.fileno(), len(code), mmap.MAP_PRIVATE, executable)
     _placed.append(memory)
@@ -49,6 +56,9 @@ def kept(symbol: str) -> bytes | None:
     """Return the code of this symbol; None if none is kept, or it is damaged.
 
     What others could have written is not taken.
+
+    Raises:
+        ImportError: Numba is not installed.
     """
     try:
         with (directory() / symbol).open("rb") as handle:
@@ -58,25 +68,45 @@ def kept(symbol: str) -> bytes | None:
         return None
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         return None
-    code = content[_DIGEST_NBYTES:]
-    return code if content[:_DIGEST_NBYTES] == _digest(symbol.encode(), code) else None
+    return opened(symbol, content)
 
 
 def keep(symbol: str, code: bytes) -> None:
     """Keep the code of this symbol.
 
     Raises:
-        OSError, RuntimeError: it could not be written.
+        OSError, RuntimeError, ImportError: it could not be written.
     """
     directory().mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=directory())
     try:
         with open(descriptor, "wb") as handle:
-            handle.write(_digest(symbol.encode(), code) + code)
+            handle.write(sealed(symbol, code))
         os.replace(temporary, directory() / symbol)
     except OSError:
         os.unlink(temporary)
         raise
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Let the block be run by one process at a time, of those that keep code in one directory."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, RuntimeError):
+            directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context((directory() / "lock").open("w")), fcntl.LOCK_EX)
+        yield
+
+
+def sealed(symbol: str, code: bytes) -> bytes:
+    """Return the code of this symbol, made of these sources, so that damage would show."""
+    return _digest(symbol.encode(), b"\0", _made_of(), code) + code
+
+
+def opened(symbol: str, content: bytes) -> bytes | None:
+    """Return the code that was sealed; None if it is damaged, or of another symbol or source."""
+    code = content[_DIGEST_NBYTES:]
+    return code if content == sealed(symbol, code) else None
 
 
 @cache
@@ -89,12 +119,20 @@ def directory() -> Path:
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     caches = Path(given if os.path.isabs(given) else "~/.cache").expanduser()
+    made_for = "\n".join(_processor()).encode()
+    return caches / "zmqtrain" / f"kernels-{_digest(made_for, _made_of()).hex()[:16]}"
+
+
+@cache
+def _made_of() -> bytes:
+    """Return a digest of the sources, and of the versions of who compiles them.
+
+    Raises:
+        ImportError: Numba is not installed.
+    """
     here = Path(__file__).parent
     sources = [path.read_bytes() for path in (*sorted(here.glob("*.py")), here.parent / "redo.py")]
-    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("NUMBA_"))
-    versions = version("numba"), version("llvmlite")
-    made_by = "\n".join([*versions, *_processor(), *settings]).encode()
-    return caches / "zmqtrain" / f"kernels-{_digest(made_by, *sources).hex()[:16]}"
+    return _digest(f"{version('numba')} {version('llvmlite')}".encode(), *sources)
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ProtocolError
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
-
-Flat: TypeAlias = NDArray[np.float32]
-"""float32, C-contiguous, shape (n,): a piece of a shard's gradient, or all of it."""
 
 RUN_SIZE = 65_536
 """Elements worked on at a time, 256 KiB: with less the calls cost time, with more the scratch

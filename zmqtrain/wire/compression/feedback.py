@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import Compression, Flat
+from zmqtrain.wire.compression.base import Compression
 
 
 class Compressor:

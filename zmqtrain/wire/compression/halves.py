@@ -15,8 +15,9 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import RUN_SIZE, Flat, received, runs
+from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
 
 Codes: TypeAlias = NDArray[np.uint16]
 

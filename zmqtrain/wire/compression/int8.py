@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zmqtrain.errors import ProtocolError
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import RUN_SIZE, Flat, received, runs
+from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
 
 MIN_BLOCK, MAX_BLOCK = 8, 32_768
 """A shorter block's scale would undo the saving; with a longer one too much of a gradient would be

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ProtocolError
+from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import Flat, received
+from zmqtrain.wire.compression.base import received
 
 MAX_RATIO = 0.5
 """Beyond it more bytes would be sent than without compression."""
