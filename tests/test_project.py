@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 # What each part of the package may import of the package; a part may always import itself.
-LEAVES = {"errors", "user_code"}
+LEAVES = {"errors", "flat", "user_code"}
 LAYERS = {
     "wire": LEAVES,
     "transport": LEAVES | {"wire"},

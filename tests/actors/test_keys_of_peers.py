@@ -47,7 +47,7 @@ class SelectiveEnd:
             raise UnreachableError("the key is allowed no more")
         self.sent.append((peer, decode(frames)))
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         pass
 
 

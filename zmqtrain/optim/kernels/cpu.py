@@ -33,9 +33,6 @@ _NOTHING = ctypes.c_char * 0
 COMPILE_TIMEOUT_S = 300.0
 """Many times what it takes."""
 
-if not hasattr(os, "memfd_create"):
-    raise ImportError("compiled kernels are for Linux")
-
 
 def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
     """Return a kernel's code.

@@ -9,6 +9,7 @@ import mmap
 import os
 import platform
 import struct
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -16,6 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+
+if sys.platform != "linux":
+    raise ImportError("compiled kernels are for Linux")
 
 _DIGEST_NBYTES = 32
 _DISTANCE = struct.Struct("=q")
