@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import compiled_elsewhere, compiled_here
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     SGD,
@@ -269,10 +270,16 @@ def sums() -> list[float]:
     return out.tolist()
 
 
-def one_rules_trouble(symbol: str, compiled: Callable[[str], bytes] = cpu._compiled) -> bytes:
+@pytest.fixture
+def elsewhere(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As outside of tests, kernels are compiled by a process of their own."""
+    monkeypatch.setattr(cpu, "_compiled", compiled_elsewhere)
+
+
+def one_rules_trouble(symbol: str) -> bytes:
     if symbol != "scaled_sum":
         raise RuntimeError("no such thing")
-    return compiled(symbol)
+    return compiled_here(symbol)
 
 
 TROUBLES = {
@@ -285,7 +292,7 @@ TROUBLES = {
 }
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
     trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
@@ -322,7 +329,7 @@ def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
         assert compiled.call_count == 2  # what failed is not tried again
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("elsewhere")
 def test_kernel_is_compiled_once_for_all_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -356,7 +363,7 @@ def test_damaged_code_is_compiled_anew(
     assert machine_code.kept(kept.name) is not None
 
 
-@pytest.mark.usefixtures("anew")
+@pytest.mark.usefixtures("elsewhere")
 def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -35,8 +35,20 @@ _KERNEL = types.void(
 _SCALED_SUM = types.void(_FLAT, _FLAT, _FLAT, types.float32, types.intp)
 
 
-def compile_symbol(symbol: str) -> bytes:
-    """Return the code of ``scaled_sum``, or of a kernel as ``adam-1110[-guarded]``."""
+def code_of(symbol: str) -> bytes:
+    """Return the code of ``scaled_sum``, or of a kernel as ``adam-1110[-guarded]``, and keep it."""
+    with machine_code.turn():
+        code = machine_code.kept(symbol)  # by who had the turn before
+        if code is None:
+            code = _compile_symbol(symbol)
+            try:
+                machine_code.keep(symbol, code)
+            except (OSError, RuntimeError) as error:
+                sys.stderr.write(f"it could not be kept: {error!r}")
+    return code
+
+
+def _compile_symbol(symbol: str) -> bytes:
     name, *rest = symbol.split("-")
     if rest:
         present = tuple(digit == "1" for digit in rest[0])
@@ -130,17 +142,5 @@ overload(taken)(_taken)
 overload(read)(_read)
 
 
-def main(symbol: str) -> None:
-    with machine_code.turn():
-        code = machine_code.kept(symbol)  # by who had the turn before
-        if code is None:
-            code = compile_symbol(symbol)
-            try:
-                machine_code.keep(symbol, code)
-            except (OSError, RuntimeError) as error:
-                sys.stderr.write(f"it could not be kept: {error!r}")
-    sys.stdout.buffer.write(machine_code.sealed(symbol, code))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.stdout.buffer.write(machine_code.sealed(sys.argv[1], code_of(sys.argv[1])))
