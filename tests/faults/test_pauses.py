@@ -85,9 +85,9 @@ def test_event_loop_that_was_blocked_for_longer_than_a_lease_loses_nobody(
     """Every task is on that loop. One worker waits for the other, so only heartbeats tell of it."""
     monkeypatch.setattr(offload, "LONG_S", float("inf"))
     calls.clear()
-    model = Blocking(LinearRegression(), blocks_s=0.5)
+    model = Blocking(LinearRegression(), blocks_s=2.0)
     job = Job(model=model, data=NoisyLine(), optimizer=SGD(0.1), policy="sync-replicas", steps=50)
-    summary = zmqtrain.run(job, workers=2, ps=2, timing=Timing(heartbeat_s=0.05, lease_s=0.1))
+    summary = zmqtrain.run(job, workers=2, ps=2, timing=Timing(heartbeat_s=0.05, lease_s=0.5))
     assert len(calls) > 50
     assert (summary.global_step, summary.pushes["applied"]) == (50, 100)
     assert HAS_LEFT not in caplog.text
