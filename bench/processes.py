@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from bench.output import ROOT
+from zmqtrain.signals import that_end
 
 MARKS = "BENCH_RUNS"  # variable with the marks of the runs that a process belongs to
 GRACE_S = 5.0  # how long what is left of a run may take to end
@@ -108,16 +109,21 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 @contextmanager
 def _end_in_order() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit, so that it does not leave processes behind."""
+    """Have the first signal raise SystemExit, and no other disturb what follows from it."""
+    previous = {number: signal.getsignal(number) for number in that_end()}
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
+        for other in previous:
+            signal.signal(other, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    for number in previous:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _last_lines(errors: IO[bytes]) -> str:

@@ -17,16 +17,25 @@ from bench.processes import LAST_LINES, RunError, json_lines_of
 
 TIMEOUT_S = 60.0
 
-# Starts a process that leaves its parent's session, tells its pid, and does as argument 2 says.
+# Starts a process that leaves its parent's session, and tells its pid.
 PARENT = """
-import os, subprocess, sys, time
+import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
                          start_new_session=True)
 with open(sys.argv[1] + ".new", "w") as file:
     file.write(str(child.pid))
 os.replace(sys.argv[1] + ".new", sys.argv[1])
 print('{"done": true}', flush=True)
-if sys.argv[2] == "stay":
+"""
+
+# Tells its pid, and of a SIGTERM, which it does not heed.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[2], "w").close())
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.replace(sys.argv[1] + ".new", sys.argv[1])
+while True:
     time.sleep(600)
 """
 
@@ -74,7 +83,7 @@ def test_command_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
 
 def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    json_lines_of(python(PARENT, str(path), "leave"), timeout_s=TIMEOUT_S)
+    json_lines_of(python(PARENT, str(path)), timeout_s=TIMEOUT_S)
     assert has_ended(int(path.read_text()))
 
 
@@ -87,18 +96,26 @@ def test_command_over_its_time_is_ended_with_all_that_it_started(how: str, tmp_p
     assert has_ended(int(path.read_text()))
 
 
-def test_processes_are_ended_when_the_benchmark_is_told_to_end(tmp_path: Path) -> None:
-    path = tmp_path / "pid"
-    command = python(PARENT, str(path), "stay")
-    code = f"from bench.processes import json_lines_of; json_lines_of({command!r}, timeout_s=600)"
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_processes_are_ended_when_the_benchmark_is_told_to_end_though_it_is_told_twice(
+    first: signal.Signals, tmp_path: Path
+) -> None:
+    """They do not end before they are killed."""
+    pid, told = tmp_path / "pid", tmp_path / "told"
+    command = python(STUBBORN, str(pid), str(told))
+    code = (
+        "from bench import processes; processes.GRACE_S = 1.0; "
+        f"processes.json_lines_of({command!r}, timeout_s=600)"
+    )
     benchmark = subprocess.Popen(python(code), cwd=ROOT)
     deadline = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        assert benchmark.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    benchmark.send_signal(signal.SIGTERM)
-    assert benchmark.wait(TIMEOUT_S) == 128 + signal.SIGTERM
-    assert has_ended(int(path.read_text()))
+    for sign, number in ((pid, first), (told, signal.SIGTERM)):
+        while not sign.exists():
+            assert benchmark.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        benchmark.send_signal(number)
+    assert benchmark.wait(TIMEOUT_S) == 128 + first
+    assert has_ended(int(pid.read_text()))
 
 
 def test_sigterm_means_afterwards_what_it_meant_before() -> None:
