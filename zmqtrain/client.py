@@ -60,7 +60,7 @@ async def _ask(
     transport = ZmqTransport(security, linger_ms=0)  # what was not answered needs not be sent
     link = Link("ps 0", transport.connect(endpoint), Client(os.getpid(), timeout_s))
     try:
-        reply = await link.request(message, reason="a question of yours", timeout_s=timeout_s)
+        reply = await link.request(message, reason="", timeout_s=timeout_s)
         return reply.message
     finally:
         link.close()

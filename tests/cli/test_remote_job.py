@@ -61,8 +61,8 @@ def test_no_job_is_told_with_what_to_give(
 ) -> None:
     assert main(["status"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: no job of yours has its chief on this host; expected one that runs; start one, or "
-        "give the address of its ps 0 by --ps (or ZMQTRAIN_PS)\n"
+        "error: no job of yours has its chief on this host; if it runs elsewhere, or has not "
+        "started, give the address of the job's ps 0 by --ps (or ZMQTRAIN_PS)\n"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rights import no_root
 from zmqtrain.errors import SegmentError
-from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment import Segment, reach
 from zmqtrain.store.segment_files import file_name, remove_dead, segment_files
 from zmqtrain.store.segment_layout import SegmentLayout
 
@@ -24,6 +24,22 @@ def test_segment_of_a_dead_ps_is_removed_and_that_of_a_live_one_is_not(tmp_path:
     segment.close()
     assert remove_dead(path)
     assert not path.exists()
+
+
+def test_segment_of_a_dead_ps_stays_as_long_as_a_worker_may_wait_for_its_next_life(
+    tmp_path: Path,
+) -> None:
+    path, layout = tmp_path / "segments" / NAME, SegmentLayout(8, [])
+    segment = Segment.create(layout, path)
+    worker = reach(segment.name, layout)
+    segment.gradient(0)
+    gradient = worker.gradient(0)
+    segment.close()
+    (found,) = segment_files(path.parent)
+    assert (found.owned, found.held, remove_dead(path)) == (False, True, False)
+    del worker, gradient
+    (found,) = segment_files(path.parent)
+    assert (found.owned, found.held, remove_dead(path)) == (False, False, True)
 
 
 def nothing(place: Path) -> None:

@@ -355,10 +355,11 @@ class Link:
     def _expire(self, outstanding: Outstanding, timeout_s: float) -> None:
         if not outstanding.future.done():
             self._metrics.rpc_timeouts.inc()
+            reason = f" ({outstanding.reason})" if outstanding.reason else ""
             outstanding.future.set_exception(
                 PeerLostError(
                     f"{self.peer} at {self.endpoint.address} did not answer within "
-                    f"{timeout_s:g} s ({outstanding.reason}): "
+                    f"{timeout_s:g} s{reason}: "
                     f"{self._trouble or 'is it running, and is this its address?'}"
                 )
             )

@@ -24,13 +24,14 @@ from zmqtrain.store.segment_files import default_directory, remove_dead, segment
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that a task made on this host; removed if its ps was dead, unless in a dry run."""
+    """Something that a task made on this host; removed if nobody needs it, unless in a dry run."""
 
     what: str  # segment, or run: the directory of a zmqtrain run
     path: Path
     nbytes: int
     age_s: float
     ps_alive: bool
+    workers_alive: bool
     removed: bool
 
 
@@ -48,7 +49,11 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
 
     That is the memory of a ps that was killed: its segment, a file that takes up main memory until
     somebody removes it. And the directory of a zmqtrain run that was killed, with its sockets and
-    the logs of its tasks. What belongs to a live job is listed and kept.
+    the logs of its tasks. What belongs to a live ps, or to workers that wait for a dead one, is
+    listed and kept.
+
+    A ps that is to be started again goes on from its segment. Workers of other hosts cannot be seen
+    from here: clean up when their job has ended.
 
     \b
     Examples:
@@ -65,14 +70,16 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
 
 
 def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:
-    """Yield every segment and every directory of a run, removing those whose ps is dead."""
+    """Yield every segment and every directory of a run, removing those that nobody needs."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
         age_s = _age_s(segment.modified_at)
-        yield Found("segment", segment.path, segment.nbytes, age_s, segment.owned, removed)
+        lives = segment.owned, segment.held
+        yield Found("segment", segment.path, segment.nbytes, age_s, *lives, removed)
     for run in run_directories(temporary):
         removed = not (dry_run or run.in_use) and remove_run(run.path)
-        yield Found("run", run.path, run.nbytes, _age_s(run.modified_at), run.in_use, removed)
+        age_s = _age_s(run.modified_at)
+        yield Found("run", run.path, run.nbytes, age_s, run.in_use, False, removed)
 
 
 def clean_view(found: Sequence[Found]) -> RenderableType:
@@ -94,7 +101,7 @@ def clean_json(found: Sequence[Found]) -> dict[str, object]:
 def _table(found: Sequence[Found]) -> Table:
     result = table("what", "path", "size", "age", "ps", "done", right=("size",), folded=("path",))
     for one in found:
-        ps = "alive" if one.ps_alive else "dead"
+        ps = "alive" if one.ps_alive else "dead, workers wait" if one.workers_alive else "dead"
         done = "removed" if one.removed else "kept"
         size, age = data_size(one.nbytes), duration(one.age_s)
         result.add_row(*map(cell, (one.what, one.path, size, age, ps, done)))
@@ -104,14 +111,18 @@ def _table(found: Sequence[Found]) -> Table:
 def _conclusion(found: Sequence[Found]) -> str:
     groups = {
         "removed": [one for one in found if one.removed],
-        "left over": [one for one in found if not one.ps_alive and not one.removed],
-        "in use": [one for one in found if one.ps_alive],
+        "left over": [one for one in found if not (_is_in_use(one) or one.removed)],
+        "in use": [one for one in found if _is_in_use(one)],
     }
     return "; ".join(
         f"{len(group)} {name}, {data_size(sum(one.nbytes for one in group))}"
         for name, group in groups.items()
         if group
     )
+
+
+def _is_in_use(one: Found) -> bool:
+    return one.ps_alive or one.workers_alive
 
 
 def _directory(given_by_flag: str | None) -> Path | None:

@@ -167,8 +167,8 @@ def _named(address: str) -> str:
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
-            "no job of yours has its chief on this host; expected one that runs; start one, or "
-            f"give the address of its ps 0 by {names_of('ps')}"
+            "no job of yours has its chief on this host; if it runs elsewhere, or has not started, "
+            f"give the address of the job's ps 0 by {names_of('ps')}"
         )
     width = max(len(job.ps[0]) for job in jobs)
     listing = "".join(

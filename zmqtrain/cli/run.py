@@ -25,7 +25,7 @@ from zmqtrain.logs import setup_logging
 from zmqtrain.nursery import Nursery
 from zmqtrain.options import flag_of, given, load, options_of
 from zmqtrain.processes import LocalCluster, run_processes
-from zmqtrain.roles.progress import ProgressLog
+from zmqtrain.roles.progress import ProgressLog, shown_loss
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
@@ -128,7 +128,7 @@ def view(status: Status) -> RenderableType:
     figures = Table.grid(padding=(0, 3))
     figures.add_row(
         f"{status.steps_per_second:.0f} steps/s",
-        f"loss {status.loss:.4f}",
+        f"loss {shown_loss(status)}",
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "pushes {applied} applied, {dropped} dropped".format(**status.pushes),
     )

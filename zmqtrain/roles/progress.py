@@ -38,5 +38,10 @@ def line(status: Status) -> str:
     )
     return (
         f"step {status.step}/{status.steps}  {status.steps_per_second:.0f} steps/s  "
-        f"loss {status.loss:.4f}  staleness {status.staleness['mean']:.2f}  {workers}"
+        f"loss {shown_loss(status)}  staleness {status.staleness['mean']:.2f}  {workers}"
     )
+
+
+def shown_loss(status: Status) -> str:
+    """Return the loss of the last push, as long as there is one."""
+    return f"{status.loss:.4f}" if any(status.pushes.values()) else "-"

@@ -311,6 +311,12 @@ def is_owned(path: Path) -> bool:
     return False
 
 
+def is_held_by_a_worker(descriptor: int) -> bool:
+    """Say whether some process has a gradient of this segment mapped to write to it."""
+    found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_of(0, 0))
+    return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+
 _ATTEMPTS = 8
 
 
@@ -376,8 +382,9 @@ def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
     return str(nonce.hex())
 
 
-def _lock_of(at: int) -> bytes:
-    return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+def _lock_of(at: int, nbytes: int = 1) -> bytes:
+    """0 bytes are all from there on."""
+    return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, nbytes, 0)
 
 
 def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from zmqtrain.store.segment import is_owned
+from zmqtrain.store.segment import is_held_by_a_worker, is_owned
 
 SHARED_MEMORY = Path("/dev/shm")
 SUFFIX = ".segment"
@@ -40,6 +40,7 @@ class SegmentFile:
     nbytes: int
     modified_at: float  # Unix time
     owned: bool  # its ps is alive
+    held: bool  # a worker of it is, and waits for the next life of a ps that is dead
 
 
 def segment_files(directory: Path) -> Iterator[SegmentFile]:
@@ -48,13 +49,14 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
         try:
             found = path.lstat()
             if _is_segment(path, found):
-                yield SegmentFile(path, 512 * found.st_blocks, found.st_mtime, is_owned(path))
+                nbytes, owned, held = 512 * found.st_blocks, is_owned(path), _is_held(path)
+                yield SegmentFile(path, nbytes, found.st_mtime, owned, held)
         except FileNotFoundError:
             continue
 
 
 def remove_dead(path: Path) -> bool:
-    """Remove the segment at ``path`` if its ps is dead; return whether it was removed.
+    """Remove the segment at ``path`` if its ps and their workers are dead; say whether it was.
 
     What this user may not remove, or cannot reach, stays as it is.
 
@@ -71,12 +73,22 @@ def remove_dead(path: Path) -> bool:
         # Before the lock was ours, another ps may have put its own segment here.
         if not _is_segment(path, found) or not os.path.samestat(found, path.lstat()):
             return False
+        if is_held_by_a_worker(descriptor):
+            return False
         path.unlink()
     except OSError:  # first of all BlockingIOError: its ps is alive
         return False
     finally:
         os.close(descriptor)
     return True
+
+
+def _is_held(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return is_held_by_a_worker(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_segment(path: Path, found: os.stat_result) -> bool:
