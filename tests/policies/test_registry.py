@@ -56,6 +56,7 @@ FORMS = (
     "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of "
     'an installed plug-in, or "module:attr"'
 )
+NO_MODULE = "no module 'no.such' where Python looks (PYTHONPATH)"
 WHOLE = (
     "expected hogwild, or hogwild:whole for steps that count on every ps or on none, even if "
     "their worker dies"
@@ -75,7 +76,7 @@ OPTIONS = (
         ("", f"unknown policy '': {FORMS}"),
         ("nope", f"unknown policy 'nope': {FORMS}"),
         ("bounded_staleness:2", f"unknown policy 'bounded_staleness:2': {FORMS}"),
-        ("no.such:policy", f"unknown policy 'no.such:policy': {FORMS}"),
+        ("no.such:policy", f"unknown policy 'no.such:policy': {NO_MODULE}; {FORMS}"),
         ("json.decoder", f"unknown policy 'json.decoder': {FORMS}"),
         (":attr", f"unknown policy ':attr': {FORMS}"),
         (".json:loads", f"unknown policy '.json:loads': {FORMS}"),
@@ -102,11 +103,11 @@ OPTIONS = (
         ),
         (
             "sync-replicas:aggregate=0",
-            "policy sync-replicas:aggregate=N: got '0', expected a whole number from 1 to 1000000",
+            "policy sync-replicas:aggregate=R: got '0', expected a whole number from 1 to 1000000",
         ),
         (
             "sync-replicas:aggregate",
-            "policy sync-replicas:aggregate=N: got '', expected a whole number from 1 to 1000000",
+            "policy sync-replicas:aggregate=R: got '', expected a whole number from 1 to 1000000",
         ),
         (
             "sync-replicas:aggregate=2,tokens=x",

@@ -75,9 +75,10 @@ def _bounded_staleness(options: str) -> Policy:
 
 def _sync_replicas(options: str) -> Policy:
     values: dict[str, int] = {}
+    counts = {"aggregate": ("R", 1), "tokens": ("N", 0)}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
-        if key not in ("aggregate", "tokens"):
+        if key not in counts:
             raise ConfigError(
                 f"unknown option {option!r} of sync-replicas: expected aggregate=R (gradients "
                 "averaged in a step) or, for TensorFlow's token queue, tokens=N as well"
@@ -86,7 +87,8 @@ def _sync_replicas(options: str) -> Policy:
             raise ConfigError(
                 f"sync-replicas:{options} has {key} twice; expected it once; leave out one"
             )
-        values[key] = _count(value, f"sync-replicas:{key}=N", least=1 if key == "aggregate" else 0)
+        letter, least = counts[key]
+        values[key] = _count(value, f"sync-replicas:{key}={letter}", least=least)
     if "tokens" not in values:
         return SyncReplicas(values.get("aggregate"))
     if "aggregate" not in values:
@@ -117,7 +119,11 @@ def _imported(module: str, rest: str, spec: str) -> tuple[Factory, str]:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there; something inside it is missing
-        raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}") from None
+        hint = f"no module {module!r} where Python looks (PYTHONPATH); "
+        is_meant = attribute.isidentifier()
+        raise ConfigError(
+            f"unknown policy {spec!r}: {hint if is_meant else ''}expected {FORMS}"
+        ) from None
     factory: Factory | None = getattr(home, attribute, None)
     if factory is None:
         raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}")

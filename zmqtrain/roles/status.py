@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from zmqtrain.cluster import Role
 from zmqtrain.roles.peers import Peer
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
@@ -111,7 +112,7 @@ def _task(lead: Lead, peer: Peer) -> TaskStatus:
         loss=peer.loss,
         process=peer.process,
         metrics=peer.metrics,
-        lanes=peer.lanes or peer.lane,
+        lanes=peer.lanes or ("" if peer.role == Role.PS else peer.lane),
         facts=peer.facts,
     )
 
