@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 
 from bench.output import ROOT
 from bench.processes import LAST_LINES, RunError, json_lines_of
+from tests.harness import until
 
 TIMEOUT_S = 60.0
 
@@ -108,11 +108,8 @@ def test_processes_are_ended_when_the_benchmark_is_told_to_end_though_it_is_told
         f"processes.json_lines_of({command!r}, timeout_s=600)"
     )
     benchmark = subprocess.Popen(python(code), cwd=ROOT)
-    deadline = time.monotonic() + TIMEOUT_S
     for sign, number in ((pid, first), (told, signal.SIGTERM)):
-        while not sign.exists():
-            assert benchmark.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        until(sign.exists, sign.name, str)
         benchmark.send_signal(number)
     assert benchmark.wait(TIMEOUT_S) == 128 + first
     assert has_ended(int(pid.read_text()))

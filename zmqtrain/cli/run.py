@@ -20,10 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from zmqtrain.cluster import Role
 from zmqtrain.config import ENVIRON, TaskConfig, load_overrides
+from zmqtrain.errors import ConfigError
 from zmqtrain.job import JobOverrides, load_job
 from zmqtrain.logs import setup_logging
 from zmqtrain.nursery import Nursery
-from zmqtrain.options import flag_of, given, load, options_of
+from zmqtrain.options import flag_of, given, load, names_of, options_of
 from zmqtrain.processes import LocalCluster, run_processes
 from zmqtrain.roles.progress import ProgressLog, shown_loss
 from zmqtrain.wire.messages import Status, TaskStatus
@@ -32,15 +33,15 @@ REFRESHES_PER_SECOND = 4
 
 _FIELDS: dict[str, Any] = {
     name: (TaskConfig.model_fields[name].annotation, TaskConfig.model_fields[name])
-    for name in ("lane", "segment_dir")
+    for name in ("lane", "segment_dir", "crash_safe")
 }
-LaneOptions = create_model("LaneOptions", **_FIELDS)
-"""Those of a task's options that decide how its tensors travel on this host."""
+MemoryOptions = create_model("MemoryOptions", **_FIELDS)
+"""Those of a task's options that decide where a shard lies, and how tensors travel."""
 
 
 @click.command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
-@options_of(LocalCluster, LaneOptions, JobOverrides)
+@options_of(LocalCluster, MemoryOptions, JobOverrides)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
 @click.option("--verbose", is_flag=True, help="log what the chief does")
 @click.pass_obj
@@ -62,13 +63,18 @@ def run_command(
     setup_logging("C", "info" if verbose else "warning")
     cluster = load(LocalCluster, given(LocalCluster, flags, ENVIRON))
     overrides = load_overrides(flags)
-    lanes = load(LaneOptions, given(LaneOptions, flags, ENVIRON)).model_dump(exclude_none=True)
+    memory = load(MemoryOptions, given(MemoryOptions, flags, ENVIRON)).model_dump(exclude_none=True)
+    if memory["lane"] == "memory":
+        raise ConfigError(
+            f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
+            "auto, shm or tcp; or call zmqtrain.run in Python, which has all tasks in one process"
+        )
     job = load_job(job_reference).with_overrides(**overrides)
-    arguments = _as_flags(lanes | overrides)
+    arguments = _as_flags(memory | overrides)
     threadpool_limits(cluster.threads)
     with _display(job_reference) as show:
         running = run_processes(
-            job_reference, job, cluster, arguments, show, lanes.get("segment_dir"), nursery
+            job_reference, job, cluster, arguments, show, memory.get("segment_dir"), nursery
         )
         summary = uvloop.run(running)
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))

@@ -1,0 +1,52 @@
+"""`zmqtrain run`: what it tells its tasks, and shows of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import Mock
+
+import pytest
+
+from zmqtrain.cli import run
+from zmqtrain.cli.main import main
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.roles.progress import line
+from zmqtrain.wire.messages import Status
+
+JOB = "examples/digits.py"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """What would start the tasks."""
+    start = Mock(side_effect=ConfigError("enough"))
+    monkeypatch.setattr(run, "run_processes", start)
+    monkeypatch.setattr(run, "threadpool_limits", Mock())
+    return start
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--no-crash-safe"], ["--lane", "tcp"], ["--steps", "7"], ["--segment-dir", "/dev/shm"]],
+)
+def test_tasks_are_told_what_the_run_was_told(flags: list[str], started: Mock) -> None:
+    assert main(["run", JOB, *flags]) == ExitCode.USAGE
+    arguments = " ".join(started.call_args.args[3])
+    assert " ".join(flags) in arguments
+
+
+def test_lane_that_processes_cannot_have_is_refused(
+    started: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", JOB, "--lane", "memory"]) == ExitCode.USAGE
+    assert "--lane (or ZMQTRAIN_LANE) is memory, but the tasks of" in capsys.readouterr().err
+    started.assert_not_called()
+
+
+def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
+    nan = float("nan")
+    begun = replace(training, loss=nan, pushes=dict.fromkeys(training.pushes, 0))
+    refused = replace(begun, pushes=begun.pushes | {"refused": 1})
+    assert "  loss -  " in line(begun)
+    assert "  loss nan  " in line(refused)
+    assert f"  loss {training.loss:.4f}  " in line(training)
