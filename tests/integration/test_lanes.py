@@ -83,6 +83,7 @@ def test_every_lane_gives_the_same_parameters_and_no_read_is_torn(stage: Stage) 
         )
         stage.open_gate()
         assert {worker.lanes for worker in workers(status)} == {",".join([lane] * PS)}
+        assert {task.lanes for task in status.tasks if task.role == "ps"} == {""}
         summary = run.summary()
         assert (summary["global_step"], summary["pushes"]["dropped"]) == (STEPS, 0)
         digests.add(summary["parameters_sha256"])

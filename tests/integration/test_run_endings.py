@@ -95,13 +95,15 @@ def test_second_run_on_a_logdir_is_refused(stage: Any) -> None:
     assert run.exit_code() == ExitCode.TERMINATED, str(run)
 
 
-def test_run_ends_although_its_kernels_are_not_compiled_yet(stage: Any) -> None:
+def test_ps_ends_although_its_kernels_are_not_compiled_yet(stage: Any) -> None:
     fifo = stage.directory / "fifo"
     os.mkfifo(fifo)
     (stage.directory / "numba.py").write_text(f"open({str(fifo)!r}).read(); raise ImportError")
+    cluster = stage.cluster(stage.job(steps=20))
     nothing_is_kept = {"XDG_CACHE_HOME": str(stage.directory / "cache")}
-    run = stage.train(
-        stage.job(), "--steps", 20, env=nothing_is_kept | {"PYTHONPATH": str(stage.directory)}
-    )
-    assert run.summary()["global_step"] == 20
-    fifo.open("w").close()  # from here on the compiler may end
+    ps = stage.start("ps", *cluster.command("ps"), env=nothing_is_kept)
+    others = [cluster.start("chief"), cluster.start("worker")]
+    try:
+        assert [task.exit_code() for task in (ps, *others)] == [0, 0, 0], stage.report
+    finally:
+        fifo.open("w").close()  # from here on the compiler may end
