@@ -268,3 +268,13 @@ async def tcp() -> AsyncIterator[Lane]:
 async def ipc() -> AsyncIterator[Lane]:
     async for lane in lane_of("ipc"):
         yield lane
+
+
+@pytest.fixture
+def inbox() -> type[Inbox]:
+    return Inbox
+
+
+@pytest.fixture
+def troubles() -> type[Troubles]:
+    return Troubles

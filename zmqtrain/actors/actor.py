@@ -179,11 +179,15 @@ class Actor:
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch what arrives there."""
         endpoint = self.transport.bind(address, high_water_mark)
+        self.attend(endpoint)
+        return endpoint
+
+    def attend(self, endpoint: Endpoint) -> None:
+        """Dispatch what arrives at an endpoint that listens, until the actor ends."""
         self._listeners.append(endpoint)
         endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
         if isinstance(endpoint, Selective):
             endpoint.tell(lambda text, _: self._turned_away(text))
-        return endpoint
 
     def link(self, peer: Task, address: str) -> Link:
         """Connect to a ps and keep up a pulse with it."""

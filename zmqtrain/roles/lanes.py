@@ -23,6 +23,7 @@ from zmqtrain.errors import (
 from zmqtrain.flat import Flat
 from zmqtrain.optim import AVERAGE
 from zmqtrain.roles.joining import Joined
+from zmqtrain.roles.shortcuts import shorten
 from zmqtrain.store.segment import Reached, copy_consistently, reach
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import pieces
@@ -80,9 +81,11 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
     size = actor.job.layouts(actor.shards)[shard].size
+    joined.link.shorten(None)
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached
+        shorten(actor, joined.link, segment)
         try:
             return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
         except SegmentError as error:

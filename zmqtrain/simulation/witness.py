@@ -65,7 +65,7 @@ class Witness:
     def _pushed(self, connection: Connection, envelope: Envelope, push: Push) -> None:
         life = (connection.end.process.name, envelope.sender.incarnation)
         self._asked[connection, envelope.request_id] = (life, push.sequence)
-        exchange = self._exchanges.setdefault((life, connection.end.address), _Exchange())
+        exchange = self._exchanges.setdefault((life, _ps_of(connection)), _Exchange())
         if push.sequence > exchange.last + 1:
             self._object(f"{life} sends push {push.sequence} after push {exchange.last}")
         exchange.last = max(exchange.last, push.sequence)
@@ -84,7 +84,7 @@ class Witness:
         life, sequence = asked
         if release.sequence != sequence:
             self._object(f"{envelope.sender} answers push {sequence} with {release}")
-        exchange = self._exchanges[life, connection.end.address]
+        exchange = self._exchanges[life, _ps_of(connection)]
         if exchange.results.setdefault(sequence, release.result) != release.result:
             first = exchange.results[sequence]
             self._object(f"push {sequence} of {life} was {first}, now it is {release.result}")
@@ -94,3 +94,8 @@ class Witness:
             self._object(f"push {sequence} of {life} is dropped without a reason")
         if envelope.sender.index == 0 and release.result in COUNTED:
             self.counted.setdefault(envelope.epoch, set()).add(exchange.batches[sequence])
+
+
+def _ps_of(connection: Connection) -> str:
+    """Return whose connection it is: a worker may have two to the same ps."""
+    return connection.listener.process.name if connection.listener is not None else ""

@@ -81,6 +81,31 @@ class Selective(Protocol):
         ...
 
 
+@runtime_checkable
+class Shortened(Protocol):
+    """A transport whose messages have a shorter way between two processes of one host.
+
+    It takes messages of one frame that is not large, as :func:`zmqtrain.transport.shortcut.fits`
+    says. A worker's end that was ended by the other one says so (:class:`Selective`).
+    """
+
+    def offer_shortcut(self, name: str) -> Endpoint:
+        """Listen under a name.
+
+        Raises:
+            UnreachableError: that cannot be here.
+        """
+        ...
+
+    def take_shortcut(self, name: str) -> Endpoint:
+        """Connect to who listens under a name.
+
+        Raises:
+            UnreachableError: nobody does.
+        """
+        ...
+
+
 class Transport(Protocol):
     """Makes endpoints. Addresses are ``tcp://host:port``; port 0 binds any free one."""
 

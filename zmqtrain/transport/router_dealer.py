@@ -32,6 +32,7 @@ from zmqtrain.transport.gate import Gate, KnownPeer
 from zmqtrain.transport.guard import Guard
 from zmqtrain.transport.handshake import CURVE, NULL, ListenerWatch, PeerWatch, watch
 from zmqtrain.transport.security import Security
+from zmqtrain.transport.shortcut import ShortcutEndpoint, ShortcutListener
 from zmqtrain.transport.zap import ADDRESS as ZAP_ADDRESS
 from zmqtrain.transport.zap import Doorkeeper
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
@@ -232,6 +233,12 @@ class ZmqTransport:
                 ) from None
             undo.pop_all()
         return self._endpoint(socket, address, listening=False, attendant=attendant)
+
+    def offer_shortcut(self, name: str) -> ShortcutListener:
+        return ShortcutListener(name)
+
+    def take_shortcut(self, name: str) -> ShortcutEndpoint:
+        return ShortcutEndpoint(name)
 
     def close(self) -> None:
         for endpoint in tuple(self._endpoints):
