@@ -5,45 +5,59 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import psutil
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
 
 from bench.workload import Row
 
 ROOT = Path(__file__).parent.parent
+FILE_WIDTH = 140  # of a table that goes to no terminal
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 
 
 def report(rows: Iterable[Row], *, as_json: bool, columns: Sequence[str] = ()) -> list[Row]:
-    """Print results: as JSON each as soon as it is there, else all of them as one table.
+    """Print results, each as soon as it is there: as JSON, or on a terminal in a table that grows.
 
     A table has the columns ``columns``, or all keys of the first row. Returns the results.
     """
-    collected = []
-    for row in rows:
-        collected.append(row)
-        if as_json:
-            click.echo(json.dumps(row))
-    if collected and not as_json:
-        console = Console(width=140)
-        console.print(headline(), highlight=False, markup=False)
-        console.print(table(collected, columns or list(collected[0])))
+    if as_json:
+        return [_told(row) for row in rows]
+    if not sys.stdout.isatty():
+        collected = list(rows)
+        if collected:
+            table = page(headline(), collected, columns)
+            Console(width=FILE_WIDTH, highlight=False).print(table)
+        return collected
+    machine, collected = headline(), []
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        for row in rows:
+            collected.append(row)
+            live.update(page(machine, collected, columns), refresh=True)
     return collected
 
 
-def table(rows: Iterable[Row], columns: Sequence[str]) -> Table:
-    """Return these columns of the results; a row that lacks one has nothing there."""
-    result = Table()
-    for column in columns:
-        result.add_column(column)
-    for row in rows:
-        result.add_row(*(_cell(row.get(column)) for column in columns))
-    return result
+def page(machine: str, rows: Sequence[Row], columns: Sequence[str]) -> Group:
+    """Return these columns of the results, under the machine and what all results share.
+
+    Without ``columns`` there are all of the first row. A row that lacks one has nothing there.
+    """
+    columns = columns or list(rows[0])
+    cells = {column: [_cell(row.get(column)) for row in rows] for column in columns}
+    shared = [name for name in columns if len(rows) > 1 and len(set(cells[name])) == 1]
+    varying = [name for name in columns if name not in shared]
+    table = Table(*(Column(name, overflow="fold") for name in varying))
+    for row in zip(*(cells[name] for name in varying), strict=True):
+        table.add_row(*row)
+    described = ", ".join(f"{name} {cells[name][0]}" for name in shared if cells[name][0])
+    return Group(*map(Text, filter(None, (machine, described))), table)
 
 
 def headline() -> str:
@@ -72,6 +86,11 @@ def commit(root: Path = ROOT) -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
+
+
+def _told(row: Row) -> Row:
+    click.echo(json.dumps(row))
+    return row
 
 
 def _cell(value: object) -> str:

@@ -161,12 +161,27 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 
 
 @click.command("push-pull")
-@click.option("--lane", type=click.Choice(LANES), default="tcp")
-@click.option("--megabytes", "sizes", type=sizes_type, default="0.0003,0.3,1,13,100")
-@click.option("--workers", type=click.IntRange(1, 64), default=1)
-@click.option("--ps", type=click.IntRange(1, 64), default=1)
-@click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd")
-@click.option("--crash-safe/--no-crash-safe", default=True)
+@click.option(
+    "--lane",
+    type=click.Choice(LANES),
+    default="shm",
+    help="between processes by shm or tcp, or memory: all in one process",
+)
+@click.option(
+    "--megabytes",
+    "sizes",
+    type=sizes_type,
+    default="0.0003,0.3,1,13,100",
+    help="sizes of the parameters, and of a gradient",
+)
+@click.option("--workers", type=click.IntRange(1, 64), default=1, help="that push at once")
+@click.option("--ps", type=click.IntRange(1, 64), default=1, help="that share the parameters")
+@click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd", help="of the update")
+@click.option(
+    "--crash-safe/--no-crash-safe",
+    default=True,
+    help="whether a killed ps could go on, which costs a part of an update",
+)
 @click.option("--device", type=click.Choice(DEVICES), default="cpu", help="of the worker")
 @click.option("--ps-device", type=click.Choice(DEVICES), default="cpu", help="of the ps")
 @click.option("--keys", "encrypted", is_flag=True, help="encrypt what travels on lane tcp")

@@ -233,8 +233,12 @@ class Stage:
         return ask(address, message, timeout_s=DEADLINE_S)
 
     def close(self) -> list[str]:
-        """End what still runs; return what was left behind."""
+        """End what still runs; return what was left behind.
+
+        Who was killed by a test had no time to remove its run file.
+        """
         left = []
+        killed = {str(p.pid) for p in self.processes if (p.popen.poll() or 0) < 0}
         for process in self._living():
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.append(f"process {process.pid}: {' '.join(process.cmdline())}")
@@ -242,7 +246,7 @@ class Stage:
         for started in self.processes:
             started.popen.kill()
             started.popen.wait()
-        left += [f"run file {path}" for path in self.run_files()]
+        left += [f"run file {path}" for path in self.run_files() if path.stem not in killed]
         own = self._temporary / f"zmqtrain-{os.getuid()}"
         left += [str(path) for path in self._temporary.iterdir() if path != own]
         shutil.rmtree(self._temporary)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,9 +24,29 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_job_is_known_for_as_long_as_it_runs(directory: Path) -> None:
-    with published("job.py", ("a:1",)):
-        assert running_jobs() == [RunningJob(os.getpid(), "job.py", ("a:1",))]
+    with published("job.py", ("a:1",), "ps 0"):
+        assert running_jobs() == [RunningJob(os.getpid(), "job.py", ("a:1",), "ps 0")]
     assert running_jobs() == []
+
+
+def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> None:
+    directory.mkdir()
+    parent = os.getppid()  # a process that lives
+    of_ps = RunningJob(parent, "job.py", ("a:1",), "ps 0")
+    (directory / f"{parent}.json").write_text(json.dumps(asdict(of_ps)))
+    with published("job.py", ("a:1",), "chief 0"):
+        assert [(job.ps, job.task) for job in running_jobs()] == [(("a:1",), "chief 0")]
+    assert running_jobs() == [of_ps]
+
+
+def test_file_of_a_dead_task_is_removed_when_the_next_begins(directory: Path) -> None:
+    directory.mkdir()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    left = directory / f"{process.pid}.json"
+    left.write_text(json.dumps(asdict(RunningJob(process.pid, "job.py", ("a:1",), "chief 0"))))
+    with published("job.py", ("a:1",), "chief 0"):
+        assert not left.exists()
 
 
 def link_to_nothing(path: Path) -> None:
@@ -48,7 +71,7 @@ def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
     make(directory)
     with pytest.raises(ConfigError, match=f"^{directory} {problem}.*{remedy}$"):
         running_jobs()
-    with pytest.raises(ConfigError, match=problem), published("job.py", ("a:1",)):
+    with pytest.raises(ConfigError, match=problem), published("job.py", ("a:1",), "ps 0"):
         pytest.fail("the job began")
 
 
@@ -57,7 +80,7 @@ def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -
     path = directory / f"{os.getpid()}.json"
     path.symlink_to("/dev/full")
     expected = "No space left on device; expected room for a small file; make some, or set TMPDIR"
-    with pytest.raises(ConfigError) as raised, published("job.py", ("a:1",)):
+    with pytest.raises(ConfigError) as raised, published("job.py", ("a:1",), "ps 0"):
         pytest.fail("the job began")
     assert str(raised.value) == f"{path} cannot be written: {expected}"
     assert not list(directory.iterdir())

@@ -7,10 +7,8 @@ comes in as :class:`Probes`.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,15 @@ from zmqtrain.config import ENVIRON, TF_CONFIG, TaskConfig, load_overrides, load
 from zmqtrain.errors import ConfigError, SegmentError
 from zmqtrain.findings import Finding, Severity
 from zmqtrain.health import tls_context
-from zmqtrain.job import JobOverrides, load_job
-from zmqtrain.options import PREFIX, fields_of, given, names_of, variable_of
+from zmqtrain.job import load_job
+from zmqtrain.options import given, names_of
 from zmqtrain.probes import Probe, Probes
 from zmqtrain.procfile import KILL_WAIT_S, PROCESS_NAME, process_of
-from zmqtrain.restarts import Limits
 from zmqtrain.store import own_directory
 from zmqtrain.tf_config import Reading, read_tf_config
+from zmqtrain.variables import mistyped
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-DASHBOARDS = "DASHBOARDS"  # tells Grafana where they are, see deploy/
 
 
 def diagnose(
@@ -163,13 +160,7 @@ def _of_environment(
             f"{proxies[0]} is set; zmqtrain's links go through no proxy, but whoever reads metrics "
             "and health from here may; list the cluster's hosts in NO_PROXY"
         )
-    known = [DASHBOARDS, *(field.name.upper() for field in fields(Limits))]
-    known += [name.upper() for model in (TaskConfig, JobOverrides) for name in fields_of(model)]
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
-            close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-            remedy = f"did you mean {variable_of(close[0])}?" if close else "remove it"
-            yield Finding.warning(f"{name} is set, but zmqtrain has no such variable; {remedy}")
+    yield from map(Finding.warning, mistyped(environ))
 
 
 def _of_index(

@@ -132,7 +132,7 @@ async def run_processes(
         serve_health(chief, config, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
-        stack.enter_context(run_file.published(reference, config.ps))
+        stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
         in_order = False
         try:
             for task in _tasks(cluster):

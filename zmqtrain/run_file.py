@@ -1,4 +1,7 @@
-"""How `zmqtrain status` finds a job that runs on this host: a small file for each live chief."""
+"""How `zmqtrain status` finds a job that runs on this host: by small files of its chief and ps 0.
+
+Either will do: ps 0 answers, and while the chief is away people ask all the more.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +20,55 @@ from zmqtrain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job whose chief runs on this host."""
+    """A job whose chief, or whose ps 0, is the process ``pid`` of this host."""
 
     pid: int
     job: str
     ps: tuple[str, ...]
+    task: str = "chief 0"
 
 
 @contextlib.contextmanager
-def published(job: str, ps: tuple[str, ...]) -> Iterator[None]:
-    """Make the job known on this host for as long as the block lasts.
+def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
+    """Make the job, of which this process is a task, known for as long as the block lasts.
 
     Raises:
         ConfigError: there is no directory for that, or no room.
     """
     path = _directory() / f"{os.getpid()}.json"
+    _files(path.parent)  # for this may be the next life of a task that left its file
     try:
-        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps))))
+        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task))))
         yield
     finally:
         path.unlink(missing_ok=True)
 
 
 def running_jobs() -> list[RunningJob]:
-    """Return the jobs of this user whose chief is alive; files of dead ones are removed."""
-    jobs = []
-    for path in sorted(_directory().glob("*.json")):
+    """Return the jobs of this user whose chief or ps 0 is alive; files of dead ones are removed.
+
+    Of a job with both, the chief's file is the one that counts.
+    """
+    jobs: dict[tuple[str, ...], RunningJob] = {}
+    for path in _files(_directory()):
         try:
             fields = json.loads(path.read_text())
-            job = RunningJob(int(fields["pid"]), str(fields["job"]), tuple(fields["ps"]))
+            addresses = tuple(map(str, fields["ps"]))
+            job = RunningJob(int(fields["pid"]), str(fields["job"]), addresses, fields["task"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # being written, or removed this moment
-        if psutil.pid_exists(job.pid):
-            jobs.append(job)
-        else:
-            path.unlink(missing_ok=True)
-    return jobs
+        if job.ps not in jobs or job.task < jobs[job.ps].task:
+            jobs[job.ps] = job
+    return list(jobs.values())
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return the files of live processes, after which they are named; remove the others."""
+    files = sorted(directory.glob("*.json"))
+    living = [path for path in files if path.stem.isdecimal() and psutil.pid_exists(int(path.stem))]
+    for path in set(files).difference(living):
+        path.unlink(missing_ok=True)
+    return living
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,8 +14,8 @@ from bench.options import STEPS_BEYOND, list_of, sizes_type, steps_for
 from bench.output import commit, cpu_model, headline, report
 
 ROWS = [
-    {"bench": "train", "ms": 1.23456, "accuracy": 0.5},
-    {"bench": "train", "ms": 12345.678, "accuracy": None},
+    {"bench": "train", "ms": 1.23456, "accuracy": 0.5, "ps": 2, "lane": ""},
+    {"bench": "train", "ms": 12345.678, "accuracy": None, "ps": 2, "lane": ""},
 ]
 
 
@@ -38,15 +38,28 @@ def test_row_as_json_is_printed_before_the_next_is_measured(
     assert printed == [1, 1]
 
 
-def test_table_has_the_columns_asked_for_under_the_machine(
+@pytest.mark.parametrize(
+    ("rows", "columns", "shared", "expected"),
+    [
+        (2, ("ms", "accuracy"), [], [["ms", "accuracy"], ["1.235", "0.5"], ["1.235e+04", ""]]),
+        (2, ("ps", "ms"), ["ps 2"], [["ms"], ["1.235"], ["1.235e+04"]]),
+        (2, (), ["bench train, ps 2"], [["ms", "accuracy"], ["1.235", "0.5"], ["1.235e+04", ""]]),
+        (1, ("bench", "ms", "absent"), [], [["bench", "ms", "absent"], ["train", "1.235", ""]]),
+    ],
+)
+def test_table_has_the_columns_asked_for_under_the_machine_and_what_all_rows_share(
+    rows: int,
+    columns: tuple[str, ...],
+    shared: list[str],
+    expected: list[list[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report(ROWS, as_json=False, columns=("ms", "accuracy", "absent"))
-    first, *table = capsys.readouterr().out.splitlines()
-    assert first == headline()
-    cells = [line.strip("│┃").replace("┃", "│").split("│") for line in table]
-    texts = [[cell.strip() for cell in line] for line in cells if len(line) == 3]
-    assert texts == [["ms", "accuracy", "absent"], ["1.235", "0.5", ""], ["1.235e+04", "", ""]]
+    report(ROWS[:rows], as_json=False, columns=columns)
+    machine, *lines = capsys.readouterr().out.splitlines()
+    assert machine == headline()
+    assert lines[: len(shared)] == shared
+    table = [line.replace("┃", "│").strip("│").split("│") for line in lines if line[0] in "│┃"]
+    assert [[cell.strip() for cell in row] for row in table] == expected
 
 
 def test_table_of_no_results_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,8 +61,8 @@ def test_no_job_is_told_with_what_to_give(
 ) -> None:
     assert main(["status"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: no job of yours has its chief on this host; if it runs elsewhere, or has not "
-        "started, give the address of the job's ps 0 by --ps (or ZMQTRAIN_PS)\n"
+        "error: no job of yours has its chief or ps 0 on this host; if they run elsewhere, or have "
+        "not started, give the address of the job's ps 0 by --ps (or ZMQTRAIN_PS)\n"
     )
 
 
@@ -73,8 +73,8 @@ def test_several_jobs_are_listed_as_they_can_be_given(
     assert main(["why"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
         "error: 2 jobs run on this host; say which one is meant:\n"
-        "  --ps 127.0.0.1:2222   digits.py (chief: process 4711)\n"
-        "  --ps ipc:///tmp/ps-0  line.py (chief: process 4712)\n"
+        "  --ps 127.0.0.1:2222   digits.py (chief 0: process 4711)\n"
+        "  --ps ipc:///tmp/ps-0  line.py (chief 0: process 4712)\n"
     )
 
 

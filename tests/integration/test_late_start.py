@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,17 @@ def test_tasks_started_in_any_order_find_one_another(stage: Stage, order: tuple[
         tasks[role].until_line("metrics at")
     assert [task.exit_code() for task in tasks.values()] == [0, 0, 0], stage.report
     assert "global step 20," in tasks["chief"].output
+
+
+def test_job_whose_chief_is_not_there_is_found_by_its_ps(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job(steps=20))
+    ps = cluster.start("ps")
+    ps.until_line("waiting for chief 0")
+    why = stage.start("why", sys.executable, "-m", "zmqtrain", "why")
+    assert why.exit_code() == 0, str(why)
+    assert "chief" in why.output
+    tasks = [ps, cluster.start("chief"), cluster.start("worker")]
+    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
 
 
 def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> None:

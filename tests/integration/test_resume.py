@@ -45,6 +45,7 @@ def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage)
     run = stage.train(job, "--ps", 3)
     status = stage.until_status(stage.run_address(), lambda s: s.initialised, "the second start")
     assert status.step >= first
+    assert run.lines(f"resuming from .*, step {first}$"), str(run)
     stage.until_status(stage.run_address(), lambda s: s.step > first + 3, "progress")
     second = stop(run, signal.SIGTERM)
 
@@ -58,6 +59,9 @@ def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage)
     with threadpool_limits(1):
         expected = zmqtrain.run(undisturbed, workers=2)
     assert summary["parameters_sha256"] == expected.parameters_sha256
+    less = stage.train(job, "--steps", second).summary()
+    assert less["ended"].startswith(f"step {steps} was reached before, and {second} are asked for")
+    assert less["parameters_sha256"] == expected.parameters_sha256
 
     again = stage.train(job, "--steps", steps, "--workers", 1).summary()
     assert again["pushes"]["applied"] == 0

@@ -116,6 +116,3 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
     assert honcho.output.count("was killed by signal 9 (SIGKILL) after ") == 3
     assert "9 of 10 restarts within 600 s are left" in honcho.output
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
-    (run_file,) = stage.run_files()  # its owner had no time to remove it
-    assert run_file.stem == str(killed["chief 0"])
-    run_file.unlink()

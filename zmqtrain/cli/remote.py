@@ -32,7 +32,7 @@ Reply = TypeVar("Reply", bound=Message)
 class RemoteJob:
     """A running job, reached by the address of its ps 0.
 
-    ``name`` is the job file as the chief was given it, "" unless the chief runs on this host.
+    ``name`` is the job file as its tasks were given it, "" unless chief or ps 0 is on this host.
     """
 
     address: str
@@ -69,7 +69,7 @@ class RemoteJob:
         return reply
 
     def has_ended(self) -> bool:
-        """Return whether the chief, which was seen on this host, runs no more."""
+        """Return whether chief and ps 0, which were seen on this host, run no more."""
         return self.name != "" and _named(self.address) != self.name
 
 
@@ -156,7 +156,7 @@ def _security(address: str, flags: Mapping[str, Any], environ: Mapping[str, str]
 
 
 def _named(address: str) -> str:
-    """Return the name of the job at this address, "" if its chief does not run on this host."""
+    """Return the name of the job at this address, "" if none of this host has it."""
     with contextlib.suppress(ConfigError):  # it is a name only: the address is known
         for job in running_jobs():
             if address in job.ps[:1]:
@@ -167,11 +167,11 @@ def _named(address: str) -> str:
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
-            "no job of yours has its chief on this host; if it runs elsewhere, or has not started, "
-            f"give the address of the job's ps 0 by {names_of('ps')}"
+            "no job of yours has its chief or ps 0 on this host; if they run elsewhere, or have "
+            f"not started, give the address of the job's ps 0 by {names_of('ps')}"
         )
     width = max(len(job.ps[0]) for job in jobs)
     listing = "".join(
-        f"\n  --ps {job.ps[0]:<{width}}  {job.job} (chief: process {job.pid})" for job in jobs
+        f"\n  --ps {job.ps[0]:<{width}}  {job.job} ({job.task}: process {job.pid})" for job in jobs
     )
     return f"{len(jobs)} jobs run on this host; say which one is meant:{listing}"

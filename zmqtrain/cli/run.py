@@ -27,9 +27,12 @@ from zmqtrain.nursery import Nursery
 from zmqtrain.options import flag_of, given, load, names_of, options_of
 from zmqtrain.processes import LocalCluster, run_processes
 from zmqtrain.roles.progress import ProgressLog, shown_loss
+from zmqtrain.variables import mistyped
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
+NEWS = ("zmqtrain.roles.chief", "zmqtrain.roles.saving", "zmqtrain.roles.progress")
+"""Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
 
 _FIELDS: dict[str, Any] = {
     name: (TaskConfig.model_fields[name].annotation, TaskConfig.model_fields[name])
@@ -37,6 +40,9 @@ _FIELDS: dict[str, Any] = {
 }
 MemoryOptions = create_model("MemoryOptions", **_FIELDS)
 """Those of a task's options that decide where a shard lies, and how tensors travel."""
+
+
+log = logging.getLogger(__name__)
 
 
 @click.command("run", context_settings={"max_content_width": 100})
@@ -61,6 +67,8 @@ def run_command(
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
     setup_logging("C", "info" if verbose else "warning")
+    for text in mistyped(ENVIRON):
+        log.warning("%s", text)
     cluster = load(LocalCluster, given(LocalCluster, flags, ENVIRON))
     overrides = load_overrides(flags)
     memory = load(MemoryOptions, given(MemoryOptions, flags, ENVIRON)).model_dump(exclude_none=True)
@@ -118,14 +126,31 @@ class _Screen:
 
 @contextmanager
 def _display(title: str) -> Iterator[Any]:
-    """Yield a function that shows a status: live on a terminal, else as lines of the log."""
+    """Yield a function that shows a status: live on a terminal, else as lines of the log.
+
+    News of the run are lines of the log in any case.
+    """
+    for name in NEWS:
+        logging.getLogger(name).setLevel(logging.INFO)
     console = Console(stderr=True)
     if not console.is_terminal:
-        logging.getLogger("zmqtrain.roles.progress").setLevel(logging.INFO)
         yield ProgressLog()
         return
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=console, auto_refresh=False) as live, _log_above():
         yield _Screen(live, title)
+
+
+@contextmanager
+def _log_above() -> Iterator[None]:
+    """Have the log appear above a live view, which has taken over ``sys.stderr``."""
+    handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
+    before = [handler.setStream(sys.stderr) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, before, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
 
 
 def view(status: Status) -> RenderableType:

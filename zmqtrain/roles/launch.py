@@ -14,8 +14,8 @@ import uvloop
 from threadpoolctl import threadpool_limits
 
 from zmqtrain import run_file
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig, load_overrides, load_task
+from zmqtrain.cluster import IPC, Role, Task
+from zmqtrain.config import ENVIRON, TaskConfig, load_overrides, load_task
 from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.invoke import invoke
 from zmqtrain.job import Job, JobOverrides, load_job
@@ -34,6 +34,7 @@ from zmqtrain.roles.task import JobActor
 from zmqtrain.roles.worker import Worker
 from zmqtrain.store.claim import claimed
 from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.variables import mistyped
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def _command(role: Role) -> click.Command:
     def run(**flags: Any) -> int:
         config = load_task(role, flags)
         setup_logging(config.task.short, config.log_level)
+        for text in mistyped(ENVIRON):
+            log.warning("%s", text)
         job = load_job(config.job).with_overrides(**load_overrides(flags))
         if config.threads is not None:
             threadpool_limits(config.threads)
@@ -115,6 +118,12 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _is_known(task: Task, config: TaskConfig) -> bool:
+    """Say whether the job is found by this task: its chief, or a ps 0 that can do without one."""
+    of_a_run = config.ps[0].startswith(IPC)  # whose chief is the process that ends it all
+    return task.role is Role.CHIEF or (task == Task(Role.PS, 0) and not of_a_run)
+
+
 async def _serve(config: TaskConfig, job: Job) -> int:
     """Run the task's actor, and the chief's beside it where worker 0 hosts the chief."""
     actors: list[JobActor] = []
@@ -130,10 +139,12 @@ async def _serve(config: TaskConfig, job: Job) -> int:
         for actor in actors:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
+            if _is_known(actor.task, config):
+                task = str(actor.task)
+                stack.enter_context(run_file.published(config.job, config.ps, task))
         stop_on_signals(actors[0])
         if isinstance(actors[0], Chief):
             stack.enter_context(claimed(job.logdir))
-            stack.enter_context(run_file.published(config.job, config.ps))
         try:
             results = await run_all(actors)
         finally:

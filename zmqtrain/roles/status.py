@@ -30,7 +30,7 @@ def status_of(lead: Lead) -> Status:
         switching=following.spec if following is not None else "",
         step=lead.step,
         steps=ps.job.steps,
-        stop=f"step {lead.step} of {ps.job.steps} is done" if finished else "",
+        stop=_ending(lead.step, ps.job.steps) if finished else "",
         failure=lead.failure,
         failure_code=lead.failure_code,
         save_wanted=bool(lead.desk.save_requests),
@@ -43,6 +43,13 @@ def status_of(lead: Lead) -> Status:
         tasks=(_own(lead), *(_task(lead, peer) for peer in _in_order(lead))),
         waits=waits_of(lead),
     )
+
+
+def _ending(step: int, steps: int) -> str:
+    """Return why no more gradients are needed."""
+    if step > steps:  # as the checkpoint was that the job went on from
+        return f"step {step} was reached before, and {steps} are asked for: raise --steps"
+    return f"step {step} of {steps} is done"
 
 
 def waits_of(lead: Lead) -> tuple[Wait, ...]:
