@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,6 +39,24 @@ def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> No
     with published("job.py", ("a:1",), "chief 0"):
         assert [(job.ps, job.task) for job in running_jobs()] == [(("a:1",), "chief 0")]
     assert running_jobs() == [of_ps]
+
+
+def test_job_is_one_however_its_tasks_were_given_its_address(directory: Path) -> None:
+    directory.mkdir()
+    parent = os.getppid()
+    of_ps = RunningJob(parent, "./job.py", ("127.0.0.1:2222", "b:1"), "ps 0")
+    (directory / f"{parent}.json").write_text(json.dumps(asdict(of_ps)))
+    with published("job.py", ("localhost:2222", "c:1"), "chief 0"):
+        assert [job.task for job in running_jobs()] == ["chief 0"]
+
+
+def test_no_directory_for_small_files_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nowhere = Mock(side_effect=FileNotFoundError(errno.ENOENT, "No usable temporary directory"))
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(ConfigError, match=r"^No usable temporary directory; set TMPDIR"):
+        running_jobs()
 
 
 def test_file_of_a_dead_task_is_removed_when_the_next_begins(directory: Path) -> None:

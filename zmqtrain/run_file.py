@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from zmqtrain.cluster import Role, connect_endpoint
 from zmqtrain.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ class RunningJob:
     pid: int
     job: str
     ps: tuple[str, ...]
-    task: str = "chief 0"
+    task: str
 
 
 @contextlib.contextmanager
@@ -49,16 +50,18 @@ def running_jobs() -> list[RunningJob]:
 
     Of a job with both, the chief's file is the one that counts.
     """
-    jobs: dict[tuple[str, ...], RunningJob] = {}
+    jobs: dict[str, RunningJob] = {}
     for path in _files(_directory()):
         try:
             fields = json.loads(path.read_text())
             addresses = tuple(map(str, fields["ps"]))
-            job = RunningJob(int(fields["pid"]), str(fields["job"]), addresses, fields["task"])
-        except (OSError, ValueError, KeyError, TypeError):
+            known = int(fields["pid"]), str(fields["job"]), addresses, str(fields["task"])
+            job = RunningJob(*known)
+            lead = connect_endpoint(addresses[0])  # however each task was given it
+        except (OSError, ValueError, LookupError, TypeError, ConfigError):
             continue  # being written, or removed this moment
-        if job.ps not in jobs or job.task < jobs[job.ps].task:
-            jobs[job.ps] = job
+        if lead not in jobs or job.task.startswith(Role.CHIEF):
+            jobs[lead] = job
     return list(jobs.values())
 
 
@@ -87,7 +90,10 @@ def _directory() -> Path:
     Raises:
         ConfigError: it cannot be made, or somebody else has made it.
     """
-    path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
+    try:
+        path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.strerror}; set TMPDIR to a directory for small files") from None
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

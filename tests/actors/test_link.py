@@ -213,6 +213,18 @@ async def test_refused_heartbeat_of_the_life_before_is_nothing_new(
     assert not worker.ps.fenced
 
 
+async def test_heartbeat_of_the_life_before_that_is_refused_late_does_not_fence_the_new_one(
+    worker: Worker, ps: FakePs
+) -> None:
+    ps.alive = None
+    (beat,) = await ps.next(Heartbeat)
+    worker.ps.begin_life()
+    worker.ps.joined = True
+    ps.reply(beat, Refusal("FencedError", "worker 3 has not joined"))
+    await ps.next(Heartbeat, 2)
+    assert not worker.ps.fenced
+
+
 async def test_message_that_nobody_asked_for_is_handed_on(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:

@@ -27,13 +27,16 @@ class Shortcut:
 
     def __init__(self, endpoint: MemoryEndpoint) -> None:
         self._endpoint = endpoint
-        self.address, self.start, self.is_open = endpoint.address, endpoint.start, True
+        self.address, self.start = endpoint.address, endpoint.start
+        self.is_open, self.is_full = True, False
         self._on_trouble: OnTrouble
 
     def tell(self, on_trouble: OnTrouble) -> None:
         self._on_trouble = on_trouble
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
+        if self.is_full:
+            raise UnreachableError("too much is unread")
         self._endpoint.send(frames, peer)
 
     def close(self, *, discard: bool = False) -> None:
@@ -69,7 +72,7 @@ async def shortcuts(transport: MemoryTransport) -> Shortcuts:
 async def test_pushes_and_heartbeats_go_by_the_shortcut_and_the_rest_does_not(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, within: Within
 ) -> None:
-    worker.ps.shorten(shortcuts.make)
+    worker.ps.shortcut.open(shortcuts.make)
     asked = worker.ask(PUSH, sequence=1)
     (request,) = await shortcuts.ps.first(Push)
     shortcuts.ps.reply(request, RELEASE)
@@ -86,7 +89,7 @@ async def test_pushes_and_heartbeats_go_by_the_shortcut_and_the_rest_does_not(
 async def test_message_that_does_not_fit_goes_by_the_usual_way(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, within: Within
 ) -> None:
-    worker.ps.shorten(shortcuts.make)
+    worker.ps.shortcut.open(shortcuts.make)
     asked = worker.ask(Leave("x" * MAX_NBYTES), sequence=1)
     ps.reply((await ps.first(Leave))[0], RELEASE)
     assert (await within(asked)).message == RELEASE
@@ -95,7 +98,7 @@ async def test_message_that_does_not_fit_goes_by_the_usual_way(
 async def test_push_that_was_lost_with_the_shortcut_is_sent_again_without_it(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, within: Within
 ) -> None:
-    worker.ps.shorten(shortcuts.make)
+    worker.ps.shortcut.open(shortcuts.make)
     ps.alive = shortcuts.ps.alive = Alive(received=0, answered=0)
     shortcuts.ps.ignores = lambda envelope: True
     asked = worker.ask(PUSH, sequence=1)
@@ -107,46 +110,53 @@ async def test_push_that_was_lost_with_the_shortcut_is_sent_again_without_it(
     assert (await within(asked)).message == RELEASE
 
 
-async def test_another_shortcut_is_made_when_there_is_one_again(
+async def test_shortcut_that_cannot_be_sent_by_is_left_and_the_push_goes_on_at_once(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, within: Within
 ) -> None:
-    shortcuts.refusals = 1
-    worker.ps.shorten(shortcuts.make)
-    assert shortcuts.made == []
-    await shortcuts.ps.first(Heartbeat)
-    shortcuts.refusals = 2
-    shortcuts.made[0].end()
-    await ps.next(Heartbeat)
-    await shortcuts.ps.next(Heartbeat)
-    assert (shortcuts.refusals, len(shortcuts.made)) == (0, 2)
+    worker.ps.shortcut.open(shortcuts.make)
+    shortcuts.made[0].is_full = True
+    ps.alive = None
     asked = worker.ask(PUSH, sequence=1)
-    shortcuts.ps.reply((await shortcuts.ps.first(Push))[0], RELEASE)
+    ps.reply((await ps.first(Push))[0], RELEASE)
     assert (await within(asked)).message == RELEASE
+    assert worker.count("rpc_retries") == 0
+    assert not shortcuts.made[0].is_open
 
 
-async def test_shortcut_waits_for_a_push_that_has_gone_the_usual_way(
+async def test_another_shortcut_is_looked_for_before_a_push_once_in_a_heartbeat(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, within: Within
 ) -> None:
-    ps.alive = Alive(received=1, answered=0)
-    asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Push)
-    worker.ps.shorten(shortcuts.make)
-    await ps.next(Heartbeat, 3)
+    async def pushed(sequence: int, at: FakePs) -> None:
+        asked = worker.ask(Push(sequence, 0, 7, 32, 0.5), sequence=sequence)
+        at.reply((await at.next(Push))[0], Release(sequence, "applied", 1))
+        await within(asked)
+
+    shortcuts.refusals = 1
+    worker.ps.shortcut.open(shortcuts.make)
     assert shortcuts.made == []
-    ps.reply(ps.of(Push)[0], RELEASE)
-    await within(asked)
-    await shortcuts.ps.first(Heartbeat)
-    assert len(shortcuts.made) == 1
+    await ps.next(Heartbeat)
+    await pushed(1, shortcuts.ps)
+    shortcuts.made[0].end()
+    shortcuts.refusals = 2
+    await ps.next(Heartbeat)
+    worker.ps.joined = False  # no more heartbeats
+    await pushed(2, ps)
+    await pushed(3, ps)
+    assert (shortcuts.refusals, len(shortcuts.made)) == (1, 1)
+    shortcuts.refusals, worker.ps.joined = 0, True
+    await ps.next(Heartbeat)
+    await pushed(4, shortcuts.ps)
+    assert len(shortcuts.made) == 2
 
 
-@pytest.mark.parametrize("leave", ["shorten", "close"])
+@pytest.mark.parametrize("leave", ["shortcut", "link"])
 async def test_shortcut_that_is_left_is_closed_and_not_made_again(
     worker: Worker, ps: FakePs, shortcuts: Shortcuts, leave: str
 ) -> None:
-    worker.ps.shorten(shortcuts.make)
+    worker.ps.shortcut.open(shortcuts.make)
     await shortcuts.ps.first(Heartbeat)
-    if leave == "shorten":
-        worker.ps.shorten(None)
+    if leave == "shortcut":
+        worker.ps.shortcut.close()
         await ps.next(Heartbeat, 3)
     else:
         worker.ps.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ def test_table_has_the_columns_asked_for_under_the_machine_and_what_all_rows_sha
     assert lines[: len(shared)] == shared
     table = [line.replace("┃", "│").strip("│").split("│") for line in lines if line[0] in "│┃"]
     assert [[cell.strip() for cell in row] for row in table] == expected
+
+
+def test_table_on_a_terminal_grows_with_each_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # by which Rich takes anything for a terminal
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    seen = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row in ROWS:
+            yield row
+            seen.append(capsys.readouterr().out)
+
+    report(rows(), as_json=False, columns=("ms",))
+    assert "1.235 " in seen[0] and "1.235e+04" not in seen[0]
+    assert "1.235e+04" in seen[1]
 
 
 def test_table_of_no_results_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

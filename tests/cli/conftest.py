@@ -80,7 +80,7 @@ def ps(monkeypatch: pytest.MonkeyPatch, jobs: list[RunningJob]) -> FakePs:
     """Ps 0 of the one job on this host."""
     fake = FakePs()
     monkeypatch.setattr(remote, "ask", fake.ask)
-    jobs.append(RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223")))
+    jobs.append(RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0"))
     return fake
 
 

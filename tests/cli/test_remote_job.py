@@ -14,8 +14,8 @@ from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ProtocolError
 from zmqtrain.run_file import RunningJob
 from zmqtrain.wire.messages import Done, GetStatus, Status
 
-DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"))
-LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",))
+DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
+LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")
 
 
 def tf_config(**cluster: Any) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_several_jobs_are_listed_as_they_can_be_given(
     assert capsys.readouterr().err == (
         "error: 2 jobs run on this host; say which one is meant:\n"
         "  --ps 127.0.0.1:2222   digits.py (chief 0: process 4711)\n"
-        "  --ps ipc:///tmp/ps-0  line.py (chief 0: process 4712)\n"
+        "  --ps ipc:///tmp/ps-0  line.py (ps 0: process 4712)\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -10,6 +11,7 @@ import pytest
 from zmqtrain.cli import run
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.logs import setup_logging
 from zmqtrain.roles.progress import line
 from zmqtrain.wire.messages import Status
 
@@ -33,6 +35,31 @@ def test_tasks_are_told_what_the_run_was_told(flags: list[str], started: Mock) -
     assert main(["run", JOB, *flags]) == ExitCode.USAGE
     arguments = " ".join(started.call_args.args[3])
     assert " ".join(flags) in arguments
+
+
+def test_mistyped_variable_is_told(
+    started: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
+    main(["run", JOB])
+    assert "WARNING ZMQTRAIN_WORKER is set, but zmqtrain has no" in capsys.readouterr().err
+
+
+def test_news_of_a_run_appear_above_its_live_view(
+    training: Status, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # by which Rich takes anything for a terminal
+    setup_logging("C", "warning")
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, logging.StreamHandler)
+    before = handler.stream
+    with run._display(JOB) as show:
+        show(training)
+        capsys.readouterr()
+        logging.getLogger("zmqtrain.roles.saving").info("saved it")
+        shown = capsys.readouterr().err
+    assert shown.index("saved it") < shown.index(JOB)  # and the view is there again below
+    assert handler.stream is before
 
 
 def test_lane_that_processes_cannot_have_is_refused(

@@ -403,6 +403,12 @@ def test_variables_of_every_command_are_known() -> None:
         {"ZMQTRAIN_WORKERS": "4", "ZMQTRAIN_STEPS": "5"},
         {"HTTP_PROXY": ""},
         HONCHO | {"ZMQTRAIN_INDEX": "1"},
+        {  # of services zmqtrain and zmqtrain-ps in Kubernetes
+            "ZMQTRAIN_PORT": "tcp://10.0.0.1:2222",
+            "ZMQTRAIN_PS_SERVICE_HOST": "10.0.0.1",
+            "ZMQTRAIN_PS_SERVICE_PORT_METRICS": "9410",
+            "ZMQTRAIN_PS_PORT_2222_TCP_ADDR": "10.0.0.1",
+        },
     ],
 )
 def test_harmless_variables_are_passed_over(environ: dict[str, str]) -> None:

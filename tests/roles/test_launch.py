@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from zmqtrain.cluster import Role, Task
+from zmqtrain.config import TaskConfig
+from zmqtrain.errors import ConfigError
 from zmqtrain.roles import launch
 
 FEW = 256  # files
@@ -26,3 +33,44 @@ def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves(
         assert launch.run_process(nothing, nothing) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@pytest.mark.parametrize(
+    ("task", "address", "files"),
+    [
+        ("chief 0", "127.0.0.1:2222", 1),
+        ("ps 0", "127.0.0.1:2222", 1),
+        ("ps 1", "127.0.0.1:2222", 0),
+        ("worker 0", "127.0.0.1:2222", 0),
+        ("chief 0", "ipc:///tmp/ps-0.sock", 1),
+        ("ps 0", "ipc:///tmp/ps-0.sock", 0),
+    ],
+)
+def test_job_is_published_by_those_who_will_do(
+    task: str, address: str, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.ExitStack() as stack:
+        launch._publish(parse_task(task), config_of(address), stack)
+        assert len(list(tmp_path.glob("*/*.json"))) == files
+
+
+def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"zmqtrain-{os.getuid()}").touch()
+    with contextlib.ExitStack() as stack:
+        launch._publish(parse_task("ps 0"), config_of("127.0.0.1:2222"), stack)
+        assert "finds the job by its chief alone" in caplog.text
+        with pytest.raises(ConfigError):
+            launch._publish(parse_task("chief 0"), config_of("127.0.0.1:2222"), stack)
+
+
+def parse_task(text: str) -> Task:
+    role, index = text.split()
+    return Task(Role(role), int(index))
+
+
+def config_of(address: str) -> TaskConfig:
+    return TaskConfig(role=Role.PS, job="job.py", ps=(address,))

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from zmqtrain.transport.base import RoutingId, UnreachableError
 from zmqtrain.transport.shortcut import MAX_NBYTES, ShortcutEndpoint, ShortcutListener, fits
@@ -26,6 +27,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract names 
 @pytest.fixture
 def name() -> str:
     return secrets.token_hex(8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop_before() -> None:
+    """The first loop of uvloop opens files that stay open."""
+    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +157,57 @@ async def test_answer_that_does_not_fit_ends_the_shortcut_of_who_waits_for_it(
     listener.close()
 
 
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+@LOOPS
+def test_end_that_broke_off_loses_nothing_that_it_had_sent(
+    name: str, listen: Any, connect: Any, troubles: Any, new_loop: Any
+) -> None:
+    """It broke off, as the kernel sees it, by closing with something unread."""
+
+    async def main() -> None:
+        listener, received = listen(name)
+        end, answers = connect(name)
+        end.tell(told := troubles())
+        end.send([b"hello"])
+        await received.first(1)
+        for message in numbered(3):
+            listener.send(message, received.peers[0])
+        end.send([b"unread"])
+        listener.close()
+        assert await answers.first(3) == numbered(3)
+        await told.first()
+        end.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+@LOOPS
+def test_end_that_a_send_met_is_told(
+    name: str, listen: Any, connect: Any, troubles: Any, new_loop: Any
+) -> None:
+    """The loop may not tell of it any more."""
+
+    async def main() -> None:
+        listener, received = listen(name)
+        end, _ = connect(name)
+        end.tell(told := troubles())
+        end.send([b"hello"])
+        await received.first(1)
+        for message in numbered(2):
+            listener.send(message, received.peers[0])
+        listener.close()
+        with pytest.raises(UnreachableError):
+            end.send([b"anyone?"])
+        assert [is_final for _, is_final in told.told] == [True]
+        end.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
 async def test_end_that_reads_nothing_is_full_at_last(name: str, listen: Any) -> None:
     listener, received = listen(name)
     end = ShortcutEndpoint(name)
@@ -207,6 +265,9 @@ async def test_ps_without_a_file_descriptor_left_ends_its_shortcuts(
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
+        for make in (ShortcutListener, ShortcutEndpoint):
+            with pytest.raises(UnreachableError, match="Too many open files"):
+                make(f"another {name}")
         await told.first()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

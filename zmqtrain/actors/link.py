@@ -4,7 +4,7 @@ Every request has a reason that can be shown and ends by a reply, a refusal, its
 silence of the peer. What was lost on the way is sent again: pushes when the peer's answer to a
 heartbeat shows that it never saw them (or that its reply was lost), everything else periodically.
 
-Where there is a shortcut to the peer, pushes and heartbeats go by it, in one order.
+Where there is a shortcut to the peer, pulls, pushes and heartbeats go by it, in one order.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 from zmqtrain.actors.outstanding import UNKNOWN, OnPiece, Outstanding
+from zmqtrain.actors.shortcut import Shortcut
 from zmqtrain.actors.waits import Waits
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.metrics import Metrics
 from zmqtrain.timing import Timing
 from zmqtrain.transport.base import Endpoint, RoutingId, Selective, UnreachableError
-from zmqtrain.transport.shortcut import fits
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Alive, Heartbeat, Message, Piece, Refusal, Taken
@@ -74,8 +73,7 @@ class Link:
         self.lost: ZmqTrainError | None = None
         self._trouble = ""  # why no connection comes about, as far as it is known
         self.credit_nbytes = 0  # pieces that may be under way, unconfirmed
-        self._shortcut: Endpoint | None = None
-        self._make_shortcut: Callable[[], Endpoint] | None = None
+        self.shortcut = Shortcut(peer, self._receive)
         self._gone = asyncio.Event()
         self._owner = owner
         self._waits = owner.waits
@@ -135,6 +133,8 @@ class Link:
         """
         if self.lost is not None:
             raise self.lost
+        if self.shortcut.is_sought and sequence is not None:
+            self.shortcut.take()  # one push after the other, so it overtakes none
         loop = asyncio.get_running_loop()
         self._last_id += 1
         sender, epoch = self._owner.identify()
@@ -199,7 +199,7 @@ class Link:
         """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
         while True:
             if self.joined:
-                self._take_shortcut()
+                self.shortcut.seek()
                 self._pulse()
             timing, before = self._owner.timing, time.monotonic()
             await asyncio.sleep(timing.heartbeat_s)
@@ -232,46 +232,22 @@ class Link:
             return False
         return time.monotonic() - self.heard_at < 3 * self._owner.timing.heartbeat_s
 
-    def shorten(self, make: Callable[[], Endpoint] | None) -> None:
-        """Have a shortcut made, and another one whenever it ends; or None.
-
-        ``make`` raises UnreachableError if there is none, and is called again a heartbeat later.
-        """
-        self._leave_shortcut()
-        self._make_shortcut = make
-        self._take_shortcut()
+    def begin_life(self) -> None:
+        """Say nothing before the next welcome; refusals of heartbeats so far are of the past."""
+        self.joined = False
+        self._beats.clear()
 
     def close(self) -> None:
-        self.shorten(None)
+        self.shortcut.close()
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         self.endpoint.close(discard=self.heard_at is None)  # or its end waits for who never came
-
-    def _take_shortcut(self) -> None:
-        """Make the shortcut, unless a push that has gone the other way would be overtaken."""
-        if self._shortcut is not None or self._make_shortcut is None:
-            return
-        if any(outstanding.sequence is not None for outstanding in self._outstanding.values()):
-            return
-        try:
-            self._shortcut = self._make_shortcut()
-        except UnreachableError as error:
-            log.debug("%s: %s", self.peer, error)
-            return
-        log.info("pushes to %s take a shortcut", self.peer)
-        self._shortcut.start(self._receive)
-        if isinstance(self._shortcut, Selective):
-            self._shortcut.tell(lambda text, _: self._leave_shortcut())
-
-    def _leave_shortcut(self) -> None:
-        if self._shortcut is not None:
-            self._shortcut.close()
-            self._shortcut = None
 
     def _pulse(self) -> None:
         self._last_id += 1
         self._beats.append(self._last_id)
         sender, epoch = self._owner.identify()
-        self._try_send(Envelope(self._owner.heartbeat(), sender, self._last_id, epoch), short=True)
+        beat = Envelope(self._owner.heartbeat(), sender, self._last_id, epoch)
+        self._try_send(beat, by_shortcut=True)
 
     def _review(self, outstanding: Outstanding, now: float) -> None:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
@@ -306,17 +282,16 @@ class Link:
             outstanding.untaken_nbytes += nbytes
         if outstanding.is_known and not outstanding.is_sent:
             outstanding.is_sent = True
-            self._try_send(whole, short=outstanding.sequence is not None)
+            self._try_send(whole, by_shortcut=outstanding.sequence is not None)
 
-    def _try_send(self, envelope: Envelope, *, short: bool = False) -> None:
-        """Send an envelope, if it is ``short``, by the shortcut if there is one."""
+    def _try_send(self, envelope: Envelope, *, by_shortcut: bool = False) -> None:
+        """Send an envelope, by the shortcut if that is wanted and possible."""
         frames = encode(envelope)
         self._metrics.bytes_sent.inc(sum(map(len, frames)))
-        endpoint = self.endpoint
-        if short and self._shortcut is not None and fits(frames):
-            endpoint = self._shortcut
+        if by_shortcut and self.shortcut.send(frames):
+            return
         try:
-            endpoint.send(frames)
+            self.endpoint.send(frames)
         except UnreachableError as error:
             log.debug("%s: not sent: %s", self.peer, error)  # resent, or replaced by the next
 

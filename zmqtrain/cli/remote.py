@@ -70,7 +70,7 @@ class RemoteJob:
 
     def has_ended(self) -> bool:
         """Return whether chief and ps 0, which were seen on this host, run no more."""
-        return self.name != "" and _named(self.address) != self.name
+        return self.name != "" and not _named(self.address)
 
 
 def find_job(

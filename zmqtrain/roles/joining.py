@@ -33,6 +33,8 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
     """
     actor.abandon_life(FencedError("a new life of this task begins"))
     actor.begin_life()
+    for link in links:
+        link.begin_life()
     joined = []
     for link in links:
         joined.append(await join(actor, link))
@@ -52,7 +54,7 @@ async def join(actor: JobActor, link: Link) -> Joined:
         RefusedError: it runs another job, is another ps, or the task's index is taken.
         PeerLostError: it did not come within the join timeout.
     """
-    link.joined = False
+    link.begin_life()
     message = Join(
         actor.nonce,
         actor.fingerprint,

@@ -81,7 +81,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
     size = actor.job.layouts(actor.shards)[shard].size
-    joined.link.shorten(None)
+    joined.link.shortcut.close()
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached

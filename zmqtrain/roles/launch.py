@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from zmqtrain import run_file
 from zmqtrain.cluster import IPC, Role, Task
 from zmqtrain.config import ENVIRON, TaskConfig, load_overrides, load_task
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.invoke import invoke
 from zmqtrain.job import Job, JobOverrides, load_job
 from zmqtrain.logs import setup_logging
@@ -118,10 +118,16 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _is_known(task: Task, config: TaskConfig) -> bool:
-    """Say whether the job is found by this task: its chief, or a ps 0 that can do without one."""
-    of_a_run = config.ps[0].startswith(IPC)  # whose chief is the process that ends it all
-    return task.role is Role.CHIEF or (task == Task(Role.PS, 0) and not of_a_run)
+def _publish(task: Task, config: TaskConfig, stack: contextlib.ExitStack) -> None:
+    """Have the job be found by this task, if it is the chief or a ps 0 that can do without one."""
+    published = run_file.published(config.job, config.ps, str(task))
+    if task.role is Role.CHIEF:
+        stack.enter_context(published)
+    elif task == Task(Role.PS, 0) and not config.ps[0].startswith(IPC):  # as in zmqtrain run
+        try:
+            stack.enter_context(published)
+        except ConfigError as error:
+            log.warning("zmqtrain status finds the job by its chief alone: %s", error)
 
 
 async def _serve(config: TaskConfig, job: Job) -> int:
@@ -139,9 +145,7 @@ async def _serve(config: TaskConfig, job: Job) -> int:
         for actor in actors:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
-            if _is_known(actor.task, config):
-                task = str(actor.task)
-                stack.enter_context(run_file.published(config.job, config.ps, task))
+            _publish(actor.task, config, stack)
         stop_on_signals(actors[0])
         if isinstance(actors[0], Chief):
             stack.enter_context(claimed(job.logdir))

@@ -33,7 +33,7 @@ from zmqtrain.roles.intake import CREDIT_NBYTES, Intake
 from zmqtrain.roles.peers import ORDERS, Peer, Peers
 from zmqtrain.roles.recovery import packed_peer, recover
 from zmqtrain.roles.shard_memory import let_go, make_shard, note_alive, open_segment, tell_of_memory
-from zmqtrain.roles.shortcuts import offer_shortcut
+from zmqtrain.roles.shortcuts import open_shortcut
 from zmqtrain.roles.task import JobActor
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
@@ -110,7 +110,7 @@ class ParameterServer(JobActor):
         self._segment = segment
         self.shard = make_shard(self, layout, segment)
         self.marks = Marks(segment)
-        offer_shortcut(self, segment, bound.address)
+        open_shortcut(self, segment, bound.address)
         tell_of_memory(self, bound.address)
         self.direction = Follower(self) if self.task.index else Lead(self)
         self.metrics.role_state.set("joining")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.link import Link
 from zmqtrain.store.segment import Reached, Segment
-from zmqtrain.transport.base import Shortened, UnreachableError
+from zmqtrain.transport.base import HasShortcuts, UnreachableError
 
 if TYPE_CHECKING:
     from zmqtrain.roles.ps import ParameterServer
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def offer_shortcut(ps: ParameterServer, segment: Segment, address: str) -> None:
+def open_shortcut(ps: ParameterServer, segment: Segment, address: str) -> None:
     """Let workers that reach the segment of a ps, which listens at ``address``, come by a shortcut.
 
-    Not where workers are known by their keys: there every message has to come with one.
+    Not where tasks are known by their keys: there every message has to come with one.
     """
-    is_reached = segment.path is not None and ps.config.lane != "tcp"
-    if not is_reached or ps.config.security.is_keyed(address):
+    is_reachable = segment.path is not None and ps.lane != "tcp"
+    if not is_reachable or ps.security.is_keyed(address):
         return
-    if isinstance(ps.transport, Shortened):
+    if isinstance(ps.transport, HasShortcuts):
         try:
             ps.attend(ps.transport.offer_shortcut(_name_of(segment.nonce)))
         except UnreachableError as error:
@@ -35,8 +35,10 @@ def offer_shortcut(ps: ParameterServer, segment: Segment, address: str) -> None:
 
 def shorten(actor: JobActor, link: Link, segment: Reached) -> None:
     """Have a worker's pushes go by a shortcut to the ps whose segment it has reached."""
-    if segment.lane == "shm" and isinstance(actor.transport, Shortened):
-        link.shorten(partial(actor.transport.take_shortcut, _name_of(segment.nonce)))
+    if segment.lane != "shm" or actor.security.is_keyed(link.endpoint.address):
+        return
+    if isinstance(actor.transport, HasShortcuts):
+        link.shortcut.open(partial(actor.transport.take_shortcut, _name_of(segment.nonce)))
 
 
 def _name_of(nonce: str) -> str:

@@ -22,7 +22,8 @@ With keys it is a :class:`zmqtrain.transport.gate.KnownPeer`."""
 OnMessage: TypeAlias = Callable[[RoutingId, list[Buffer]], None]
 
 OnTrouble: TypeAlias = Callable[[str, bool], None]
-"""Told why another end does not get in here, or this one there, and whether it never will."""
+"""Told why another end does not get in here, or this one there, and whether it never will; also
+that a connection has ended which is not made again."""
 
 
 def ignore_trouble(text: str, is_final: bool) -> None:
@@ -74,7 +75,7 @@ class Endpoint(Protocol):
 
 @runtime_checkable
 class Selective(Protocol):
-    """An endpoint that may turn others away, or be turned away."""
+    """An endpoint that may turn others away, or be turned away or cut off."""
 
     def tell(self, on_trouble: OnTrouble) -> None:
         """Call ``on_trouble``, which must not raise, whenever that happens from now on."""
@@ -82,11 +83,12 @@ class Selective(Protocol):
 
 
 @runtime_checkable
-class Shortened(Protocol):
-    """A transport whose messages have a shorter way between two processes of one host.
+class HasShortcuts(Protocol):
+    """A transport with a shorter way between two processes of one host.
 
-    It takes messages of one frame that is not large, as :func:`zmqtrain.transport.shortcut.fits`
-    says. A worker's end that was ended by the other one says so (:class:`Selective`).
+    A shortcut takes messages of one frame that is not large, as
+    :func:`zmqtrain.transport.shortcut.fits` says. Its connected end is :class:`Selective`: it tells
+    when the other one is gone.
     """
 
     def offer_shortcut(self, name: str) -> Endpoint:

@@ -15,6 +15,7 @@ from errno import EADDRINUSE, ECONNREFUSED, ENOENT
 from pathlib import Path
 from socket import AF_UNIX
 from socket import socket as PlainSocket
+from weakref import WeakSet
 
 import zmq
 
@@ -188,6 +189,7 @@ class ZmqTransport:
         self._linger_ms = linger_ms
         self._context = zmq.Context()
         self._endpoints: set[ZmqEndpoint] = set()
+        self._shortcuts: WeakSet[ShortcutEndpoint | ShortcutListener] = WeakSet()
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
         self._security.check(address, listening=True)
@@ -235,13 +237,17 @@ class ZmqTransport:
         return self._endpoint(socket, address, listening=False, attendant=attendant)
 
     def offer_shortcut(self, name: str) -> ShortcutListener:
-        return ShortcutListener(name)
+        listener = ShortcutListener(name)
+        self._shortcuts.add(listener)
+        return listener
 
     def take_shortcut(self, name: str) -> ShortcutEndpoint:
-        return ShortcutEndpoint(name)
+        end = ShortcutEndpoint(name)
+        self._shortcuts.add(end)
+        return end
 
     def close(self) -> None:
-        for endpoint in tuple(self._endpoints):
+        for endpoint in (*self._endpoints, *self._shortcuts):
             endpoint.close()
         self._context.term()
 

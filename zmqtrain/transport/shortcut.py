@@ -11,6 +11,7 @@ and takes in processes of the same user only. There is none on systems other tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -152,7 +153,10 @@ class _Connection:
     def send(self, frames: Sequence[Buffer]) -> None:
         try:
             self._socket.send(frames[0])
-        except OSError as error:  # the other end has gone, or leaves too much unread
+        except OSError as error:
+            if self._loop is not None and not isinstance(error, BlockingIOError):
+                self.close()  # the loop may tell of an end no more that was met here
+                self._ended()
             raise UnreachableError(f"the shortcut: {error.strerror}") from None
 
     def close(self) -> None:
@@ -162,17 +166,25 @@ class _Connection:
         self._socket.close()
 
     def _read(self) -> None:
-        try:
-            message = self._socket.recv(MAX_NBYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            message = b""
-        if message:
+        """Take one message, or the end; of an end that broke off, all that had come before."""
+        is_broken = False
+        while self._loop is not None:
+            try:
+                message = self._socket.recv(MAX_NBYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # told once, before what the other end had sent
+                is_broken = True
+                continue
+            except OSError:
+                message = b""
+            if not message:
+                self.close()
+                self._ended()
+                return
             self._take([message])
-        else:
-            self.close()
-            self._ended()
+            if not is_broken:
+                return
 
 
 def _opened(address: str, use: Callable[[socket.socket], None]) -> socket.socket:
@@ -183,13 +195,15 @@ def _opened(address: str, use: Callable[[socket.socket], None]) -> socket.socket
     """
     if sys.platform != "linux":
         raise UnreachableError(f"{address}: this system has no abstract names")
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        end.setblocking(False)
-        use(end)
-    except OSError as error:
-        end.close()
-        raise UnreachableError(f"{address}: {error.strerror}") from None
+    with contextlib.ExitStack() as undo:
+        try:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(end.close)
+            end.setblocking(False)
+            use(end)
+        except OSError as error:
+            raise UnreachableError(f"{address}: {error.strerror}") from None
+        undo.pop_all()
     return end
 
 
