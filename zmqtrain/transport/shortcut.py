@@ -20,6 +20,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from errno import EACCES
+from functools import partial
 
 from zmqtrain.transport.base import (
     OnMessage,
@@ -85,12 +86,14 @@ class ShortcutListener:
         self.address = f"the shortcut {name}"
         self._connections: dict[RoutingId, _Connection] = {}
         self._numbers = itertools.count(1)
-        self._on_message: OnMessage | None = None
+        self._on_message: OnMessage
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._socket = _opened(self.address, lambda end: _listen(end, name))
 
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self._connections.get(peer)
@@ -102,9 +105,9 @@ class ShortcutListener:
         connection.send(frames)
 
     def close(self, *, discard: bool = False) -> None:
-        if self._on_message is not None:
-            self._on_message = None
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop = None
         self._socket.close()
         for peer in tuple(self._connections):
             self._drop(peer)
@@ -124,11 +127,8 @@ class ShortcutListener:
         end.setblocking(False)
         peer = b"%d" % next(self._numbers)
         connection = self._connections[peer] = _Connection(end)
-        connection.start(lambda frames: self._take(peer, frames), lambda: self._drop(peer))
-
-    def _take(self, peer: RoutingId, frames: list[Buffer]) -> None:
-        if self._on_message is not None:
-            self._on_message(peer, frames)
+        take = partial(self._on_message, peer)
+        connection.start(take, lambda: self._drop(peer))
 
     def _drop(self, peer: RoutingId) -> None:
         connection = self._connections.pop(peer, None)
