@@ -52,8 +52,13 @@ def job(tmp_path: Path) -> Path:
 
 async def waiting_ps(nursery: Nursery, job: Path) -> TaskProcess:
     """Start a ps that nobody will ever call."""
-    flags = ("--job", str(job), "--ps", f"ipc://{job.parent}/s", "--metrics-port", "0")
-    return await nursery.start("ps", flags, job.parent / "ps.log")
+    return await nursery.start("ps", flags_of(job), job.parent / "ps.log")
+
+
+def flags_of(job: Path) -> list[str]:
+    """Return those of a ps that leaves nothing outside the job's directory when it is killed."""
+    where = ["--ps", f"ipc://{job.parent}/s", "--segment-dir", str(job.parent / "segments")]
+    return ["--job", str(job), *where, "--metrics-port", "0"]
 
 
 async def test_task_ends_with_its_exit_code_and_says_why_in_its_log(
@@ -140,8 +145,7 @@ def test_tasks_end_though_their_caller_died_with_news_unread(job: Path) -> None:
     command = [sys.executable, "-m", "zmqtrain.nursery"]
     server = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
     theirs.close()
-    waiting = ["--job", str(job), "--ps", f"ipc://{job.parent}/s", "--metrics-port", "0"]
-    for role, arguments in (("ps", waiting), ("worker", ["--nope"])):
+    for role, arguments in (("ps", flags_of(job)), ("worker", ["--nope"])):
         request = {"role": role, "arguments": arguments, "log": str(job.parent / role)}
         ours.sendall(json.dumps(request).encode() + b"\n")
     until(lambda: b"code" in ours.recv(1 << 16, socket.MSG_PEEK), "news of the worker", str)
