@@ -20,6 +20,7 @@ from zmqtrain.transport.shortcut import MAX_NBYTES, ShortcutEndpoint, ShortcutLi
 from zmqtrain.wire.buffers import Buffer
 
 Inbox = Any  # of conftest.py, as Troubles
+Troubles = Any
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")
 
@@ -157,16 +158,11 @@ async def test_answer_that_does_not_fit_ends_the_shortcut_of_who_waits_for_it(
     listener.close()
 
 
-LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.fixture
+def talking(listen: Any, connect: Any, troubles: Any) -> Any:
+    """Both ends, with three answers on their way to the one that connected."""
 
-
-@LOOPS
-def test_end_that_broke_off_loses_nothing_that_it_had_sent(
-    name: str, listen: Any, connect: Any, troubles: Any, new_loop: Any
-) -> None:
-    """It broke off, as the kernel sees it, by closing with something unread."""
-
-    async def main() -> None:
+    async def start(name: str) -> tuple[ShortcutListener, ShortcutEndpoint, Inbox, Troubles]:
         listener, received = listen(name)
         end, answers = connect(name)
         end.tell(told := troubles())
@@ -174,6 +170,22 @@ def test_end_that_broke_off_loses_nothing_that_it_had_sent(
         await received.first(1)
         for message in numbered(3):
             listener.send(message, received.peers[0])
+        return listener, end, answers, told
+
+    return start
+
+
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+
+
+@LOOPS
+def test_end_that_broke_off_loses_nothing_that_it_had_sent(
+    name: str, talking: Any, new_loop: Any
+) -> None:
+    """It broke off, as the kernel sees it, by closing with something unread."""
+
+    async def main() -> None:
+        listener, end, answers, told = await talking(name)
         end.send([b"unread"])
         listener.close()
         assert await answers.first(3) == numbered(3)
@@ -185,19 +197,11 @@ def test_end_that_broke_off_loses_nothing_that_it_had_sent(
 
 
 @LOOPS
-def test_end_that_a_send_met_is_told(
-    name: str, listen: Any, connect: Any, troubles: Any, new_loop: Any
-) -> None:
+def test_end_that_a_send_met_is_told(name: str, talking: Any, new_loop: Any) -> None:
     """The loop may not tell of it any more."""
 
     async def main() -> None:
-        listener, received = listen(name)
-        end, _ = connect(name)
-        end.tell(told := troubles())
-        end.send([b"hello"])
-        await received.first(1)
-        for message in numbered(2):
-            listener.send(message, received.peers[0])
+        listener, end, _, told = await talking(name)
         listener.close()
         with pytest.raises(UnreachableError):
             end.send([b"anyone?"])

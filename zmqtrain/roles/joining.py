@@ -33,7 +33,7 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
     """
     actor.abandon_life(FencedError("a new life of this task begins"))
     actor.begin_life()
-    for link in links:
+    for link in links:  # or a heartbeat of one that waits its turn is refused, and ends this life
         link.begin_life()
     joined = []
     for link in links:
