@@ -13,7 +13,7 @@ import pytest
 
 from zmqtrain.cluster import Role, Task
 from zmqtrain.config import TaskConfig
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.roles import launch
 
 FEW = 256  # files
@@ -65,6 +65,15 @@ def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
         assert "finds the job by its chief alone" in caplog.text
         with pytest.raises(ConfigError):
             launch._publish(parse_task("chief 0"), config_of("127.0.0.1:2222"), stack)
+
+
+def test_mistyped_variable_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
+    assert launch.launch(Role.PS, ["--job", "nowhere.py", "--workers", "1"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "WARNING ZMQTRAIN_WORKER is set, but zmqtrain has no such variable" in told
 
 
 def parse_task(text: str) -> Task:
