@@ -21,10 +21,10 @@ from bench.jobs import variables_of
 from bench.options import flags_of
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.logs import setup_logging
-from zmqtrain.processes import LocalCluster, run_processes
-from zmqtrain.signals import that_end
-from zmqtrain.summary import Summary
+from zmqtrain.local.processes import LocalCluster, run_processes
+from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.summary import Summary
+from zmqtrain.roles.signals import that_end
 from zmqtrain.wire.messages import Status
 
 Look = Callable[[Status], None]

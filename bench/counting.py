@@ -8,8 +8,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from zmqtrain.cluster import Role
-from zmqtrain.metrics import NAMESPACE
+from zmqtrain.config.cluster import Role
+from zmqtrain.observe.metrics import NAMESPACE
 from zmqtrain.wire.messages import Status
 
 TIMEOUT_S = 10.0

@@ -2,7 +2,7 @@
 
 The decisions are the real ones, of `zmqtrain.coordination` and `zmqtrain.policies`. What is
 modelled is how long everything takes: a worker computes, a message travels, and a ps does one thing
-after another, taking pushes in and updating. All shards but the lead one are alike, so one stands
+after another, taking pushes in and updating. All shards but the leader one are alike, so one stands
 for them. Bandwidth is not modelled, nor does anybody die.
 """
 
@@ -33,7 +33,7 @@ class Costs:
 
     ``compute_s``: one gradient, in the mean, with a relative standard deviation of ``spread``.
     ``update_s``: applying one push of the whole model on one ps; a shard's part is that much less.
-    ``take_s``: taking in one push, on each ps. ``report_s``: on the lead shard, another ps's word
+    ``take_s``: taking in one push, on each ps. ``report_s``: on the leader, another ps's word
     that a push has arrived there. ``round_trip_s``: of a message and its answer.
     """
 
@@ -191,7 +191,7 @@ class Simulation:
         self._half_s = cluster.costs.round_trip_s / 2
         self._clock = _Clock()
         beside = self._update_s > LONG_S
-        self._lead = _Server(self._clock, beside=beside)
+        self._leader = _Server(self._clock, beside=beside)
         self._other = _Server(self._clock, beside=beside)
         self._workers = [_Worker() for _ in range(cluster.workers)]
         self._staleness = Staleness()
@@ -207,13 +207,13 @@ class Simulation:
         for worker in range(len(self._workers)):
             self._coordinator.join(worker, 1)
             self._workers[worker].answers = 1
-            self._clock.at(self._half_s, self._lead.receive, 0.0, self._pulled, worker)
+            self._clock.at(self._half_s, self._leader.receive, 0.0, self._pulled, worker)
         self._run_until(round(WARM_UP * gradients))
         began_at, began = self._clock.now, self._coordinator.version
         warm_up = self._gradients
         self._staleness = Staleness()
         self._dropped, self._computed_s, self._decided_s = 0, 0.0, 0.0
-        self._lead.busy_s = 0.0
+        self._leader.busy_s = 0.0
         self._run_until(gradients)
         seconds = self._clock.now - began_at
         made = self._gradients - warm_up
@@ -223,7 +223,7 @@ class Simulation:
             gradients=made,
             dropped=self._dropped,
             computing=self._computed_s / (seconds * len(self._workers)),
-            lead_busy=min(1.0, self._lead.busy_s / seconds),
+            lead_busy=min(1.0, self._leader.busy_s / seconds),
             staleness=self._staleness.summary(),
             decide_s=self._decided_s / made,
         )
@@ -262,7 +262,7 @@ class Simulation:
         made = self._workers[worker]
         made.sequence += 1
         made.parts = made.answers = 1
-        self._lead.receive(self._costs.take_s, self._complete, worker)
+        self._leader.receive(self._costs.take_s, self._complete, worker)
         if self._ps == 1:
             return
         made.answers = 2
@@ -277,10 +277,10 @@ class Simulation:
             return
         report_s = (self._ps - 1) * self._costs.report_s
         arrives_at = self._clock.now + self._half_s
-        self._clock.at(arrives_at, self._lead.receive, report_s, self._complete, worker)
+        self._clock.at(arrives_at, self._leader.receive, report_s, self._complete, worker)
 
     def _complete(self, worker: int) -> None:
-        """One part of a push is known at the lead shard; with the last one it is decided on."""
+        """One part of a push is known at the leader; with the last one it is decided on."""
         made = self._workers[worker]
         made.parts -= 1
         if made.parts:
@@ -307,7 +307,7 @@ class Simulation:
                 made = self._workers[order.workers[0]]
                 made.version = version
                 made.batches += order.batches
-        self._carry_out(self._lead, orders)
+        self._carry_out(self._leader, orders)
         if self._ps > 1 and self._is_coordinated and not is_pull:
             arrives_at = self._clock.now + self._half_s
             carry_out = (self._carry_out, self._other, orders)

@@ -28,13 +28,13 @@ from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.plot import check_installed
 from bench.processes import json_lines_of
-from zmqtrain.chaos import Chaos, Report, figures, schedule
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
-from zmqtrain.cluster import Role
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.local.chaos import Chaos, Report, figures, schedule
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_files import SHARED_MEMORY

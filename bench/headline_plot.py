@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.plot import GRID, INK, QUIET
-from zmqtrain.chaos import Report
+from zmqtrain.local.chaos import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,7 +19,7 @@ from bench.jobs import RULES
 from bench.options import json_option, sizes_type
 from bench.output import report
 from bench.workload import items_of
-from zmqtrain.device import load_cupy
+from zmqtrain.compute.device import load_cupy
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update, new_slots
 from zmqtrain.store.layout import Variable

@@ -18,9 +18,9 @@ from bench.options import json_option, lanes_option, list_of, size_type, steps_f
 from bench.output import report
 from bench.weights import make_job
 from bench.workload import ITEM_NBYTES, Row, items_of
-from zmqtrain.cluster import Role
-from zmqtrain.processes import LocalCluster
-from zmqtrain.roles.intake import MESSAGES_NBYTES
+from zmqtrain.config.cluster import Role
+from zmqtrain.local.processes import LocalCluster
+from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire.messages import Status
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 import click
 
 from zmqtrain.cli.numbers import FiniteRange
+from zmqtrain.config.options import flag_of
 from zmqtrain.errors import ConfigError
-from zmqtrain.options import flag_of
 
 LANES = ("shm", "tcp")  # between processes; peers are compared with the first
 STEPS = {0.01: 3000, 0.5: 1500, 2.0: 400, 20.0: 80}  # up to so many megabytes, so many steps

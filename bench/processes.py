@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import psutil
 
 from bench.output import ROOT
-from zmqtrain.signals import that_end
+from zmqtrain.roles.signals import that_end
 
 MARKS = "BENCH_RUNS"  # variable with the marks of the runs that a process belongs to
 GRACE_S = 5.0  # how long what is left of a run may take to end

@@ -46,7 +46,7 @@ def measure(training: Training, policy: str, lane: str) -> dict[str, Any]:
 def parts_of(counting: Counting) -> dict[str, float]:
     """Return the mean step and its parts in milliseconds.
 
-    A worker counts as its wait how long the lead shard had its push. The update is a part of that.
+    A worker counts as its wait how long the leader had its push. The update is a part of that.
     """
     phases = ("data", "pull", "compute", "push", "wait")
     parts = {phase: counting.mean("worker", "phase_duration_seconds", phase) for phase in phases}

@@ -21,12 +21,12 @@ from bench.jobs import USUAL_RULES, variables_of
 from bench.options import flags_of, json_option, sizes_type, steps_for
 from bench.output import report
 from bench.workload import MODES, Workload, push_pull_row
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.job import Job
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.worker import Worker
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys

@@ -12,8 +12,8 @@ import click
 from bench.classifier import DATA, RULES, make_job
 from bench.cluster import Look, Plan, train
 from bench.options import batch_size_option, data_option
-from zmqtrain.processes import LocalCluster
-from zmqtrain.summary import Summary
+from zmqtrain.local.processes import LocalCluster
+from zmqtrain.observe.summary import Summary
 
 REFERENCE = "bench.train_job"
 

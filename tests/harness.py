@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pytest
 
-from zmqtrain.client import ask
+from zmqtrain.actors.client import ask
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
@@ -202,7 +202,7 @@ class Stage:
                 return list(ports)
 
     def run_address(self) -> str:
-        """Return the lead shard's address of the ``zmqtrain run`` that this stage runs."""
+        """Return the leader's address of the ``zmqtrain run`` that this stage runs."""
         path = self.until(lambda: self.run_files(), "the run file")[0]
         text = self.until(path.read_text, "the run file's contents")
         return json.loads(text)["ps"][0]
@@ -285,7 +285,7 @@ class Cluster:
         self._flags = ("--job", job, "--ps", ",".join(ps), "--workers", str(workers))
 
     @property
-    def lead(self) -> str:
+    def leader(self) -> str:
         return self.ps[0]
 
     def start(self, role: str, index: int = 0, *flags: str | Path) -> Process:
@@ -302,7 +302,7 @@ class Cluster:
         ]
 
     def until_status(self, condition: Callable[[Status], object], what: str) -> Status:
-        return self.stage.until_status(self.lead, condition, what)
+        return self.stage.until_status(self.leader, condition, what)
 
 
 def _listener(port: int) -> socket.socket:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import LOCAL, Schedule, draw
-from zmqtrain.timing import Timing
+from simulation.run import simulate
+from simulation.schedule import LOCAL, Schedule, draw
+from zmqtrain.config.timing import Timing
 
 _TIMING = Timing(
     heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0
@@ -24,7 +24,7 @@ _CALM = replace(
     lane="tcp",
     prefetch=1,
     consistent_reads=False,
-    in_pieces=False,
+    in_chunks=False,
     timing=Timing(
         heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0
     ),
@@ -62,7 +62,7 @@ def tale_of(schedule: Schedule) -> Tale:
     """Do the same and return the tale of it; what messages said is left out."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zmqtrain.simulation.run.decode", lambda frames: "a message")
+        patch.setattr("simulation.run.decode", lambda frames: "a message")
         report = simulate(schedule, lines.append)
     assert not report.broken, str(report)
     return Tale(tuple(lines))

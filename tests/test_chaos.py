@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain import chaos
-from zmqtrain.chaos import Act, Chaos, figures, schedule
 from zmqtrain.cli.chaos import chaos_json, chaos_view
 from zmqtrain.cli.main import cli
 from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, PeerLostError
+from zmqtrain.local import chaos
+from zmqtrain.local.chaos import Act, Chaos, figures, schedule
 from zmqtrain.wire.messages import State, Status, TaskStatus
 
 TASKS = {"ps": 2, "worker": 4, "chief": 1}

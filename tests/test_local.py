@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 
 import zmqtrain
 from zmqtrain import Job, Summary
+from zmqtrain.chief.chief import Chief
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models import LinearRegression
+from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.evaluation import evaluate
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.placement import place
-from zmqtrain.summary import parameters_sha256
+from zmqtrain.training.evaluation import evaluate
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.buffers import Buffer
@@ -209,7 +209,7 @@ def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
         if status.step and not status.stop:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("zmqtrain.local.MemoryTransport", LatePushes)
+    monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", LatePushes)
     job = JOBS["counting_job"](steps=steps, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2, on_progress=interrupt)
     check_counts(job, summary)
@@ -232,7 +232,7 @@ def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(
         switching.append(asyncio.ensure_future(switch(transport)))
         return transport
 
-    monkeypatch.setattr("zmqtrain.local.MemoryTransport", make_transport)
+    monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", make_transport)
     job = JOBS["counting_job"](steps=600, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2)
     assert switching[0].result() == [Done(spec) for spec in specs]

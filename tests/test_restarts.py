@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.errors import ExitCode
-from zmqtrain.restarts import (
+from zmqtrain.config.restarts import (
     FIRST_DELAY_S,
     HEALTHY_S,
     LONGEST_DELAY_S,
@@ -19,6 +18,7 @@ from zmqtrain.restarts import (
     Restart,
     decide,
 )
+from zmqtrain.errors import ExitCode
 
 KILLED = -signal.SIGKILL
 LOST = int(ExitCode.PEER_LOST)

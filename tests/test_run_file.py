@@ -14,8 +14,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from zmqtrain.config.run_file import RunningJob, published, running_jobs
 from zmqtrain.errors import ConfigError
-from zmqtrain.run_file import RunningJob, published, running_jobs
 
 
 @pytest.fixture

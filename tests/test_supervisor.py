@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from zmqtrain import supervisor
+from zmqtrain.config.restarts import Limits, Restart
 from zmqtrain.errors import ConfigError
-from zmqtrain.restarts import Limits, Restart
-from zmqtrain.signals import that_end
-from zmqtrain.supervisor import supervise
+from zmqtrain.local import supervisor
+from zmqtrain.local.supervisor import supervise
+from zmqtrain.roles.signals import that_end
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 KILLED = ["sh", "-c", "kill -9 $$"]

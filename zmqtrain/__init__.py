@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zmqtrain.job import Job
-    from zmqtrain.local import run
-    from zmqtrain.summary import Summary
+    from zmqtrain.local.in_process import run
+    from zmqtrain.observe.summary import Summary
 
 __all__ = ["Job", "Summary", "__version__", "run"]
 
 __version__ = version("zmqtrain")
 
-_HOMES = {"Job": "zmqtrain.job", "Summary": "zmqtrain.summary", "run": "zmqtrain.local"}
+_HOMES = {
+    "Job": "zmqtrain.job",
+    "Summary": "zmqtrain.observe.summary",
+    "run": "zmqtrain.local.in_process",
+}
 
 
 def __getattr__(name: str) -> Any:

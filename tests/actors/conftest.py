@@ -10,9 +10,9 @@ import pytest
 
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.link import Link
-from zmqtrain.cluster import Role, Task
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
@@ -92,8 +92,8 @@ class Client(Mail):
         self._endpoint: Endpoint = transport.connect(address)
         self._endpoint.start(self.take)
 
-    def send(self, message: Message, request_id: int, epoch: int = 0) -> None:
-        self.send_frames(encode(Envelope(message, self._sender, request_id, epoch)))
+    def send(self, message: Message, request_id: int, generation: int = 0) -> None:
+        self.send_frames(encode(Envelope(message, self._sender, request_id, generation)))
 
     def send_frames(self, frames: list[Buffer]) -> None:
         self._endpoint.send(frames)
@@ -107,7 +107,7 @@ class Worker(Actor):
     ) -> None:
         timing = Timing(heartbeat_s=HEARTBEAT_S, lease_s=5, peer_timeout_s=peer_timeout_s)
         super().__init__(Task(Role.WORKER, 3), transport, Metrics("worker", 3), timing)
-        self.incarnation, self.epoch = 2, 5
+        self.incarnation, self.generation = 2, 5
         self.linked = asyncio.Event()
         self.told: asyncio.Queue[Message] = asyncio.Queue()
         self.on(Shutdown, lambda request, message: self.told.put_nowait(message))

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from zmqtrain.actors.actor import Actor, Request, first_of
-from zmqtrain.cluster import Role, Task
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, RefusedError
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.chunks import CHUNK_SIZE, at, take_in
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -33,7 +34,6 @@ from zmqtrain.wire.messages import (
     Release,
     Shutdown,
 )
-from zmqtrain.wire.pieces import PIECE_SIZE, at, take_in
 
 Clients = Callable[..., Any]  # of conftest.py, as Within
 Within = Callable[[Any], Any]
@@ -59,7 +59,7 @@ class Ps(Actor):
 
     def __init__(self, transport: MemoryTransport, timing: Timing) -> None:
         super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), timing)
-        self.incarnation, self.epoch = 4, 2
+        self.incarnation, self.generation = 4, 2
         self.listening = asyncio.Event()
         self.life: asyncio.Task[int]
         self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
@@ -109,7 +109,11 @@ async def test_request_is_answered_to_its_sender_alone(
     for index, peer in enumerate(clients):
         (reply,) = await peer.first(Done)
         assert reply.message == Done(f"seen by worker {index}")
-        assert (reply.request_id, reply.sender, reply.epoch) == (10 + index, Sender("ps", 0, 4), 2)
+        assert (reply.request_id, reply.sender, reply.generation) == (
+            10 + index,
+            Sender("ps", 0, 4),
+            2,
+        )
         assert len(peer.received) == 1
 
 
@@ -224,7 +228,7 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
             ended.append(name)
 
     ps = Ps(transport, timing)
-    ps.accompany(partial(background, "companion"))
+    ps.add_background_task(partial(background, "companion"))
     ps.life = run(ps)
     await within(ps.listening.wait())
     ps.spawn(background("spawned"))
@@ -332,7 +336,7 @@ async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
     assert (await within(asked)).message == RELEASE
 
 
-@pytest.mark.parametrize("size", [0, 5, PIECE_SIZE, PIECE_SIZE + 1, 2 * PIECE_SIZE])
+@pytest.mark.parametrize("size", [0, 5, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE])
 async def test_reply_brings_an_array_of_any_size(
     ps: Ps, worker: Worker, within: Within, size: int
 ) -> None:
@@ -340,13 +344,13 @@ async def test_reply_brings_an_array_of_any_size(
     out = np.full(size, -1, np.float32)
     ps.on(GetStatus, lambda request, _: request.reply_with(Done("there"), flat))
     asked = worker.ask(
-        GetStatus(), on_piece=lambda index, tensor: take_in((tensor,), at(out, index))
+        GetStatus(), on_chunk=lambda index, tensor: take_in((tensor,), at(out, index))
     )
     reply = await within(asked)
     assert reply.message == Done("there")
     if reply.tensors:
         take_in(reply.tensors, out)
-    assert bool(reply.tensors) == (size <= PIECE_SIZE)
+    assert bool(reply.tensors) == (size <= CHUNK_SIZE)
     assert out.tobytes() == flat.tobytes()
 
 

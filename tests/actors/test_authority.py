@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.actors.authority import masquerade, overreach
+from zmqtrain.actors.permissions import identity_error, permission_error
 from zmqtrain.transport.keys import ROLES, Owner
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import (
     Arrived,
+    Chunk,
     Close,
     Initialize,
     Message,
-    Piece,
     Pull,
     Push,
     RequestSave,
@@ -29,7 +29,7 @@ from zmqtrain.wire.messages import (
 )
 
 FOR_SOME = {
-    "worker": {Pull, Push, Piece},
+    "worker": {Pull, Push, Chunk},
     "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave},
     "ps": {Arrived, ShardWritten, ShardFailed},
     "client": {SwitchPolicy, RequestSave},
@@ -47,15 +47,15 @@ def said(kind: type, role: str, index: int) -> Envelope:
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_may_send_its_own_messages_and_those_of_everyone(role: str, kind: type) -> None:
     reserved = any(kind in kinds for kinds in FOR_SOME.values())
-    text = overreach(said(kind, role, 0))
+    text = permission_error(said(kind, role, 0))
     assert (text == "") is (not reserved or kind in FOR_SOME[role])
 
 
 def test_refusals_say_what_was_wrong_and_for_whom_it_is() -> None:
-    assert overreach(said(SwitchPolicy, "worker", 3)) == (
+    assert permission_error(said(SwitchPolicy, "worker", 3)) == (
         "worker 3 may not send SwitchPolicy, which is for a chief or client"
     )
-    assert masquerade(Owner("worker", 3), Sender("worker", 4)) == (
+    assert identity_error(Owner("worker", 3), Sender("worker", 4)) == (
         "the key of worker 3 is not that of worker 4: give each task its own secret key"
     )
 
@@ -70,6 +70,6 @@ def test_key_serves_its_owner_alone(
     role: str, index: int, claimed: str, claimed_index: int
 ) -> None:
     """But clients number themselves by their processes."""
-    text = masquerade(Owner(role, index), Sender(claimed, claimed_index))
+    text = identity_error(Owner(role, index), Sender(claimed, claimed_index))
     is_own = role == claimed and (index == claimed_index or role == "client")
     assert (text == "") is is_own

@@ -8,9 +8,9 @@ import pytest
 
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.cluster import Role, Task
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.memory import MemoryTransport
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from zmqtrain.actors.actor import Actor, Request
+from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
-from zmqtrain.client import Client
-from zmqtrain.cluster import Role, Task
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.timing import Timing
 from zmqtrain.errors import PeerLostError, RefusedError
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import OnMessage, OnTrouble, RoutingId, UnreachableError
 from zmqtrain.transport.gate import Key, KnownPeer
 from zmqtrain.transport.keys import Owner

@@ -51,7 +51,11 @@ async def test_reply_is_what_the_request_returns(
 ) -> None:
     asked = worker.ask(PUSH, tensors=(Tensor.of(GRADIENT),), sequence=1)
     (request,) = await ps.first(Push)
-    assert (request.message, request.sender, request.epoch) == (PUSH, Sender("worker", 3, 2), 5)
+    assert (request.message, request.sender, request.generation) == (
+        PUSH,
+        Sender("worker", 3, 2),
+        5,
+    )
     assert request.tensors[0].array().tolist() == GRADIENT.tolist()
     ps.reply(request, RELEASE, (Tensor.of(GRADIENT * 2),))
     reply = await within(asked)

@@ -1,4 +1,4 @@
-"""Large tensors go ahead of their message in pieces, as fast as the peer takes them in."""
+"""Large tensors go ahead of their message in chunks, as fast as the peer takes them in."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from zmqtrain.actors import link as link_module
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.chunks import Chunks, as_it_is
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import (
     Alive,
+    Chunk,
     Heartbeat,
     Message,
     Parameters,
-    Piece,
     Pull,
     Push,
     Read,
     Release,
     Taken,
 )
-from zmqtrain.wire.pieces import Ahead, as_it_is
 
 Worker = Any  # of conftest.py, as FakePs and Within
 FakePs = Any
@@ -35,26 +35,26 @@ Within = Callable[[Any], Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 RELEASE = Release(1, "applied", 1)
-NBYTES = 400  # of a piece
+NBYTES = 400  # of a chunk
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.wire.pieces.PIECE_SIZE", NBYTES // 4)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", NBYTES // 4)
 
 
-def pieces(count: int, sequence: int = 1, *, in_order: bool = True) -> Ahead:
-    """Return pieces of 100 elements, each of which holds its index."""
+def chunks(count: int, sequence: int = 1, *, in_order: bool = True) -> Chunks:
+    """Return chunks of 100 elements, each of which holds its index."""
     flat = np.repeat(np.arange(count, dtype=np.float32), NBYTES // 4)
-    return Ahead(flat, sequence, as_it_is, in_order=in_order)
+    return Chunks(flat, sequence, as_it_is, in_order=in_order)
 
 
 def indices(envelopes: list[Envelope]) -> list[int]:
-    """Return which pieces came, and -1 for the push; heartbeats are passed over."""
+    """Return which chunks came, and -1 for the push; heartbeats are passed over."""
     return [
-        envelope.message.index if isinstance(envelope.message, Piece) else -1
+        envelope.message.index if isinstance(envelope.message, Chunk) else -1
         for envelope in envelopes
-        if isinstance(envelope.message, Piece | Push)
+        if isinstance(envelope.message, Chunk | Push)
     ]
 
 
@@ -68,10 +68,10 @@ async def test_pieces_stop_at_the_credit_go_on_when_taken_and_the_message_is_las
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
     ps.alive = None
-    worker.ps.credit_nbytes = 3 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(7))
+    worker.ps.window_nbytes = 3 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(7))
     assert await settled(ps) == [0, 1, 2]
-    first = ps.of(Piece)[0]
+    first = ps.of(Chunk)[0]
     ps.reply(first, Taken(2 * NBYTES))
     assert await settled(ps) == [0, 1, 2, 3, 4]
     ps.reply(first, Taken(NBYTES - 1))  # not enough for one more
@@ -82,28 +82,28 @@ async def test_pieces_stop_at_the_credit_go_on_when_taken_and_the_message_is_las
     assert await settled(ps) == [0, 1, 2, 3, 4, 5, 6, -1]
     (push,) = ps.of(Push)
     assert push.tensors == ()
-    for index, piece in enumerate(ps.of(Piece)):
-        assert (piece.message, piece.request_id) == (Piece(1, index), push.request_id)
-        assert (piece.tensors[0].array() == index).all()
+    for index, chunk in enumerate(ps.of(Chunk)):
+        assert (chunk.message, chunk.request_id) == (Chunk(1, index), push.request_id)
+        assert (chunk.tensors[0].array() == index).all()
     ps.reply(push, RELEASE)
     assert (await within(asked)).message == RELEASE
 
 
 @pytest.mark.parametrize("taken_at_once", [NBYTES // 4, NBYTES, 5 * NBYTES // 2])
-@pytest.mark.parametrize("credit_nbytes", [0, NBYTES, 5 * NBYTES // 2, 1 << 30])
-async def test_no_more_than_the_credit_is_under_way_and_no_less_than_one_piece(
-    worker: Worker, ps: FakePs, within: Within, credit_nbytes: int, taken_at_once: int
+@pytest.mark.parametrize("window_nbytes", [0, NBYTES, 5 * NBYTES // 2, 1 << 30])
+async def test_no_more_than_the_credit_is_under_way_and_no_less_than_one_chunk(
+    worker: Worker, ps: FakePs, within: Within, window_nbytes: int, taken_at_once: int
 ) -> None:
     ps.alive = None
-    worker.ps.credit_nbytes = credit_nbytes
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(6))
+    worker.ps.window_nbytes = window_nbytes
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(6))
     taken = 0
     while -1 not in (came := await settled(ps)):
         under_way = NBYTES * len(came) - taken
-        assert under_way <= max(NBYTES, credit_nbytes)
-        assert 0 < under_way and under_way + NBYTES > credit_nbytes  # else there is more to send
+        assert under_way <= max(NBYTES, window_nbytes)
+        assert 0 < under_way and under_way + NBYTES > window_nbytes  # else there is more to send
         step = min(under_way, taken_at_once)
-        ps.reply(ps.of(Piece)[0], Taken(step))
+        ps.reply(ps.of(Chunk)[0], Taken(step))
         taken += step
     assert came == [0, 1, 2, 3, 4, 5, -1]
     ps.reply(ps.of(Push)[0], RELEASE)
@@ -111,7 +111,7 @@ async def test_no_more_than_the_credit_is_under_way_and_no_less_than_one_piece(
 
 
 @pytest.mark.parametrize("lost", [{0}, {2}, {1, 3}, {0, 1, 2, 3}, {-1}])
-async def test_push_of_which_something_was_lost_begins_again_with_its_first_piece(
+async def test_push_of_which_something_was_lost_begins_again_with_its_first_chunk(
     worker: Worker, ps: FakePs, within: Within, lost: set[int]
 ) -> None:
     to_lose = set(lost)
@@ -128,8 +128,8 @@ async def test_push_of_which_something_was_lost_begins_again_with_its_first_piec
 
     ps.alive = Alive(received=0, answered=0)
     ps.ignores = loses
-    worker.ps.credit_nbytes = 4 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(4))
+    worker.ps.window_nbytes = 4 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(4))
     sent = [0, 1, 2, 3, -1]
     while ps.alive.received == 0:
         await ps.next(Heartbeat)
@@ -144,14 +144,14 @@ async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_cr
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
     ps.alive = None
-    worker.ps.credit_nbytes = 2 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(3))
+    worker.ps.window_nbytes = 2 * NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(3))
     assert await settled(ps) == [0, 1]
     ps.alive = Alive(received=0, answered=0)
-    await ps.first(Piece, 4)
+    await ps.first(Chunk, 4)
     ps.alive = None
     assert indices(ps.received)[:4] == [0, 1, 0, 1]
-    ps.reply(ps.of(Piece)[0], Taken(2 * NBYTES))
+    ps.reply(ps.of(Chunk)[0], Taken(2 * NBYTES))
     (push,) = await ps.first(Push)
     assert indices(ps.received)[-2:] == [2, -1]
     ps.reply(push, RELEASE)
@@ -162,12 +162,12 @@ async def test_answer_to_a_heartbeat_sent_before_the_last_pieces_proves_nothing(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
     ps.alive = None
-    worker.ps.credit_nbytes = NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(3))
-    (first,) = await ps.first(Piece)
+    worker.ps.window_nbytes = NBYTES
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(3))
+    (first,) = await ps.first(Chunk)
     (before,) = await ps.next(Heartbeat)
     ps.reply(first, Taken(NBYTES))
-    await ps.first(Piece, 2)
+    await ps.first(Chunk, 2)
     ps.reply(before, Alive(received=0, answered=0))
     assert await settled(ps) == [0, 1]
     ps.reply(first, Taken(NBYTES))
@@ -181,8 +181,8 @@ async def test_pieces_that_found_the_queue_full_are_sent_later(
     worker: Worker, start_ps: Callable[[], FakePs], within: Within
 ) -> None:
     worker.ps.joined = False
-    worker.ps.credit_nbytes = 1 << 30
-    asked = worker.ask(PUSH, sequence=1, ahead=pieces(100))
+    worker.ps.window_nbytes = 1 << 30
+    asked = worker.ask(PUSH, sequence=1, ahead=chunks(100))
     await asyncio.sleep(0)
     ps = start_ps()
     ps.alive = Alive(received=0, answered=0)
@@ -213,36 +213,36 @@ async def test_pieces_ahead_of_a_reply_are_taken_in_before_it(
     came: list[tuple[int, list[float]]] = []
     asked = worker.ask(
         message,
-        on_piece=lambda index, tensor: came.append((index, tensor.array().tolist())),
+        on_chunk=lambda index, tensor: came.append((index, tensor.array().tolist())),
         **options,
     )
     (request,) = await ps.first(type(message))
-    for piece, tensors in pieces(3, sequence=0):
-        ps.reply(request, piece, tensors)
+    for chunk, tensors in chunks(3, sequence=0):
+        ps.reply(request, chunk, tensors)
     ps.reply(request, reply)
     assert (await within(asked)).message == reply
     assert came == [(index, [float(index)] * (NBYTES // 4)) for index in range(3)]
 
 
 def refuses(index: int, tensor: Tensor) -> None:
-    raise ProtocolError(f"piece {index} of 1")
+    raise ProtocolError(f"chunk {index} of 1")
 
 
 def ignores(index: int, tensor: Tensor) -> None:
-    """Take a piece for nothing."""
+    """Take a chunk for nothing."""
 
 
 ONE = (Tensor.of(np.zeros(1, np.float32)),)
-UNASKED = "ps 0 sent a piece that was not asked for"
+UNASKED = "ps 0 sent a chunk that was not asked for"
 
 
 @pytest.mark.parametrize(
-    ("on_piece", "tensors", "text"),
+    ("on_chunk", "tensors", "text"),
     [
         (None, ONE, UNASKED),
         (ignores, (), UNASKED),
         (ignores, 2 * ONE, UNASKED),
-        (refuses, ONE, "piece 4 of 1"),
+        (refuses, ONE, "chunk 4 of 1"),
     ],
 )
 @pytest.mark.parametrize(
@@ -254,15 +254,15 @@ async def test_piece_that_is_not_wanted_fails_the_request_alone(
     within: Within,
     message: Message,
     options: dict[str, Any],
-    on_piece: Any,
+    on_chunk: Any,
     tensors: tuple[Tensor, ...],
     text: str,
 ) -> None:
-    asked = worker.ask(message, on_piece=on_piece, **options)
+    asked = worker.ask(message, on_chunk=on_chunk, **options)
     other = worker.ask(Pull(), sequence=0)
     (request,) = await ps.first(type(message))
     for _ in range(2):
-        ps.reply(request, Piece(0, 4), tensors)
+        ps.reply(request, Chunk(0, 4), tensors)
     ps.reply(request, RELEASE)
     with pytest.raises(ProtocolError) as caught:
         await within(asked)
@@ -271,21 +271,21 @@ async def test_piece_that_is_not_wanted_fails_the_request_alone(
     assert (await within(other)).message == RELEASE
 
 
-@pytest.mark.parametrize("late", [Piece(0, 0), Taken(NBYTES)], ids=["piece", "taken"])
+@pytest.mark.parametrize("late", [Chunk(0, 0), Taken(NBYTES)], ids=["chunk", "taken"])
 async def test_what_comes_behind_a_reply_is_dropped(
     worker: Worker, ps: FakePs, within: Within, late: Message
 ) -> None:
     came: list[int] = []
     asked = worker.ask(
-        PUSH, sequence=1, ahead=pieces(2), on_piece=lambda index, tensor: came.append(index)
+        PUSH, sequence=1, ahead=chunks(2), on_chunk=lambda index, tensor: came.append(index)
     )
     ps.alive = None
-    (piece,) = await ps.first(Piece)
-    ps.reply(piece, RELEASE)
-    ps.reply(piece, late, ONE)  # before the request has ended
+    (chunk,) = await ps.first(Chunk)
+    ps.reply(chunk, RELEASE)
+    ps.reply(chunk, late, ONE)  # before the request has ended
     assert (await within(asked)).message == RELEASE
     sent = await settled(ps)
-    ps.reply(piece, late, ONE)  # and after
+    ps.reply(chunk, late, ONE)  # and after
     assert await settled(ps) == sent
     assert came == []
 
@@ -309,10 +309,10 @@ async def test_request_that_is_being_answered_is_not_sent_again(
     clock = Clock()
     monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
     worker.on_beat = clock.tick
-    asked = worker.ask(Read(), on_piece=ignores)
+    asked = worker.ask(Read(), on_chunk=ignores)
     (request,) = await ps.first(Read)
     for index in range(3 * int(link_module.RESEND_S)):
-        ps.reply(request, Piece(0, index), ONE)
+        ps.reply(request, Chunk(0, index), ONE)
         await ps.next(Heartbeat)
     assert len(ps.of(Read)) == 1
     (_, again) = await ps.first(Read, 2)
@@ -338,8 +338,8 @@ async def test_request_that_is_begun_without_its_message_sends_pieces_as_they_co
     worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = Alive(received=0, answered=0)  # heartbeats prove no loss while there is no push
-    worker.ps.credit_nbytes = 4 * NBYTES
-    ahead = pieces(5, in_order=False)
+    worker.ps.window_nbytes = 4 * NBYTES
+    ahead = chunks(5, in_order=False)
     begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
     assert await settled(ps) == []
     ahead.add([3, 4])
@@ -349,11 +349,11 @@ async def test_request_that_is_begun_without_its_message_sends_pieces_as_they_co
     worker.ps.go_on(begun)
     assert await settled(ps) == [3, 4, 0]
     ps.alive = Alive(received=1, answered=0)
-    worker.ps.complete(begun, PUSH, with_pieces=True)
+    worker.ps.complete(begun, PUSH, with_chunks=True)
     assert await settled(ps) == [3, 4, 0, 1]
-    ps.reply(ps.of(Piece)[0], Taken(4 * NBYTES))
+    ps.reply(ps.of(Chunk)[0], Taken(4 * NBYTES))
     assert await settled(ps) == [3, 4, 0, 1, 2, -1]
-    assert [piece.tensors[0].array()[0] for piece in ps.of(Piece)] == [3, 4, 0, 1, 2]
+    assert [chunk.tensors[0].array()[0] for chunk in ps.of(Chunk)] == [3, 4, 0, 1, 2]
     (push,) = ps.of(Push)
     assert push.message == PUSH
     ps.reply(push, RELEASE)
@@ -365,11 +365,11 @@ async def test_request_whose_pieces_are_of_no_use_any_more_is_completed_without_
     worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = Alive(received=1, answered=0)
-    worker.ps.credit_nbytes = 4 * NBYTES
-    ahead = pieces(3, in_order=False)
+    worker.ps.window_nbytes = 4 * NBYTES
+    ahead = chunks(3, in_order=False)
     begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
     ahead.add([2])
     worker.ps.go_on(begun)
-    worker.ps.complete(begun, PUSH, with_pieces=False)
+    worker.ps.complete(begun, PUSH, with_chunks=False)
     assert await settled(ps) == [2, -1]
     worker.ps.end(begun)

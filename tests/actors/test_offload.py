@@ -44,8 +44,8 @@ def offload(clock: Clock) -> Iterator[Offload]:
 
 
 @pytest.fixture
-def piece(offload: Offload, clock: Clock, within: Within) -> Callable[[float], Any]:
-    """Do a piece of work that takes so long; return whether it had a thread of its own."""
+def chunk(offload: Offload, clock: Clock, within: Within) -> Callable[[float], Any]:
+    """Do a chunk of work that takes so long; return whether it had a thread of its own."""
 
     async def run(duration_s: float) -> bool:
         def work() -> str:
@@ -59,10 +59,10 @@ def piece(offload: Offload, clock: Clock, within: Within) -> Callable[[float], A
 
 
 async def test_work_moves_to_where_the_last_piece_would_have_belonged(
-    piece: Callable[[float], Any],
+    chunk: Callable[[float], Any],
 ) -> None:
     durations = [SHORT_S, SHORT_S, 2 * LONG_S, 2 * LONG_S, SHORT_S, SHORT_S]
-    in_thread = [await piece(duration_s) for duration_s in durations]
+    in_thread = [await chunk(duration_s) for duration_s in durations]
     assert in_thread == [True, False, False, True, True, False]
 
 
@@ -71,7 +71,7 @@ async def test_error_of_the_work_is_raised_and_measured_too(
     offload: Offload,
     clock: Clock,
     within: Within,
-    piece: Callable[[float], Any],
+    chunk: Callable[[float], Any],
     duration_s: float,
 ) -> None:
     def fails() -> None:
@@ -81,7 +81,7 @@ async def test_error_of_the_work_is_raised_and_measured_too(
     for _ in range(2):
         with pytest.raises(ValueError, match="shapes differ"):
             await within(offload.run(fails))
-    assert await piece(SHORT_S) is (duration_s > LONG_S)
+    assert await chunk(SHORT_S) is (duration_s > LONG_S)
 
 
 async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within) -> None:
@@ -93,8 +93,8 @@ async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within)
     assert await within(task) is True
 
 
-async def test_close_waits_for_the_thread(offload: Offload, piece: Callable[[float], Any]) -> None:
-    await piece(SHORT_S)
+async def test_close_waits_for_the_thread(offload: Offload, chunk: Callable[[float], Any]) -> None:
+    await chunk(SHORT_S)
     offload.close()
     assert not any(thread.name.startswith("compute") for thread in threading.enumerate())
 

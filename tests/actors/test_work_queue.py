@@ -262,10 +262,10 @@ async def test_rare_work_is_done_beside_the_loop_and_tells_nothing_of_the_rest(
     ]
 
 
-PIECES = st.lists(
+CHUNKS = st.lists(
     st.tuples(
         st.sampled_from(["none", "short", "long", "rare"]),
-        st.integers(0, 2),  # pieces that its end adds
+        st.integers(0, 2),  # chunks that its end adds
         st.booleans(),  # whether the loop has a turn before the next is added
     ),
     max_size=25,
@@ -273,9 +273,9 @@ PIECES = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(pieces=PIECES)
+@given(chunks=CHUNKS)
 def test_every_piece_is_done_once_in_order_whatever_came_before_it(
-    pieces: list[tuple[str, int, bool]],
+    chunks: list[tuple[str, int, bool]],
 ) -> None:
     clock = Clock()
     added: list[str] = []
@@ -298,7 +298,7 @@ def test_every_piece_is_done_once_in_order_whatever_came_before_it(
 
     async def play() -> None:
         queue = WorkQueue("apply", on_error=lambda error: done.append(str(error)))
-        for kind, more, pause in pieces:
+        for kind, more, pause in chunks:
             add(queue, kind, more)
             if pause:
                 await asyncio.sleep(0)

@@ -14,13 +14,13 @@ import pytest
 
 from tests.harness import Stage, stage
 from zmqtrain import Job
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression, base
 from zmqtrain.models.base import Batch, Gradients
 from zmqtrain.optim import SGD
-from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
@@ -49,7 +49,7 @@ class Someone:
 
     def __init__(self, transport: MemoryTransport, address: str, role: str, index: int) -> None:
         self.sender = Sender(role, index)
-        self.epoch = 0
+        self.generation = 0
         self._endpoint = transport.connect(address)
         self._endpoint.start(self._receive)
         self._replies: dict[int, asyncio.Future[Envelope]] = {}
@@ -62,7 +62,7 @@ class Someone:
         sent = tuple(
             tensor if isinstance(tensor, Tensor) else Tensor.of(tensor) for tensor in tensors
         )
-        self.send(encode(Envelope(message, self.sender, self._last_id, self.epoch, sent)))
+        self.send(encode(Envelope(message, self.sender, self._last_id, self.generation, sent)))
         async with asyncio.timeout(LIMIT_S):
             return await reply
 
@@ -80,15 +80,15 @@ class Someone:
     def send(self, frames: Sequence[Buffer]) -> None:
         self._endpoint.send(frames)
 
-    def be(self, incarnation: int, epoch: int) -> None:
+    def be(self, incarnation: int, generation: int) -> None:
         self.sender = replace(self.sender, incarnation=incarnation)
-        self.epoch = epoch
+        self.generation = generation
 
     async def join(self, fingerprint: dict[str, str]) -> None:
         """Become a member."""
         reply = await self.ask(Join(f"{self.sender}/1", fingerprint, "here:1", "", "", 0))
         assert isinstance(reply.message, Welcome), reply.message
-        self.be(reply.message.incarnation, reply.epoch)
+        self.be(reply.message.incarnation, reply.generation)
 
     def _receive(self, peer: RoutingId, frames: list[Buffer]) -> None:
         envelope = decode(frames)
@@ -118,9 +118,9 @@ class Table:
         return someone
 
     async def begin(self) -> Someone:
-        """Have a chief begin epoch 1; return it."""
+        """Have a chief begin generation 1; return it."""
         chief = await self.member("chief")
-        chief.epoch = 1
+        chief.generation = 1
         await chief.ask(Initialize(None))
         return chief
 

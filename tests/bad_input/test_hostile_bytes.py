@@ -23,24 +23,24 @@ import pytest
 import zmq
 
 from zmqtrain import Job
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import MAX_FRAMES, Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
+    Chunk,
     Heartbeat,
     Initialize,
     Join,
     Leave,
     Message,
-    Piece,
     Pull,
     Push,
     Read,
@@ -120,7 +120,7 @@ class Siege:
         self, message: Message, sender: Sender, *tensors: Any, request_id: int = 7
     ) -> list[bytes]:
         sent = tuple(map(Tensor.of, tensors))
-        frames = encode(Envelope(message, sender, request_id, self.ps.epoch, sent))
+        frames = encode(Envelope(message, sender, request_id, self.ps.generation, sent))
         return [bytes(frame) for frame in frames]
 
     async def trained(self, steps: int) -> None:
@@ -235,8 +235,8 @@ def other_layouts(siege: Siege, dice: Random) -> Iterator[Hostile]:
     join = Join("stranger/1", endless, "there:2", "", "", 0)
     yield Hostile("endless job", siege.told(join, Sender("worker", 2)), is_message=True)
     size = dice.choice([0, 1, 3, 1000, 600_000])
-    push, piece = next_push(siege), Piece(next_push(siege).sequence, dice.choice([-1, 0, 1, 9]))
-    for message, gradient in ((push, size), (piece, size)):
+    push, chunk = next_push(siege), Chunk(next_push(siege).sequence, dice.choice([-1, 0, 1, 9]))
+    for message, gradient in ((push, size), (chunk, size)):
         frames = siege.told(message, siege.as_traitor, np.zeros(gradient, np.float32))
         yield Hostile("other layout", frames, by_traitor=True, is_message=True)
     frames = siege.told(push, siege.as_traitor, *[np.zeros(SIZE, np.float32)] * 2)

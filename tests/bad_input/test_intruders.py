@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 OTHER_VERSION = (
     "import sys; import zmqtrain.wire.codec as codec; codec.PROTOCOL_VERSION = 99; "
-    "from zmqtrain.roles.worker import main; sys.exit(main())"
+    'from zmqtrain.roles.launch import launch; sys.exit(launch("worker"))'
 )
 GARBAGE = 40  # messages
 
@@ -92,12 +92,12 @@ class Live:
             "worker": self.cluster.start("worker", 0),
         }
         self.cluster.until_status(lambda status: status.step > 0, "the first step")
-        lead, second = self.cluster.ps
+        leader, second = self.cluster.ps
         other = stage.directory / "other.py"
         other.write_text(
             Path(stage.directory, "job.py").read_text().replace("hidden=32", "hidden=8")
         )
-        self.names = {"LEAD": lead, "SECOND": second, "SWAPPED": f"{second},{lead}"}
+        self.names = {"LEAD": leader, "SECOND": second, "SWAPPED": f"{second},{leader}"}
         self.names["OTHER"] = str(other)
 
     def intrude(self, intruder: Intruder) -> Any:

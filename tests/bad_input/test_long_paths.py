@@ -10,7 +10,7 @@ import pytest
 
 from zmqtrain import Job
 from zmqtrain.errors import ConfigError
-from zmqtrain.processes import LocalCluster, run_processes
+from zmqtrain.local.processes import LocalCluster, run_processes
 
 
 async def test_temporary_directory_too_long_for_sockets_is_named(

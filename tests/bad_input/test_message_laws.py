@@ -76,8 +76,8 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
             follower = t.someone("ps", 1)
             talkers = {"worker": culprit, "stranger": t.someone("client", 9), "ps": follower}
             for number, (who, message, tensors) in enumerate(said):
-                sender, epoch = talkers[who].sender, talkers[who].epoch
-                envelope = Envelope(message, sender, 1000 + number, epoch, tuple(tensors))
+                sender, generation = talkers[who].sender, talkers[who].generation
+                envelope = Envelope(message, sender, 1000 + number, generation, tuple(tensors))
                 talkers[who].send(encode(envelope))
             before = t.ps.shard.version
             reply = await worker.ask(Push(1, before, batches[0], 20, 0.5), t.zeros)

@@ -318,7 +318,7 @@ def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPa
     def buggy(self: Any) -> Any:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("zmqtrain.roles.worker.Worker._check_shapes", buggy)
+    monkeypatch.setattr("zmqtrain.training.worker.Worker._check_shapes", buggy)
     with pytest.raises(AttributeError, match="a bug"):
         zmqtrain.run(make_job())
 

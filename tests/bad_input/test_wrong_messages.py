@@ -60,12 +60,12 @@ SAME_JOB = "both tasks must run the same job with the same number of ps"
             f"got a tensor of <f4 [1, 2], expected <f4 [2]: {SAME_JOB}",
         ),
         (PUSH, [np.zeros(2)], f"got a tensor of <f8 [2], expected <f4 [2]: {SAME_JOB}"),
-        (PUSH, [], "a push of 0 tensors after 0 pieces, expected some after 0"),
+        (PUSH, [], "a push of 0 tensors after 0 chunks, expected some after 0"),
         (PUSH, [GRADIENT] * 2, "got 2 tensors, expected one of 2 elements"),
         (
             replace(PUSH, finite=False),
             [GRADIENT],
-            "a push of 1 tensors after 0 pieces, expected none after 0",
+            "a push of 1 tensors after 0 chunks, expected none after 0",
         ),
         (replace(PUSH, sequence=3), [GRADIENT], "push 3 of worker 0 follows push 0"),
         (replace(PUSH, sequence=-7), [GRADIENT], "push -7 of worker 0 was answered long ago"),
@@ -90,21 +90,21 @@ async def test_wrong_push_is_refused_and_a_right_one_counts(
 
 
 @pytest.mark.parametrize(
-    ("incarnation", "epoch", "error", "text"),
+    ("incarnation", "generation", "error", "text"),
     [
         (1, 1, "FencedError", "worker 0 (incarnation 1) has not joined"),
         (0, 1, "FencedError", "worker 0 (incarnation 0) has not joined"),
-        (None, 7, "RefusedError", "push of epoch 7, the job is in epoch 1"),
+        (None, 7, "RefusedError", "push of generation 7, the job is in generation 1"),
     ],
 )
 async def test_push_of_another_life_is_refused(
-    table: Table, make_job: MakeJob, incarnation: int | None, epoch: int, error: str, text: str
+    table: Table, make_job: MakeJob, incarnation: int | None, generation: int, error: str, text: str
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, batches = await t.worker()
         own = worker.sender.incarnation
-        worker.be(own if incarnation is None else incarnation, epoch)
+        worker.be(own if incarnation is None else incarnation, generation)
         assert await worker.refused(PUSH, t.zeros) == (error, text)
         fenced = t.ps.metrics.registry.get_sample_value(
             "zmqtrain_pushes_total", {"result": "fenced"}
@@ -125,7 +125,7 @@ async def test_push_before_the_parameters_are_there_is_refused(
         await t.begin()
         release = (await pulled).message
         assert isinstance(release, Release)
-        worker.epoch = 1
+        worker.generation = 1
         await t.check(worker, list(release.batches))
 
 

@@ -113,7 +113,7 @@ MISTAKES = [
     Mistake("run", "sound.py --policy nope", USAGE, "--policy (or ZMQTRAIN_POLICY) is 'nope'; "),
     Mistake("run", "float64.py", USAGE, "parameter 'w' of <float64.Model object at "),
     Mistake("run", "sound.py --workers -2", USAGE, "--workers (or ZMQTRAIN_WORKERS) is '-2'; "),
-    Mistake("run", "sound.py --epochs 3", USAGE, "No such option '--epochs'"),
+    Mistake("run", "sound.py --generations 3", USAGE, "No such option '--generations'"),
     Mistake("worker", "--job sound.py --steps -5", USAGE, "(or ZMQTRAIN_STEPS) is '-5'; "),
     Mistake(
         "worker",

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from bench.counting import Counting, samples_of
-from zmqtrain import health
-from zmqtrain.metrics import Metrics
+from zmqtrain.observe import health
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.wire.messages import Status
 
 TASKS = ("ps 0", "worker 0", "worker 1", "worker 10")

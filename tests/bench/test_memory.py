@@ -25,7 +25,7 @@ from bench.memory import (
     reading_of,
     sizes,
 )
-from zmqtrain.signals import that_end
+from zmqtrain.roles.signals import that_end
 from zmqtrain.wire.messages import Status
 
 STATUS = """\

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from zmqtrain.cli import remote
-from zmqtrain.config import ENVIRON
+from zmqtrain.config.run_file import RunningJob
+from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import PeerLostError, ZmqTrainError
-from zmqtrain.run_file import RunningJob
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import Message, State, Status, TaskStatus, Wait
 

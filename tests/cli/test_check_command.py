@@ -10,9 +10,9 @@ import pytest
 
 from zmqtrain.cli import check
 from zmqtrain.cli.main import main
-from zmqtrain.cluster import Role
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.findings import Finding, Severity
 from zmqtrain.errors import ExitCode
-from zmqtrain.findings import Finding, Severity
 
 CLUSTER = {"ps": ["p:1"], "worker": ["w:1"]}
 

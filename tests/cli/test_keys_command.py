@@ -11,8 +11,8 @@ import pytest
 
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import find_job
+from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.run_file import RunningJob
 from zmqtrain.transport.keys import Owner, read_registry, read_secret
 from zmqtrain.wire.messages import GetStatus, Status
 

@@ -81,14 +81,14 @@ def test_json_holds_every_row_of_every_variable_once(
     placement = placement_of(shapes, ps, partition_nbytes)
     answer: Any = placement_json(placement)
     rows = [
-        (piece["variable"], row)
-        for piece in answer["slices"]
-        for row in range(piece["start"], piece["start"] + piece["rows"])
+        (chunk["variable"], row)
+        for chunk in answer["slices"]
+        for row in range(chunk["start"], chunk["start"] + chunk["rows"])
     ]
     assert rows == [
         (name, row) for name, shape in shapes.items() for row in range(shape[0] if shape else 1)
     ]
-    assert sum(piece["nbytes"] for piece in answer["slices"]) == answer["nbytes"]
+    assert sum(chunk["nbytes"] for chunk in answer["slices"]) == answer["nbytes"]
     assert sum(shard["nbytes"] for shard in answer["ps"]) == answer["nbytes"]
     assert 1 <= answer["balance"] <= ps + 1e-9
 

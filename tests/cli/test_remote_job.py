@@ -10,8 +10,8 @@ import pytest
 
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
+from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ProtocolError
-from zmqtrain.run_file import RunningJob
 from zmqtrain.wire.messages import Done, GetStatus, Status
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")

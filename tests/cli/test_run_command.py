@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from zmqtrain.chief.progress import line
 from zmqtrain.cli import run
 from zmqtrain.cli.main import main
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.logs import setup_logging
-from zmqtrain.roles.progress import line
+from zmqtrain.observe.logs import setup_logging
 from zmqtrain.wire.messages import Status
 
 JOB = "examples/digits.py"
@@ -56,7 +56,7 @@ def test_news_of_a_run_appear_above_its_live_view(
     with run._display(JOB) as show:
         show(training)
         capsys.readouterr()
-        logging.getLogger("zmqtrain.roles.saving").info("saved it")
+        logging.getLogger("zmqtrain.chief.saving").info("saved it")
         shown = capsys.readouterr().err
     assert shown.index("saved it") < shown.index(JOB)  # and the view is there again below
     assert handler.stream is before

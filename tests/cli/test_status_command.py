@@ -11,8 +11,8 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
+from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError
-from zmqtrain.run_file import RunningJob
 from zmqtrain.wire.messages import GetStatus, Status
 
 

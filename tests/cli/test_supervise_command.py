@@ -10,8 +10,8 @@ import pytest
 
 from zmqtrain.cli import supervise as module
 from zmqtrain.cli.main import main
+from zmqtrain.config.restarts import Limits
 from zmqtrain.errors import ExitCode
-from zmqtrain.restarts import Limits
 
 Call = tuple[tuple[str, ...], Limits]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqtrain.cluster import (
+from zmqtrain.config.cluster import (
     Address,
     Cluster,
     Role,

@@ -13,11 +13,11 @@ import click
 import pytest
 
 from zmqtrain.cli.main import cli
-from zmqtrain.cluster import Role
-from zmqtrain.doctor import compare, diagnose, diagnose_files
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.doctor import compare, diagnose, diagnose_files
+from zmqtrain.config.findings import Finding, Severity, exit_code, report
+from zmqtrain.config.probes import Probes
 from zmqtrain.errors import ExitCode
-from zmqtrain.findings import Finding, Severity, exit_code, report
-from zmqtrain.probes import Probes
 from zmqtrain.transport.keys import Owner, Pair, add_keys
 
 ROOT = Path(__file__).parents[2]

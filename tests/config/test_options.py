@@ -10,11 +10,19 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel, Field
 
-from zmqtrain.config import TaskConfig
+from zmqtrain.config.options import (
+    fields_of,
+    flag_of,
+    given,
+    load,
+    names_of,
+    options_of,
+    variable_of,
+)
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import JobOverrides
-from zmqtrain.options import fields_of, flag_of, given, load, names_of, options_of, variable_of
-from zmqtrain.processes import LocalCluster
+from zmqtrain.local.processes import LocalCluster
 
 MODELS = (TaskConfig, JobOverrides)
 

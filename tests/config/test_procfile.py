@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from zmqtrain.config.honcho import Process, honcho_counts, process_of, running_counts
 from zmqtrain.errors import ConfigError
-from zmqtrain.procfile import Process, honcho_counts, process_of, running_counts
 
 PYTHON = "/venv/bin/python3"
 HONCHO = "/venv/bin/honcho"
@@ -134,7 +134,7 @@ def test_unreadable_procfile_leaves_the_counts_unknown(
 
 @pytest.mark.integration
 def test_child_of_a_real_honcho_learns_the_counts(tmp_path: Path) -> None:
-    ask = "import os; from zmqtrain.procfile import *; print(running_counts(os.environ))"
+    ask = "import os; from zmqtrain.config.honcho import *; print(running_counts(os.environ))"
     (tmp_path / "ask.py").write_text(ask)
     (tmp_path / "Procfile").write_text(f"ps: {sys.executable} ask.py\nworker: sleep 60\n")
     done = subprocess.run(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import zmqtrain
-from zmqtrain.cluster import Cluster, Role, Task
-from zmqtrain.config import TaskConfig, load_overrides, load_task
+from zmqtrain.config.cluster import Cluster, Role, Task
+from zmqtrain.config.task import TaskConfig, load_overrides, load_task
+from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError
-from zmqtrain.timing import Timing
 from zmqtrain.transport.keys import Owner
 
 JOB = {"job": "job.py"}
@@ -536,7 +536,7 @@ def test_wrong_job_override_is_refused_with_a_reason() -> None:
 def test_nothing_else_in_the_package_reads_the_environment() -> None:
     """But for where the user's caches are, and what a compiler inherits.
 
-    The nursery sets a variable of OpenBLAS for a moment.
+    The fork_server sets a variable of OpenBLAS for a moment.
     """
     package = Path(zmqtrain.__file__).parent
     readers = [
@@ -546,7 +546,7 @@ def test_nothing_else_in_the_package_reads_the_environment() -> None:
     ]
     assert readers == [
         "config.py",
-        "nursery.py",
+        "fork_server.py",
         "optim/kernels/cpu.py",
         "optim/kernels/machine_code.py",
     ]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqtrain.cluster import Cluster, Role, Task
+from zmqtrain.config.cluster import Cluster, Role, Task
+from zmqtrain.config.tf_config import parse_tf_config, read_tf_config
 from zmqtrain.errors import ConfigError
-from zmqtrain.tf_config import parse_tf_config, read_tf_config
 
 WORKER_0 = {"type": "worker", "index": 0}
 

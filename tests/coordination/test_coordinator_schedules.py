@@ -66,7 +66,7 @@ class Watched:
 
 @dataclass
 class Gradient:
-    """What a push brought, as the lead shard's memory has it."""
+    """What a push brought, as the leader's memory has it."""
 
     batch: int
     version: int  # that it was computed on

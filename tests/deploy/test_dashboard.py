@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tests.deploy import queries
-from zmqtrain.metrics import Metrics
+from zmqtrain.observe.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = DEPLOY / "grafana/dashboards/zmqtrain.json"

@@ -48,7 +48,7 @@ ROWS = (
         """
             integration/test_killed_worker.py::test_killed_worker_is_done_without_and_may_return_and
             faults/test_deaths.py::test_worker_killed_anywhere_in_its_code_costs_no_push
-            actors/test_link_pieces.py::test_push_of_which_something_was_lost_begins_again_with_its
+            actors/test_link_chunks.py::test_push_of_which_something_was_lost_begins_again_with_its
         """,
     ),
     Row(
@@ -216,20 +216,20 @@ ROWS = (
         19,
         "the network is slow beside the tensors",
         """
-            faults/test_partitions.py::test_link_that_takes_half_a_lease_for_a_piece
+            faults/test_partitions.py::test_link_that_takes_half_a_lease_for_a_chunk
             faults/test_lost_words.py::test_worker_that_is_told_to_stop_is_sent_no_parameters
             faults/test_lost_words.py::test_ps_waits_for_goodbyes_as_long_as
             hosts/test_broken_links.py::test_slow_link_costs
         """,
-        f"{NOT_THERE}a lease that suits a link which does not carry a piece within it:"
+        f"{NOT_THERE}a lease that suits a link which does not carry a chunk within it:"
         " the worker joins again for ever, unless it is given a longer --lease-s",
     ),
     Row(
         20,
         "workers push more than a ps takes in",
         """
-            actors/test_link_pieces.py::test_no_more_than_the_credit_is_under_way_and_no_less_than
-            actors/test_link_pieces.py::test_pieces_that_found_the_queue_full_are_sent_later
+            actors/test_link_chunks.py::test_no_more_than_the_credit_is_under_way_and_no_less_than
+            actors/test_link_chunks.py::test_pieces_that_found_the_queue_full_are_sent_later
             actors/test_link_resends.py::test_request_that_found_the_queue_full_is_sent_later
             transport/test_router_dealer.py::test_full_queue_is_said_to_be_full
             bench/test_memory.py::test_slow_ps_is_stopped_as_often_as_asked_and_goes_on

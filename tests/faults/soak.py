@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.headline import headline_command
-from zmqtrain.simulation.run import Report, run_seed
+from simulation.run import Report, run_seed
 
 BATCH = 200  # schedules between two real runs
 REAL_RUN = ("--seconds", "25", "--steps", "2500", "--seed")
@@ -51,7 +51,7 @@ def run_schedules(side: Side, seeds: Iterable[int], run_seeds: RunSeeds) -> None
     for report in run_seeds(run_seed, seeds):
         side.runs += 1
         if report.broken:
-            replay = f"python -m zmqtrain.simulation --seed {report.schedule.seed}"
+            replay = f"python -m simulation --seed {report.schedule.seed}"
             side.fail(replay, str(report))
         else:
             side.kills += sum(fault.kind == "kill" for fault in report.schedule.faults)

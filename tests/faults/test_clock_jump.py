@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from simulation import stand_ins
+from simulation.run import STARTS_AT
+from simulation.schedule import Fault
 from tests.tales import calm, tale_of
-from zmqtrain.simulation import stand_ins
-from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault
 
 HOUR_S = 3600.0
 JUMPS_AT_S = 0.45  # after a heartbeat, before leases are looked at
@@ -62,5 +62,5 @@ def test_numbers_of_lives_outlive_a_ps_that_goes_back_to_a_checkpoint(
         Fault(0.55, "kill", ("worker 1",), 1.0),
     )
     tale = tale_of(calm(lane="memory", keeps=True, save_secs=1000.0, steps=20, faults=faults))
-    assert tale.of("epoch 2 begins")
+    assert tale.of("generation 2 begins")
     assert tale.of("worker 1 says: leaving after [1-9]")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from simulation.cluster import Life, SimulatedCluster
+from simulation.schedule import WIDE, Fault, draw
 from tests.tales import calm, held, tale_of
 from zmqtrain.errors import ExitCode
-from zmqtrain.simulation.cluster import Life, SimulatedCluster
-from zmqtrain.simulation.schedule import WIDE, Fault, draw
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 AT_S = 0.5
@@ -44,11 +44,11 @@ def kill(name: str, at_s: float = AT_S, lasts_s: float = 0.3, lines: int = 0) ->
 
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
 def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str, killed: list[str]) -> None:
-    """Also between two pieces of a push, on lane tcp; every kill lands at another place."""
+    """Also between two chunks of a push, on lane tcp; every kill lands at another place."""
     for number, lines in enumerate(range(1, 500, 50)):
         policy = POLICIES[number % len(POLICIES)]
         faults = (kill("worker 1", lines=lines),)
-        held(calm(policy=policy, lane=lane, in_pieces=lane == "tcp", faults=faults))
+        held(calm(policy=policy, lane=lane, in_chunks=lane == "tcp", faults=faults))
         assert len(killed) == number + 1
 
 
@@ -70,7 +70,7 @@ def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str, killed: lis
         "all workers",
         "all workers for a long time",
         "one worker twice in a row",
-        "the lead shard and a worker",
+        "the leader and a worker",
         "another shard and a worker",
         "all shards",
         "everyone",
@@ -119,7 +119,7 @@ def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step() -> No
     for policy in POLICIES:
         tale = tale_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
         assert tale.of("ps 0 says: chief 0 is silent; training goes on without it")
-        assert tale.of("chief 0 says: taking over in epoch 1")
+        assert tale.of("chief 0 says: taking over in generation 1")
         assert len(tale.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
@@ -130,7 +130,7 @@ def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or
     for ms in range(1430, 1510, 10):
         faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
         tale = tale_of(calm(weather=WIDE, keeps=True, save_secs=1000.0, faults=faults))
-        assert len(tale.of("ps 0 says: epoch 1 begins")) == 1
+        assert len(tale.of("ps 0 says: generation 1 begins")) == 1
         assert tale.of("chief 0 ended: exit code 130")
         saved += tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
     assert len(saved) > 2
@@ -158,7 +158,9 @@ def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
     timing = usual.timing.model_copy(update={"grace_s": 0.3})
     tale = tale_of(calm(policy=policy, lane="shm", faults=usual.faults, timing=timing))
     assert tale.of(f"{name} ended: exit code {ExitCode.TERMINATED:d}")
-    assert tale.of(f"{name} says: this ps was killed at version .* of epoch 1: everything is there")
+    assert tale.of(
+        f"{name} says: this ps was killed at version .* of generation 1: everything is there"
+    )
 
 
 def test_ps_that_ends_while_others_look_for_its_memory_is_waited_for(terminating: None) -> None:
@@ -175,7 +177,7 @@ def test_ps_killed_between_a_drop_and_its_answer_gives_a_reason(name: str) -> No
 
 
 def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_being_written() -> None:
-    """The lead shard lets its new life in when the lease of the old one is over: meanwhile."""
+    """The leader lets its new life in when the lease of the old one is over: meanwhile."""
     for lines in range(700, 1000, 50):
         faults = (Fault(0.5, "save"), Fault(0.5, "kill", ("ps 1",), 0.3, lines=lines))
         held(calm(policy="hogwild", lane="shm", keeps=True, save_secs=1000.0, faults=faults))
@@ -184,7 +186,7 @@ def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_bein
 def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs() -> None:
     faults = (Fault(0.3, "save"), kill("ps 0", 1.0), kill("ps 0", 2.5))
     tale = tale_of(calm(ps=1, lane="memory", keeps=True, save_secs=1000.0, faults=faults))
-    begun = [line.partition("from")[2] for line in tale.of("ps 0 says: epoch [23] begins")]
+    begun = [line.partition("from")[2] for line in tale.of("ps 0 says: generation [23] begins")]
     assert len(begun) == 2
     assert begun[0] == begun[1]
 
@@ -200,4 +202,4 @@ def test_workers_that_were_done_take_part_again_when_the_job_goes_back() -> None
     """The memory of ps 1 is gone before the chief has saved the last step."""
     faults = (kill("chief 0", 1.8, 6.0), kill("ps 1", 6.8))
     tale = tale_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
-    assert tale.of("ps 0 says: epoch 2 begins at version [1-9],")
+    assert tale.of("ps 0 says: generation 2 begins at version [1-9],")

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from simulation.cluster import SimulatedCluster
+from simulation.run import simulate
+from simulation.schedule import Fault
 from tests.tales import calm, held, tale_of
 from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.errors import ExitCode, FencedError, RefusedError
-from zmqtrain.roles.desk import Desk
-from zmqtrain.roles.execution import Execution
-from zmqtrain.roles.follower import Follower
-from zmqtrain.roles.intake import Intake
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.worker import Worker
-from zmqtrain.simulation.cluster import SimulatedCluster
-from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.follower import Follower
+from zmqtrain.server.receiver import Receiver
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.store import checkpoint
+from zmqtrain.training.worker import Worker
 from zmqtrain.wire.messages import Push, Release, Saved
 
 
@@ -49,7 +49,7 @@ def losing_the_first(
 def test_report_of_a_written_slice_that_is_lost_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    came = losing_the_first(monkeypatch, Desk, "_on_shard_file")
+    came = losing_the_first(monkeypatch, AdminApi, "_on_shard_file")
     held(calm(ps=2, keeps=True, save_secs=1000.0))
     assert len(came) > 1
 
@@ -57,16 +57,16 @@ def test_report_of_a_written_slice_that_is_lost_is_given_again(
 def test_report_of_a_written_slice_that_is_refused_is_given_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As is that of a ps which is about to join the lead shard again."""
-    hear, came = Desk._on_shard_file, []
+    """As is that of a ps which is about to join the leader again."""
+    on_message, came = AdminApi._on_shard_file, []
 
-    def refuse_the_first(desk: Desk, request: Request, message: Any) -> None:
+    def refuse_the_first(admin: AdminApi, request: Request, message: Any) -> None:
         came.append(request)
         if len(came) == 1:
             raise FencedError("ps 1 has not joined")
-        hear(desk, request, message)
+        on_message(admin, request, message)
 
-    monkeypatch.setattr(Desk, "_on_shard_file", refuse_the_first)
+    monkeypatch.setattr(AdminApi, "_on_shard_file", refuse_the_first)
     held(calm(ps=2, keeps=True, save_secs=1000.0))
     assert len(came) == 2
 
@@ -107,32 +107,32 @@ def test_last_orders_that_are_lost_again_and_again_are_waited_for(
 def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    take, came = Intake._on_push, []
+    take, came = Receiver._on_push, []
 
-    def lose_the_last(intake: Intake, request: Request, push: Push) -> None:
-        if intake._ps.task.index == 1 and push.sequence == 4:
+    def lose_the_last(receiver: Receiver, request: Request, push: Push) -> None:
+        if receiver._ps.task.index == 1 and push.sequence == 4:
             came.append(request)
             if len(came) <= 12:
                 return
-        take(intake, request, push)
+        take(receiver, request, push)
 
-    monkeypatch.setattr(Intake, "_on_push", lose_the_last)
+    monkeypatch.setattr(Receiver, "_on_push", lose_the_last)
     held(calm(ps=2, policy="hogwild", workers=1, steps=4))
     assert len(came) > 12
 
 
 def test_push_that_some_shard_never_got_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker has died; the others tell that all of theirs have been answered."""
-    take, came = Intake._on_push, []
+    take, came = Receiver._on_push, []
 
-    def lose_the_last(intake: Intake, request: Request, push: Push) -> None:
+    def lose_the_last(receiver: Receiver, request: Request, push: Push) -> None:
         if request.sender.index == 1 and push.sequence > 1:
             came.append(request)
-            if intake._ps.task.index == 1:
+            if receiver._ps.task.index == 1:
                 return
-        take(intake, request, push)
+        take(receiver, request, push)
 
-    monkeypatch.setattr(Intake, "_on_push", lose_the_last)
+    monkeypatch.setattr(Receiver, "_on_push", lose_the_last)
     kill = Fault(1.2, "kill", ("worker 1",), 1000.0)
     tale = tale_of(calm(ps=2, policy="hogwild", faults=(kill,)))
     assert came
@@ -172,17 +172,17 @@ def test_worker_that_is_told_to_stop_is_sent_no_parameters() -> None:
     )
     shard = SimpleNamespace(parameters=None)
     ps: Any = SimpleNamespace(job=SimpleNamespace(consistent_reads=False), shard=shard)
-    execution: Any = SimpleNamespace(_ps=ps)
+    executor: Any = SimpleNamespace(_ps=ps)
     peer: Any = SimpleNamespace(lane="tcp")
     for stop in (False, True):
-        Execution.send_release(execution, request, peer, Release(1, "applied", 1, stop=stop))
+        Executor.send_release(executor, request, peer, Release(1, "applied", 1, stop=stop))
     assert replies == ["parameters", "words"]
 
 
 async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("zmqtrain.roles.ps.FAREWELL_S", 0.01)
+    monkeypatch.setattr("zmqtrain.server.server.FAREWELL_S", 0.01)
     looks = 0
 
     class Late:
@@ -200,12 +200,12 @@ async def test_ps_waits_for_goodbyes_as_long_as_workers_show_life(
     timing = SimpleNamespace(heartbeat_s=1.0, peer_timeout_s=60.0)
     ps: Any = SimpleNamespace(timing=timing, _workers_gone=gone)
     ps.peers = SimpleNamespace(workers=lambda: [Late()])
-    await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
+    await asyncio.wait_for(ParameterServer._drain_workers(ps), 5.0)
     assert gone.is_set()
 
     gone.clear()
     ps.peers = SimpleNamespace(workers=lambda: [SimpleNamespace(silent_s=10.0)])
-    await asyncio.wait_for(ParameterServer._see_off(ps), 5.0)
+    await asyncio.wait_for(ParameterServer._drain_workers(ps), 5.0)
     assert not gone.is_set()
 
 
@@ -220,15 +220,15 @@ def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
-    handle, lost_by = Intake._on_pull, []
+    handle, lost_by = Receiver._on_pull, []
 
-    def lose_in_the_first_life(intake: Intake, request: Request, pull: Any) -> None:
-        if intake._ps.task.index == 1 and lost_by in ([], [intake]):
-            lost_by[:] = [intake]
+    def lose_in_the_first_life(receiver: Receiver, request: Request, pull: Any) -> None:
+        if receiver._ps.task.index == 1 and lost_by in ([], [receiver]):
+            lost_by[:] = [receiver]
         else:
-            handle(intake, request, pull)
+            handle(receiver, request, pull)
 
-    monkeypatch.setattr(Intake, "_on_pull", lose_in_the_first_life)
+    monkeypatch.setattr(Receiver, "_on_pull", lose_in_the_first_life)
     kill = Fault(1.0, "kill", ("ps 1",), 0.3)
     held(calm(ps=2, lane="shm", policy=policy, faults=(kill,)))
     assert lost_by

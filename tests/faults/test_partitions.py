@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from simulation.network import Connection, Frames, Network
+from simulation.run import STARTS_AT
+from simulation.schedule import Fault
+from simulation.stand_ins import CHUNK_SIZE
 from tests.tales import calm, held, tale_of
-from zmqtrain.simulation.network import Connection, Frames, Network
-from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault
-from zmqtrain.simulation.stand_ins import PIECE_SIZE
-from zmqtrain.timing import Timing
+from zmqtrain.config.timing import Timing
 
 Silence = Callable[[str, str, float], None]
 
@@ -94,20 +94,20 @@ def test_cluster_that_falls_apart_goes_on_when_it_is_whole_again(
 def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
     monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    """A gradient takes longer than a lease. Heartbeats wait in line behind its pieces."""
+    """A gradient takes longer than a lease. Heartbeats wait in line behind its chunks."""
     carry_once = Network._carry_once
     timing = Timing(heartbeat_s=0.2, lease_s=1.0, peer_timeout_s=2.0, grace_s=30.0)
-    nbytes_per_s = 4 * PIECE_SIZE / (timing.lease_s / 2)
+    nbytes_per_s = 4 * CHUNK_SIZE / (timing.lease_s / 2)
 
     def slow(
         network: Network, connection: Connection, frames: Frames, up: bool, earliest: float
     ) -> None:
         nbytes = sum(map(len, frames))
-        if nbytes > 4 * PIECE_SIZE:  # what is small beside a piece takes no time
+        if nbytes > 4 * CHUNK_SIZE:  # what is small beside a chunk takes no time
             begins = max(earliest, network._loop.time(), connection.last_at[up])
             earliest = begins + nbytes / nbytes_per_s
         carry_once(network, connection, frames, up, earliest)
 
     monkeypatch.setattr(Network, "_carry_once", slow)
-    tale = tale_of(calm(policy=policy, ps=1, workers=2, steps=4, in_pieces=True, timing=timing))
+    tale = tale_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, timing=timing))
     assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}|has been silent") == []

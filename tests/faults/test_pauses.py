@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import zmqtrain
+from simulation.schedule import Fault
 from tests.tales import calm, tale_of
 from zmqtrain import Job
 from zmqtrain.actors import offload
+from zmqtrain.config.timing import Timing
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import SGD
-from zmqtrain.simulation.schedule import Fault
-from zmqtrain.timing import Timing
 
 SHORT_S, LONG_S = 0.4, 3.0  # less and more than a lease
 HAS_LEFT = "it has left"

@@ -133,11 +133,11 @@ async def test_listener_without_descriptors_keeps_its_peers_and_lets_others_in_l
     answers: asyncio.Queue[bytes] = asyncio.Queue()
     listener = transport.bind("tcp://127.0.0.1:0")
 
-    def hear(sender: RoutingId, frames: list[Buffer]) -> None:
+    def on_message(sender: RoutingId, frames: list[Buffer]) -> None:
         heard.put_nowait(bytes(frames[0]))
         listener.send(frames, sender)
 
-    listener.start(hear)
+    listener.start(on_message)
     peer = transport.connect(listener.address)
     peer.start(lambda _, frames: answers.put_nowait(bytes(frames[0])))
     async with asyncio.timeout(LIMIT_S):

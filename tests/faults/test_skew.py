@@ -8,22 +8,22 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
+from simulation.loop import current_process
+from simulation.run import simulate
+from simulation.schedule import Fault
 from tests.tales import calm
 from zmqtrain import Job
 from zmqtrain.actors import actor, link
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
-from zmqtrain.simulation.loop import current_process
-from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer
@@ -129,8 +129,8 @@ def test_task_whose_ps_comes_back_in_another_version_starts_again_and_leaves_wit
     for module in (actor, link):
         monkeypatch.setattr(module, "encode", encoded)
         monkeypatch.setattr(module, "decode", decoded)
-    monkeypatch.setattr("zmqtrain.simulation.run.decode", lambda frames: "a message")
-    monkeypatch.setattr("zmqtrain.simulation.witness.Witness.saw", lambda *_: False)
+    monkeypatch.setattr("simulation.run.decode", lambda frames: "a message")
+    monkeypatch.setattr("simulation.witness.Witness.saw", lambda *_: False)
 
     kill = Fault(0.5, "kill", ("ps 0",), 0.2)
     report = simulate(calm(ps=1, workers=2, faults=(kill,)), lines.append)

@@ -14,9 +14,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from simulation.run import Report
+from simulation.schedule import Fault, draw
 from tests.faults import soak
-from zmqtrain.simulation.run import Report
-from zmqtrain.simulation.schedule import Fault, draw
 
 KILL = Fault(0.1, "kill", ("worker 0",))
 BAD_SCHEDULE, BAD_RUN = 12, 8
@@ -52,7 +52,7 @@ def test_soak_goes_on_until_its_time_is_up_and_tells_what_failed(
     looks = iter([False] * 6)
     simulated, real = soak.soak(7, lambda: next(looks, True), map)
     assert (simulated.runs, simulated.kills) == (9, 8)
-    assert simulated.failed == [f"python -m zmqtrain.simulation --seed {BAD_SCHEDULE}"]
+    assert simulated.failed == [f"python -m simulation --seed {BAD_SCHEDULE}"]
     assert (real.runs, real.kills) == (3, 8)
     (replay,) = real.failed
     assert replay.startswith("python -m bench headline --")

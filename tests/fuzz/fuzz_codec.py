@@ -26,7 +26,7 @@ OTHERS = [None, True, False, b"", b"\0\0\x80\x7f", [], [[]], [0], {}, {"": 0}, {
 def mutate(data: bytes, max_size: int, seed: int) -> bytes:
     """Change a value of the header or a frame as a whole, or bytes wherever they are.
 
-    Bytes alone rarely lead on to another header: most of their changes are no msgpack any more.
+    Bytes alone rarely leader on to another header: most of their changes are no msgpack any more.
     """
     dice = random.Random(seed)
     frames = [bytes(frame) for frame in inputs.frames_of(data)]

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import pieces
+from zmqtrain.wire import chunks as chunks
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.compression import make_compression
@@ -77,7 +77,7 @@ def check(frames: Sequence[Buffer]) -> Envelope | None:
 def _check_gradients(tensors: Sequence[Tensor]) -> None:
     """Take the tensors for a gradient in each of its forms: all of it is taken in, or nothing."""
     for size in SIZES:
-        for take_in in (pieces.take_in, *(each.decode for each in COMPRESSIONS)):
+        for take_in in (chunks.take_in, *(each.decode for each in COMPRESSIONS)):
             out = np.full(size, MARK, np.float32)
             try:
                 take_in(tensors, out)

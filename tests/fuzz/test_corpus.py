@@ -73,8 +73,8 @@ def _fill_and_refuse(tensors: object, out: np.ndarray) -> None:
         ("decode", _raise(KeyError("kind"))),
         ("decode", _raise(ProtocolError("x" * 500))),
         ("encode", lambda envelope: [b""]),
-        ("pieces.take_in", _raise(IndexError())),
-        ("pieces.take_in", _fill_and_refuse),
+        ("chunks.take_in", _raise(IndexError())),
+        ("chunks.take_in", _fill_and_refuse),
     ],
 )
 def test_broken_promise_is_an_error(

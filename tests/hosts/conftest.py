@@ -21,8 +21,8 @@ from typing import TypeVar
 import pytest
 
 from tests.harness import Cluster, Process, Stage, check_counts_fixture, stage
+from zmqtrain.actors.client import ask
 from zmqtrain.cli.main import main
-from zmqtrain.client import ask
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
 from zmqtrain.transport.security import Security
@@ -195,7 +195,7 @@ class SpreadJob:
     def status_command(self) -> list[str]:
         """Return how someone on host 0 asks for the status as JSON."""
         keys = self._directory(0) / "keys"
-        where = ("--ps", self.cluster.lead, "--keys", str(keys))
+        where = ("--ps", self.cluster.leader, "--keys", str(keys))
         return [sys.executable, "-m", "zmqtrain", "status", "--json", *where]
 
     def until(self, condition: Callable[[Status], object], what: str) -> Status:
@@ -231,7 +231,7 @@ class SpreadJob:
         assert codes == dict.fromkeys(codes, 0), self.stage.report
 
     def _status(self) -> Status | None:
-        address = self.cluster.lead
+        address = self.cluster.leader
         servers = {f"tcp://{address}": Owner("ps")}
         security = Security(CLIENT, self._directory(0) / "keys", servers=servers)
         with contextlib.suppress(ZmqTrainError):

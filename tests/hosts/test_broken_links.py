@@ -93,7 +93,7 @@ def test_slow_link_costs_a_worker_no_lease(
     stage: Stage, hosts: Hosts, spread: Callable[..., SpreadJob]
 ) -> None:
     job = spread(stage.job("level_job", policy="sync-replicas", steps=3), "--lease-s", "2")
-    hosts.throttle(WORKER_1, 14)  # its 4.8 MB take longer than the lease, a piece of them does not
+    hosts.throttle(WORKER_1, 14)  # its 4.8 MB take longer than the lease, a chunk of them does not
     job.start_all()
     job.until_worker(1, lambda w: w.step > 0, "a whole gradient")
     hosts.heal(WORKER_1)
@@ -116,7 +116,7 @@ def test_ps_killed_and_started_again_goes_on_with_workers_on_other_hosts(
     job.ps.signal(signal.SIGKILL)
     job.ps.exit_code()
     job.start("ps")
-    job.ps.until_line("this ps was killed at version .* of epoch 1")
+    job.ps.until_line("this ps was killed at version .* of generation 1")
     for index, task in enumerate(before):
         after = job.until_worker(index, lambda w, t=task: w.step > t.step + 2, "further steps")
         assert after.incarnation == task.incarnation

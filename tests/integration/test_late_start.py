@@ -44,7 +44,7 @@ def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> 
     cluster = stage.cluster(stage.job(gated=True, steps=400), ps=2, workers=2)
     chief, worker = cluster.start("chief"), cluster.start("worker", 0)
     for task in (chief, worker):
-        task.until_line(f"waiting for ps 0: .*{cluster.lead} has not welcomed us yet")
+        task.until_line(f"waiting for ps 0: .*{cluster.leader} has not welcomed us yet")
     servers = [cluster.start("ps", index) for index in (1, 0)]
     cluster.until_status(lambda status: status.step > 0, "the first steps")
 

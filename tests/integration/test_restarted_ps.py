@@ -59,7 +59,7 @@ def test_killed_ps_goes_on_where_it_was(
             clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
             assert clean.summary()["removed"] == 0
         servers[index] = cluster.start("ps", index, "--lane", lane)
-        servers[index].until_line("this ps was killed at version .* of epoch 1")
+        servers[index].until_line("this ps was killed at version .* of generation 1")
     if lane == "shm":
         stage.until(
             lambda: all(len(worker.lines("take a shortcut")) > ps for worker in workers),
@@ -91,7 +91,7 @@ def test_ps_on_an_empty_host_has_the_job_go_back_to_its_last_checkpoint(
     (left,) = stage.segments.glob(f"ps-{ps - 1}-*")
     left.unlink()
     servers[-1] = cluster.start("ps", ps - 1)
-    servers[-1].until_line("epoch 2 begins at version .*, from .*/step-")
+    servers[-1].until_line("generation 2 begins at version .*, from .*/step-")
     stage.open_gate()
 
     assert [task.exit_code() for task in [*tasks, *servers]] == [0] * (3 + ps), stage.report

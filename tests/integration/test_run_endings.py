@@ -77,8 +77,8 @@ def test_second_interrupt_does_not_wait_for_an_evaluation(stage: Any) -> None:
 
 def test_run_without_the_process_that_forks_its_tasks_says_so_and_ends(stage: Any) -> None:
     run, _ = started(stage)
-    (nursery,) = psutil.Process(run.pid).children()
-    nursery.kill()
+    (fork_server,) = psutil.Process(run.pid).children()
+    fork_server.kill()
     assert run.exit_code() == ExitCode.PEER_LOST, str(run)
     assert run.log.splitlines()[-1] == (
         "error: the process from which tasks are forked has ended: was it killed?"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zmqtrain.client import ask
+from zmqtrain.actors.client import ask
 from zmqtrain.errors import ExitCode, RefusedError, ZmqTrainError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
@@ -66,9 +66,9 @@ class KeyedJob:
         return other
 
     def ask(self, message: Message, owner: Owner = CLIENT) -> Message:
-        servers = {f"tcp://{self.cluster.lead}": Owner("ps")}
+        servers = {f"tcp://{self.cluster.leader}": Owner("ps")}
         security = Security(owner, self.directory, servers=servers)
-        return ask(self.cluster.lead, message, timeout_s=5.0, security=security)
+        return ask(self.cluster.leader, message, timeout_s=5.0, security=security)
 
     def until(self, condition: Callable[[Status], object], what: str) -> Status:
         def found() -> Status | None:
@@ -104,13 +104,13 @@ def test_job_with_keys_trains_and_obeys_clients(
     job = KeyedJob(stage, path, ps=2, chief=chief)
     job.start_all("--lane", "tcp", "--lease-s", "60")  # nobody dies, and a busy machine is slow
     job.until(lambda status: status.step > 0, "the first step")
-    lead = ("--ps", job.cluster.lead)
+    leader = ("--ps", job.cluster.leader)
     told = stage.start(
-        "policy", sys.executable, "-m", "zmqtrain", "policy", "bounded-staleness:3", *lead,
+        "policy", sys.executable, "-m", "zmqtrain", "policy", "bounded-staleness:3", *leader,
         env={"ZMQTRAIN_KEYS": str(job.directory)},
     )  # fmt: skip
     assert told.exit_code() == 0, str(told)
-    without = stage.start("status", sys.executable, "-m", "zmqtrain", "status", *lead)
+    without = stage.start("status", sys.executable, "-m", "zmqtrain", "status", *leader)
     assert without.exit_code() == ExitCode.REFUSED, str(without)
     assert "it takes encrypted connections only; give --keys DIR" in without.log
     job.end()

@@ -93,10 +93,10 @@ def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
         "ZMQTRAIN_LEASE_S": "1",
     }
     honcho = stage.start("honcho", "honcho", "start", "-c", "worker=2", env=env)
-    lead = f"127.0.0.1:{port}"
+    leader = f"127.0.0.1:{port}"
 
     def until(condition: Callable[[Status], object], what: str) -> Status:
-        return stage.until_status(lead, condition, what)
+        return stage.until_status(leader, condition, what)
 
     stage.until(lambda: list(stage.logdir.glob("checkpoints/step-*/manifest.json")), "a checkpoint")
     killed: dict[str, int] = {}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.health import LAG_INTERVAL_S, STALL_S, LoopMonitor, Server, serve
-from zmqtrain.metrics import Metrics
+from zmqtrain.observe.health import LAG_INTERVAL_S, STALL_S, LoopMonitor, Server, serve
+from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
 
@@ -104,7 +104,7 @@ def test_liveness_follows_the_progress_of_the_event_loop(
 
 
 def test_liveness_ignores_readiness(server: Server, task: Task) -> None:
-    task.readiness = (False, "waiting for the lead shard")
+    task.readiness = (False, "waiting for the leader")
     assert get(server, "/healthz").status == 200
 
 

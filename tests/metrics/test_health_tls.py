@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.health import Server, serve, tls_context
-from zmqtrain.metrics import Metrics
+from zmqtrain.observe.health import Server, serve, tls_context
+from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
 OPENSSL = shutil.which("openssl")

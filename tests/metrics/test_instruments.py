@@ -19,8 +19,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from zmqtrain.instruments import Counter, Family, Gauge, Histogram, Info
-from zmqtrain.metrics import DURATION_S, Metrics
+from zmqtrain.observe.instruments import Counter, Family, Gauge, Histogram, Info
+from zmqtrain.observe.metrics import DURATION_S, Metrics
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
 ORIGINALS: dict[Any, Any] = {
@@ -50,7 +50,7 @@ class OriginalFamily:
 
 
 def original_metrics(role: str, index: int) -> Metrics:
-    with patch("zmqtrain.metrics.Family", OriginalFamily):
+    with patch("zmqtrain.observe.metrics.Family", OriginalFamily):
         return Metrics(role, index)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.logs import (
+from zmqtrain.observe.logs import (
     LINES_PER_SECOND,
     LineFormatter,
     RateLimit,

@@ -12,8 +12,16 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from zmqtrain.instruments import Gauge
-from zmqtrain.metrics import NAMESPACE, CheckpointStages, Children, Metrics, Phases, Pushes, State
+from zmqtrain.observe.instruments import Gauge
+from zmqtrain.observe.metrics import (
+    NAMESPACE,
+    CheckpointStages,
+    Children,
+    Metrics,
+    Phases,
+    Pushes,
+    State,
+)
 
 TASKS = [("ps", 0), ("ps", 1), ("worker", 0), ("chief", 0)]
 
@@ -37,14 +45,14 @@ def test_exposition_of_every_role_passes_promtool(role: str, index: int) -> None
 
 
 def test_each_role_exposes_only_what_it_can_have() -> None:
-    lead, ps, worker, chief = (families(Metrics(role, index)) for role, index in TASKS)
-    common = lead & ps & worker & chief
+    leader, ps, worker, chief = (families(Metrics(role, index)) for role, index in TASKS)
+    common = leader & ps & worker & chief
     assert {"build_info", "task_info", "role_state", "event_loop_lag_seconds"} <= common
-    assert lead > ps
-    assert {"global_step", "policy_info", "worker_step", "waiting_workers"} <= lead - ps
+    assert leader > ps
+    assert {"global_step", "policy_info", "worker_step", "waiting_workers"} <= leader - ps
     assert {"pushes_total", "staleness_versions", "parameter_version"} <= ps - worker - chief
-    assert {"steps_total", "train_loss", "phase_duration_seconds"} <= worker - lead - chief
-    assert {"evaluation_loss", "checkpoint_bytes"} <= chief - lead - worker
+    assert {"steps_total", "train_loss", "phase_duration_seconds"} <= worker - leader - chief
+    assert {"evaluation_loss", "checkpoint_bytes"} <= chief - leader - worker
     assert "nonfinite_gradients_total" in ps & worker - chief
 
 

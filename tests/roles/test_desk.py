@@ -1,4 +1,4 @@
-"""What the lead shard answers later, and what an update is counted in: bugs there are told."""
+"""What the leader answers later, and what an update is counted in: bugs there are told."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.roles import desk
-from zmqtrain.roles.desk import Desk
-from zmqtrain.roles.execution import Execution
+from zmqtrain.coordination import admin_api as admin
+from zmqtrain.coordination.admin_api import AdminApi
+from zmqtrain.server.executor import Executor
 from zmqtrain.wire.messages import GetStatus
 
 
@@ -30,12 +30,12 @@ async def test_status_that_cannot_be_told_in_the_end_is_a_bug(
     def fail(status: None) -> None:
         raise bug
 
-    monkeypatch.setattr(desk, "status_of", lambda lead: None)
+    monkeypatch.setattr(admin, "status_of", lambda leader: None)
     crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     request: Any = SimpleNamespace(reply=fail)
-    lead: Any = SimpleNamespace(ps=ps(crashed))
-    Desk(lead)
-    lead.ps.handlers[GetStatus](request, GetStatus(wait_s=0.001))
+    leader: Any = SimpleNamespace(ps=ps(crashed))
+    AdminApi(leader)
+    leader.ps.handlers[GetStatus](request, GetStatus(wait_s=0.001))
     assert await asyncio.wait_for(crashed, 60) is bug
 
 
@@ -47,7 +47,7 @@ async def test_update_that_cannot_be_counted_is_a_bug() -> None:
 
     crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
     metrics = SimpleNamespace(apply_duration_seconds=SimpleNamespace(observe=fail))
-    execution = Execution(ps(crashed, metrics=metrics, shard=SimpleNamespace(version=1)))
-    execution._applied((), 0.0)
+    executor = Executor(ps(crashed, metrics=metrics, shard=SimpleNamespace(version=1)))
+    executor._applied((), 0.0)
     assert await asyncio.wait_for(crashed, 60) is bug
-    execution.close()
+    executor.close()

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from zmqtrain.roles import joining
+from zmqtrain.actors import joining
 
 
 async def test_no_link_speaks_for_the_life_before_while_another_one_joins(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.cluster import Role, Task
-from zmqtrain.config import TaskConfig
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.roles import launch
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from simulation import stand_ins
+from simulation.cluster import SimulatedCluster
+from simulation.run import STARTS_AT
+from simulation.schedule import Fault, draw
 from tests.tales import Tale, calm, held, tale_of
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.status import SETTLED
 from zmqtrain.errors import FencedError
-from zmqtrain.roles.chief import Chief
-from zmqtrain.roles.direction import Pending
-from zmqtrain.roles.follower import Follower
-from zmqtrain.roles.intake import Intake
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.status import SETTLED
-from zmqtrain.simulation import stand_ins
-from zmqtrain.simulation.cluster import SimulatedCluster
-from zmqtrain.simulation.run import STARTS_AT
-from zmqtrain.simulation.schedule import Fault, draw
-from zmqtrain.timing import Timing
+from zmqtrain.server.direction import Pending
+from zmqtrain.server.follower import Follower
+from zmqtrain.server.receiver import Receiver
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Parameters
 
@@ -86,7 +86,7 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
 def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
     tale = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
     assert tale.of("ps 1 restarted without parameters, and there is no checkpoint to go back to")
-    assert not tale.of("epoch 2 begins")
+    assert not tale.of("generation 2 begins")
 
 
 def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -> None:
@@ -117,19 +117,19 @@ def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_ov
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its mark says that it has come and may go on, and not that it was answered."""
-    handle, came = Intake._on_pull, []
+    handle, came = Receiver._on_pull, []
 
-    def lose_and_die(intake: Intake, request: Any, pull: Any) -> None:
-        if intake._ps.task.index != 1 or request.sender.index != 1:
-            handle(intake, request, pull)
+    def lose_and_die(receiver: Receiver, request: Any, pull: Any) -> None:
+        if receiver._ps.task.index != 1 or request.sender.index != 1:
+            handle(receiver, request, pull)
             return
         came.append(request)
         if len(came) > 1:
-            asyncio.get_running_loop().call_soon(handle, intake, request, pull)
+            asyncio.get_running_loop().call_soon(handle, receiver, request, pull)
         if len(came) == 2:
             clusters[0]._commit(Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines))
 
-    monkeypatch.setattr(Intake, "_on_pull", lose_and_die)
+    monkeypatch.setattr(Receiver, "_on_pull", lose_and_die)
     held(calm(ps=2, lane="shm"))
     assert len(came) > 1
 
@@ -141,7 +141,7 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The chief asks before it hears that the ps has a new life."""
-    level, begun = Chief._level_shards, []
+    level, begun = Chief._wait_for_shards, []
 
     async def kill_first(chief: Chief) -> None:
         begun.append(chief)
@@ -149,7 +149,7 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
             Context().run(clusters[0]._commit, Fault(0.0, "kill", ("ps 1",), lasts_s))
         await level(chief)
 
-    monkeypatch.setattr(Chief, "_level_shards", kill_first)
+    monkeypatch.setattr(Chief, "_wait_for_shards", kill_first)
     tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3))
     assert tale.of("ps 1 restarted without parameters: the job goes back to")
     assert tale.of("chief 0 ended: exit code 0")
@@ -187,7 +187,7 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
 
     chief: Any = SimpleNamespace(status=status, _links=[SimpleNamespace(request=request)])
     with caplog.at_level(logging.WARNING):
-        await Chief._level_shards(chief)
+        await Chief._wait_for_shards(chief)
     assert (told, versions) == ([], [])
     assert ("the shards end at versions" in caplog.text) is is_given_up
 
@@ -223,13 +223,13 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
 
 @pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
 def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(released: int) -> None:
-    """The lead counted it under hogwild; its release went ahead of a switch, and one more came."""
+    """The leader counted it under hogwild; its release overtook a switch, and one more came."""
     ordered: list[tuple[int, Any]] = []
     pending = Pending(1, None, sequence=7, result="")
     ps = SimpleNamespace(
         pending={0: pending},
         peers=SimpleNamespace(get=lambda role, worker: SimpleNamespace(released=released)),
-        execution=SimpleNamespace(carry_out=ordered.extend),
+        executor=SimpleNamespace(carry_out=ordered.extend),
         heartbeat=lambda: None,
     )
     follower: Any = object.__new__(Follower)
@@ -243,20 +243,20 @@ def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(release
 def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
     steps: int, at_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lead has counted it under hogwild, asking no other; nothing is left for its worker."""
-    handle, late = Intake._on_push, []
+    """The leader has counted it under hogwild, asking no other; nothing is left for its worker."""
+    handle, late = Receiver._on_push, []
 
-    def hold_back(intake: Intake, request: Any, push: Any) -> None:
-        follower: Any = intake._ps.direction
+    def hold_back(receiver: Receiver, request: Any, push: Any) -> None:
+        follower: Any = receiver._ps.direction
         loop = asyncio.get_running_loop()
         is_asked = loop.time() > STARTS_AT + at_s
-        if intake._ps.task.index and is_asked and not follower._coordinated:
+        if receiver._ps.task.index and is_asked and not follower._coordinated:
             late.append(request)
-            loop.call_later(0.001, hold_back, intake, request, push)
+            loop.call_later(0.001, hold_back, receiver, request, push)
         else:
-            handle(intake, request, push)
+            handle(receiver, request, push)
 
-    monkeypatch.setattr(Intake, "_on_push", hold_back)
+    monkeypatch.setattr(Receiver, "_on_push", hold_back)
     switch = Fault(at_s, "switch", spec="bounded-staleness:3")
     held(calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,)))
     assert late

@@ -8,11 +8,14 @@ import sys
 
 import pytest
 
-from zmqtrain.roles.neighbours import has_ended, whereabouts
+from zmqtrain.actors.process_identity import has_ended, process_identity
 
-SAY = "from zmqtrain.roles.neighbours import whereabouts; print(whereabouts(), flush=True); input()"
+SAY = (
+    "from zmqtrain.actors.process_identity import process_identity; "
+    "print(process_identity(), flush=True); input()"
+)
 
-pytestmark = pytest.mark.skipif(not whereabouts(), reason="needs /proc")
+pytestmark = pytest.mark.skipif(not process_identity(), reason="needs /proc")
 
 
 def test_process_has_ended_once_it_is_killed_even_if_nobody_has_asked_after_it() -> None:
@@ -29,7 +32,7 @@ def test_process_has_ended_once_it_is_killed_even_if_nobody_has_asked_after_it()
 
 
 def test_another_process_under_the_same_number_is_another_process() -> None:
-    *place, started = whereabouts().split("/")
+    *place, started = process_identity().split("/")
     assert not has_ended("/".join([*place, started]))
     assert has_ended("/".join([*place, str(int(started) - 1)]))
 
@@ -50,5 +53,5 @@ def test_another_process_under_the_same_number_is_another_process() -> None:
     ],
 )
 def test_of_a_process_that_is_none_of_this_kernel_nothing_is_known(told: str) -> None:
-    kernel, namespace, *_ = whereabouts().split("/")
+    kernel, namespace, *_ = process_identity().split("/")
     assert not has_ended(told.format(kernel=kernel, namespace=namespace))

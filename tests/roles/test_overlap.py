@@ -13,33 +13,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zmqtrain.exchanges.lanes import Lane
+from zmqtrain.exchanges.memory import WorkerMemory
+from zmqtrain.exchanges.overlap import Overlap
 from zmqtrain.models.base import Buffers, written
-from zmqtrain.roles.lanes import Lane
-from zmqtrain.roles.memory import WorkerMemory
-from zmqtrain.roles.overlap import Overlap
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
+from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.messages import Push
-from zmqtrain.wire.pieces import Ahead
 
-PIECE_SIZE = 10
+CHUNK_SIZE = 10
 PUSH = Push(1, 0, 7, 32, 0.5)
 
 
 @dataclass
 class FakeRequest:
-    ahead: Ahead | None
-    sent: dict[int, list[float]] = field(default_factory=dict)  # pieces as they were when sent
+    ahead: Chunks | None
+    sent: dict[int, list[float]] = field(default_factory=dict)  # chunks as they were when sent
     completed: tuple[Push, bool] | None = None
 
 
 class FakeLink:
-    """Sends every piece at once."""
+    """Sends every chunk at once."""
 
     def __init__(self) -> None:
         self.requests: list[FakeRequest] = []
 
-    def begin(self, message: None, *, ahead: Ahead, **options: Any) -> FakeRequest:
+    def begin(self, message: None, *, ahead: Chunks, **options: Any) -> FakeRequest:
         assert message is None
         self.requests.append(FakeRequest(ahead))
         return self.requests[-1]
@@ -47,15 +47,15 @@ class FakeLink:
     def go_on(self, request: FakeRequest) -> None:
         assert request.ahead is not None
         while len(request.sent) < request.ahead.known:
-            piece, (tensor,) = request.ahead[len(request.sent)]
-            request.sent[piece.index] = tensor.array().tolist()
+            chunk, (tensor,) = request.ahead[len(request.sent)]
+            request.sent[chunk.index] = tensor.array().tolist()
 
-    def complete(self, request: FakeRequest, push: Push, *, with_pieces: bool) -> None:
-        request.completed = (push, with_pieces)
+    def complete(self, request: FakeRequest, push: Push, *, with_chunks: bool) -> None:
+        request.completed = (push, with_chunks)
 
 
 class Situation:
-    """A worker whose gradient lies in some shards, which are cut into small pieces."""
+    """A worker whose gradient lies in some shards, which are cut into small chunks."""
 
     def __init__(self, sizes: Sequence[int], shards: int) -> None:
         variables = [Variable(f"v{number}", (size,)) for number, size in enumerate(sizes)]
@@ -71,7 +71,7 @@ class Situation:
             buffer[:] = np.nan  # of the step before
 
     def complete(self) -> list[FakeRequest]:
-        """Complete every push; return the requests, of shards whose gradient goes in pieces."""
+        """Complete every push; return the requests, of shards whose gradient goes in chunks."""
         for shard in range(len(self.links)):
             self.overlap.complete(shard, PUSH)
         return [request for link in self.links for request in link.requests]
@@ -82,9 +82,9 @@ def _lane(size: int) -> Lane:
 
 
 @pytest.fixture(autouse=True)
-def small_pieces() -> Any:
+def small_chunks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zmqtrain.wire.pieces.PIECE_SIZE", PIECE_SIZE)
+        patch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", CHUNK_SIZE)
         yield
 
 
@@ -108,7 +108,7 @@ def test_piece_goes_when_all_that_lies_in_it_is_written_and_not_before(
             if number < told:
                 written(situation.out, name, *order[:number])  # some of them once more
         await asyncio.sleep(0)  # what was told from the model's thread is heard now
-        if told == len(order):  # all pieces are there, each as it is in the end
+        if told == len(order):  # all chunks are there, each as it is in the end
             for lane, link in zip(situation.lanes, situation.links, strict=True):
                 for request in link.requests:
                     whole = [
@@ -158,7 +158,7 @@ async def test_gradient_that_is_not_finite_does_not_go_ahead() -> None:
     assert sorted(request.sent) == [5, 6, 7, 8, 9]
 
 
-async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_pieces() -> None:
+async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_chunks() -> None:
     situation = Situation([50, 50], 1)
     situation.overlap.begin(1)
     situation.out["v1"][:] = 1
@@ -187,7 +187,7 @@ async def test_what_goes_wrong_while_pieces_are_sent_is_told(
 
 
 async def test_small_gradient_rides_in_its_push() -> None:
-    situation = Situation([PIECE_SIZE], 1)
+    situation = Situation([CHUNK_SIZE], 1)
     situation.overlap.begin(1)
     assert situation.overlap.complete(0, PUSH) is None
 
@@ -196,7 +196,7 @@ async def test_nothing_is_looked_for_in_a_gradient_that_does_not_travel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked = Mock(return_value=True)
-    monkeypatch.setattr("zmqtrain.roles.overlap.all_finite", looked)
+    monkeypatch.setattr("zmqtrain.exchanges.overlap.all_finite", looked)
     situation = Situation([25, 25], shards=2)
     mapped: Any = object()
     situation.lanes[0] = replace(situation.lanes[0], name="shm", reached=mapped)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.membership import AHEAD_MS, Peers
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
-from zmqtrain.roles.peers import AHEAD_MS, Peers
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Join, Pull
 
@@ -31,8 +31,8 @@ def from_worker(message: Any, incarnation: int = 0) -> Asking:
     return Asking(nobody, nobody, b"", Envelope(message, Sender("worker", 0, incarnation)))
 
 
-def join(nonce: str, whereabouts: str = "") -> Join:
-    return Join(nonce, {}, "host:1", "", whereabouts, 0)
+def join(nonce: str, process_identity: str = "") -> Join:
+    return Join(nonce, {}, "host:1", "", process_identity, 0)
 
 
 def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> None:
@@ -48,7 +48,7 @@ def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> N
 
 
 def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.roles.peers.has_ended", lambda told: told == "dead")
+    monkeypatch.setattr("zmqtrain.coordination.membership.has_ended", lambda told: told == "dead")
     for told, is_free in (("alive", False), ("dead", True)):
         peers = Peers(5.0, 1, lambda peer: False)
         for message in (join("first/1", told), join("second/1")):
@@ -60,7 +60,7 @@ def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("zmqtrain.roles.peers.time.monotonic", lambda: now)
+    monkeypatch.setattr("zmqtrain.coordination.membership.time.monotonic", lambda: now)
     peers = Peers(5.0, 1, lambda peer: False)
     first, second = join("first/1"), join("second/1")
     peers.join(from_worker(first), first)

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from zmqtrain import Job
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD, Update
-from zmqtrain.roles.ps import ParameterServer
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.shard import Shard
 from zmqtrain.transport.memory import MemoryTransport
 

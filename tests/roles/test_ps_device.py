@@ -38,7 +38,7 @@ def test_job_with_its_shards_on_a_device_gives_the_same_parameters(
         devices.append((name, option))
         return Apart()
 
-    monkeypatch.setattr("zmqtrain.roles.shard_memory.make_device", make_device)
+    monkeypatch.setattr("zmqtrain.server.shard_memory.make_device", make_device)
     in_place = zmqtrain.run(job(), workers=2, ps=ps)
     assert not devices
     apart = zmqtrain.run(job(ps_device="gpu"), workers=2, ps=ps)

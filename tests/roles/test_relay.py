@@ -1,13 +1,13 @@
-"""What the lead shard's relay knows after a restart: what is to be done and sent, and no more."""
+"""What the leader's delivery knows after a restart: what is to be done and sent, and no more."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+from zmqtrain.coordination.delivery import OrderDelivery
+from zmqtrain.coordination.membership import ORDERS
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.roles.peers import ORDERS
-from zmqtrain.roles.relay import Relay
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import Order, Orders
 
@@ -15,13 +15,13 @@ APPLY = Order("apply", (0,))
 
 
 class LeadShard:
-    """As much of ps 0 of two as a relay sees: orders carried out, and what ps 1 is told."""
+    """As much of ps 0 of two as a delivery sees: orders carried out, and what ps 1 is told."""
 
     def __init__(self) -> None:
         self.shards = 2
         self.words = [0] * segment_layout.WORDS
         self.shard = SimpleNamespace(segment=SimpleNamespace(words=self.words))
-        self.execution = SimpleNamespace(carry_out=self._carry_out)
+        self.executor = SimpleNamespace(carry_out=self._carry_out)
         self.told: list[Orders] = []
         contact = SimpleNamespace(tell=self.told.append)
         self.follower = SimpleNamespace(facts={ORDERS: 0.0}, gone=False, contact=contact)
@@ -41,81 +41,81 @@ class LeadShard:
             self.words[segment_layout.ORDERS] = self.carried_out[-1][0]
 
 
-def relay_of(lead: LeadShard) -> Relay:
-    return Relay(lead)  # type: ignore[arg-type]
+def relay_of(leader: LeadShard) -> OrderDelivery:
+    return OrderDelivery(leader)  # type: ignore[arg-type]
 
 
-def restarted(lead: LeadShard, state: bytes, since: list[Order]) -> Relay:
-    """Return the relay of the next life: restored from a state, and told what came after it."""
-    relay = relay_of(lead)
-    relay.restore(unpack(state))
-    relay.give(since, again=True)
-    lead.carries_out = True
-    relay.resume()
-    return relay
+def restarted(leader: LeadShard, state: bytes, since: list[Order]) -> OrderDelivery:
+    """Return the delivery of the next life: restored from a state, and told what came after it."""
+    delivery = relay_of(leader)
+    delivery.restore(unpack(state))
+    delivery.give(since, again=True)
+    leader.carries_out = True
+    delivery.resume()
+    return delivery
 
 
 def test_restarted_relay_carries_out_what_was_not() -> None:
-    lead = LeadShard()
-    relay = relay_of(lead)
-    relay.begin("sync-replicas")
-    relay.give([APPLY] * 3)
-    state = pack(relay.state())
-    lead.carries_out = False  # it is killed before it comes to these
-    relay.give([APPLY] * 2)
-    restarted(lead, state, [APPLY] * 2)
-    assert [number for number, _ in lead.carried_out] == [1, 2, 3, 4, 5]
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
+    delivery.give([APPLY] * 3)
+    state = pack(delivery.state())
+    leader.carries_out = False  # it is killed before it comes to these
+    delivery.give([APPLY] * 2)
+    restarted(leader, state, [APPLY] * 2)
+    assert [number for number, _ in leader.carried_out] == [1, 2, 3, 4, 5]
 
 
 def test_restarted_relay_keeps_for_others_only_what_they_have_not_acknowledged() -> None:
-    lead = LeadShard()
-    relay = relay_of(lead)
-    relay.begin("sync-replicas")
-    state = pack(relay.state())
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
+    state = pack(delivery.state())
     for _ in range(5000):
-        relay.give([APPLY])
-    lead.words[segment_layout.ACKNOWLEDGED] = 4998
-    after = restarted(lead, state, [APPLY] * 5000)
+        delivery.give([APPLY])
+    leader.words[segment_layout.ACKNOWLEDGED] = 4998
+    after = restarted(leader, state, [APPLY] * 5000)
     assert [number for number, _ in after.state()["unacknowledged"]] == [4999, 5000]
     assert len(pack(after.state())) < 1000
 
 
 def test_relay_is_done_when_the_others_tell_of_all_their_orders() -> None:
-    lead = LeadShard()
-    relay = relay_of(lead)
-    relay.begin("sync-replicas")
-    assert relay.is_done
-    relay.give([APPLY] * 2)
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
+    assert delivery.is_done
+    delivery.give([APPLY] * 2)
     for told, is_done in ((1.0, False), (2.0, True)):
-        lead.follower.facts[ORDERS] = told
-        assert relay.is_done == is_done
+        leader.follower.facts[ORDERS] = told
+        assert delivery.is_done == is_done
 
 
 def test_orders_wait_until_the_others_know_of_a_switch() -> None:
-    lead = LeadShard()
-    relay = relay_of(lead)
-    relay.begin("sync-replicas")
-    relay.give([APPLY, Order("switch", text="hogwild"), Order("release", (0,))])
-    assert lead.carried_out == []
-    assert [orders.number for orders in lead.told] == [1]
-    lead.follower.facts[ORDERS] = 2.0
-    relay.carry_out_own()
-    assert [number for number, _ in lead.carried_out] == [1, 2, 3]
-    relay.give([APPLY])  # by the policy now, every shard decides by itself
-    assert len(lead.told) == 1
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
+    delivery.give([APPLY, Order("switch", text="hogwild"), Order("release", (0,))])
+    assert leader.carried_out == []
+    assert [orders.number for orders in leader.told] == [1]
+    leader.follower.facts[ORDERS] = 2.0
+    delivery.carry_out_own()
+    assert [number for number, _ in leader.carried_out] == [1, 2, 3]
+    delivery.give([APPLY])  # by the policy now, every shard decides by itself
+    assert len(leader.told) == 1
 
 
 def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -> None:
     """It has not told yet what it got; what all shards had got is kept no more."""
-    lead = LeadShard()
-    relay = relay_of(lead)
-    relay.begin("sync-replicas")
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
     orders = [Order("apply", (worker,)) for worker in range(4)]
-    relay.give(orders)
-    lead.follower.facts[ORDERS] = 2.0
-    relay.catch_up()
-    lead.follower.facts.clear()
-    lead.told.clear()
+    delivery.give(orders)
+    leader.follower.facts[ORDERS] = 2.0
+    delivery.catch_up()
+    leader.follower.facts.clear()
+    leader.told.clear()
     for _ in range(2):
-        relay.catch_up()
-    assert lead.told == [Orders(3, tuple(orders[2:]))]
+        delivery.catch_up()
+    assert leader.told == [Orders(3, tuple(orders[2:]))]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from zmqtrain.coordination.coordinator import Member
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.membership import PARKED
 from zmqtrain.errors import FencedError
-from zmqtrain.roles.lead import Lead
-from zmqtrain.roles.peers import PARKED
-from zmqtrain.roles.worker import Worker
+from zmqtrain.training.worker import Worker
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ def test_job_is_settled_when_orders_are_carried_out_and_stopped_workers_were_ans
     members = {0: Member(1, stopped=True), 1: Member(2)}
     told = None if parked is None else SimpleNamespace(facts={PARKED: parked})
     peers = SimpleNamespace(get=lambda role, index: told if index == 0 else None)
-    lead: Any = SimpleNamespace(
+    leader: Any = SimpleNamespace(
         coordinator=SimpleNamespace(members=members),
-        relay=SimpleNamespace(is_done=is_done),
+        delivery=SimpleNamespace(is_done=is_done),
         ps=SimpleNamespace(peers=peers),
     )
-    assert Lead.is_settled.fget(lead) is is_settled  # type: ignore[attr-defined]
+    assert Leader.is_settled.fget(leader) is is_settled  # type: ignore[attr-defined]
 
 
 def test_job_that_has_not_begun_is_not_settled() -> None:
-    lead: Any = SimpleNamespace(coordinator=None)
-    assert not Lead.is_settled.fget(lead)  # type: ignore[attr-defined]
+    leader: Any = SimpleNamespace(coordinator=None)
+    assert not Leader.is_settled.fget(leader)  # type: ignore[attr-defined]
 
 
 async def test_worker_that_takes_part_again_tells_of_itself_that_it_is_not_parked() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError
-from zmqtrain.roles.shard_memory import let_go
+from zmqtrain.server.shard_memory import close_or_keep
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
 from zmqtrain.wire.messages import Shutdown
@@ -22,7 +22,7 @@ OVER = Shutdown(0, "step 10 of 10 is done")
     [
         (None, None, True),
         (None, OVER, False),
-        (PeerLostError("the lead shard is gone"), None, True),
+        (PeerLostError("the leader is gone"), None, True),
         (RuntimeError("a bug"), None, True),
         (OrphanedError("no chief has ended the run"), None, False),
         (CheckpointError("there is nothing to go back to"), None, False),
@@ -35,7 +35,7 @@ def test_segment_is_left_if_another_life_may_go_on_with_it_after(
     path = tmp_path / "segments" / "ps-0.segment"
     layout = SegmentLayout(4, [])
     ps: Any = SimpleNamespace(is_crash_safe=True, initialised=True, shutdown=shutdown)
-    let_go(ps, Segment.create(layout, path), error)
+    close_or_keep(ps, Segment.create(layout, path), error)
     left = Segment.adopt(layout, path)
     assert (left is not None) is is_kept
     if left is not None:

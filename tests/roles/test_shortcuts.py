@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from zmqtrain.roles.shortcuts import open_shortcut, shorten
+from zmqtrain.actors.shortcuts import open_shortcut, shorten
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import Security
@@ -52,7 +52,7 @@ def test_ps_opens_one_for_whom_it_shows_its_memory(
 ) -> None:
     ps = Mock(security=Security(Owner("ps"), keys), lane=lane)
     open_shortcut(ps, Mock(nonce=NONCE, path=path), address)
-    assert ps.attend.called == is_opened
+    assert ps.serve.called == is_opened
 
 
 def test_both_ends_mean_the_same_name_which_is_not_the_nonce() -> None:
@@ -72,4 +72,4 @@ def test_ps_without_a_shortcut_serves_all_the_same() -> None:
     ps = Mock(security=Security(), lane="auto")
     ps.transport.offer_shortcut.side_effect = UnreachableError("the name is taken")
     open_shortcut(ps, Mock(nonce=NONCE, path=Path("segment")), TCP)
-    ps.attend.assert_not_called()
+    ps.serve.assert_not_called()

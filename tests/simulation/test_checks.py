@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from simulation.network import Weather
+from simulation.run import simulate
+from simulation.schedule import Fault
 from tests.tales import calm
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import PeerLostError
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
-from zmqtrain.roles.execution import Execution
-from zmqtrain.roles.intake import Intake
-from zmqtrain.roles.lead import Lead
-from zmqtrain.roles.peers import Peer
-from zmqtrain.roles.worker import Worker
-from zmqtrain.simulation.network import Weather
-from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.receiver import Receiver
 from zmqtrain.store.shard import Shard
+from zmqtrain.training.worker import Worker
 from zmqtrain.wire.messages import Order
 
 Patch = pytest.MonkeyPatch
@@ -78,10 +78,10 @@ def test_batch_that_nobody_gets_is_found(monkeypatch: Patch) -> None:
 
 
 def test_dropped_push_that_is_called_applied_is_found(monkeypatch: Patch) -> None:
-    def lie(self: Execution, order: Order) -> None:
+    def lie(self: Executor, order: Order) -> None:
         self._ps.pending[order.workers[0]].result = "applied"
 
-    monkeypatch.setattr(Execution, "_dropped", lie)
+    monkeypatch.setattr(Executor, "_dropped", lie)
     broken = simulate(calm(policy="sync-replicas:aggregate=1", slow=0)).broken
     assert "were acknowledged and are not counted" in broken
 
@@ -103,7 +103,7 @@ def test_worker_that_is_too_far_ahead_is_found(monkeypatch: Patch) -> None:
 
 def test_hang_is_found_with_those_who_wait(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Coordinator, "leave", lambda *_: [])
-    monkeypatch.setattr(Lead, "watch", lambda _: None)
+    monkeypatch.setattr(Leader, "watch", lambda _: None)
     kill = Fault(0.5, "kill", ("worker 1",), 60.0)
     broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
     assert broken.startswith("the run has not ended after")
@@ -111,15 +111,15 @@ def test_hang_is_found_with_those_who_wait(monkeypatch: Patch) -> None:
 
 
 def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> None:
-    is_repeated = Intake._is_repeated
+    is_repeated = Receiver._is_repeated
 
-    def forgetful(intake: Intake, peer: Peer, request: Any, sequence: int) -> bool:
-        repeated = is_repeated(intake, peer, request, sequence)
+    def forgetful(receiver: Receiver, peer: Peer, request: Any, sequence: int) -> bool:
+        repeated = is_repeated(receiver, peer, request, sequence)
         if repeated and sequence:
-            intake._ps.shard.apply(request.sender.index, 0)
+            receiver._ps.shard.apply(request.sender.index, 0)
         return repeated
 
-    monkeypatch.setattr(Intake, "_is_repeated", forgetful)
+    monkeypatch.setattr(Receiver, "_is_repeated", forgetful)
     weather = Weather(0.001, 0.02, repetition=0.7)
     broken = simulate(calm(policy="hogwild", ps=2, steps=24, weather=weather)).broken
     assert re.search("ps [01] ends at version|counts 2.0 times", broken)
@@ -136,5 +136,5 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
 
 
 def test_exception_that_nobody_expects_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Intake, "_on_push", lambda *_: 1 // 0)
+    once(monkeypatch, Receiver, "_on_push", lambda *_: 1 // 0)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from simulation.loop import Process, VirtualLoop, current_process
 from zmqtrain.actors.actor import Actor
-from zmqtrain.cluster import Role, Task
-from zmqtrain.metrics import Metrics
-from zmqtrain.simulation.loop import Process, VirtualLoop, current_process
-from zmqtrain.timing import Timing
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.memory import MemoryTransport
 
 Begin = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from simulation.run import simulate
+from simulation.schedule import Fault
+from simulation.witness import Witness
 from tests.tales import calm, tale_of
 from zmqtrain.errors import CheckpointError
-from zmqtrain.simulation.run import simulate
-from zmqtrain.simulation.schedule import Fault
-from zmqtrain.simulation.witness import Witness
 from zmqtrain.store import checkpoint
 
 
@@ -50,4 +50,4 @@ def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silenc
 def test_job_that_ps_and_chief_have_both_forgotten_goes_back_to_its_checkpoint() -> None:
     faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
     schedule = calm(ps=1, lane="memory", keeps=True, save_secs=0.3, faults=faults)
-    assert tale_of(schedule).of("epoch 2 begins at version")
+    assert tale_of(schedule).of("generation 2 begins at version")

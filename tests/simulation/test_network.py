@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from simulation.loop import Process, VirtualLoop
+from simulation.network import Connection, Cut, Frames, Network, Weather
 from zmqtrain.errors import ConfigError
-from zmqtrain.simulation.loop import Process, VirtualLoop
-from zmqtrain.simulation.network import Connection, Cut, Frames, Network, Weather
 from zmqtrain.transport.base import HIGH_WATER_MARK, UnreachableError
 
 ADDRESS = "ipc://simulated/0"

@@ -72,7 +72,7 @@ class SmallJob:
         files = [self.write_shard(temporary, at, version=step + at.shard) for at in layouts]
         told: dict[str, Any] = {
             "fingerprint": {"model": "small"},
-            "epoch": 1,
+            "generation": 1,
             "global_step": step,
             "policy": "hogwild",
             "ledger": {"next_batch": 7, "open_batches": [3, 5]},

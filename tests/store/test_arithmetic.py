@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqtrain.device import make_device
+from zmqtrain.compute.device import make_device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import SGD, Adam, Flat, Momentum, Rule, Update
 from zmqtrain.store.layout import Variable

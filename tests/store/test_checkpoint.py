@@ -88,7 +88,7 @@ def test_step_of_the_manifest_names_the_checkpoint(job, tmp_path: Path) -> None:
 
 
 def test_manifest_is_read_as_it_was_written(job, tmp_path: Path) -> None:
-    temporary, manifest = job.write(tmp_path, 1200, epoch=4)
+    temporary, manifest = job.write(tmp_path, 1200, generation=4)
     assert read_manifest(commit(temporary, manifest)) == manifest
 
 
@@ -96,7 +96,7 @@ def test_manifest_is_plain_json_with_global_coordinates(job, tmp_path: Path) -> 
     written = json.loads((job.save(tmp_path) / "manifest.json").read_text())
     manifest = written["manifest"]
     assert list(written) == ["blake2b", "manifest"]
-    assert (manifest["format"], manifest["epoch"], manifest["global_step"]) == (1, 1, 1200)
+    assert (manifest["format"], manifest["generation"], manifest["global_step"]) == (1, 1, 1200)
     assert manifest["tensors"]["m"]["hidden/kernel"] == {
         "dtype": "float32",
         "shape": [13, 3],
@@ -268,7 +268,7 @@ CONTRADICTIONS = {
     "newline": ("files", [_file(file="shard-0\n")], "files.0.file"),
     "short checksum": ("files", [_file(blake2b="00")], "files.0.blake2b"),
     "text for number": ("global_step", "12", "field global_step: Input should be a valid integer"),
-    "negative epoch": ("epoch", -1, "field epoch: "),
+    "negative generation": ("generation", -1, "field generation: "),
     "no parameters": ("tensors", {"m": {}}, "'parameters' is missing"),
     "slot of less": ("tensors", {**_with_slices((0, 6)), "m": {}}, "tensors.m: other variables"),
     "unknown field": ("colour", "red", "field colour: Extra inputs"),
@@ -284,7 +284,7 @@ def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
         "format": 1,
         "created": "2024-02-03T04:05:06Z",
         "fingerprint": {},
-        "epoch": 1,
+        "generation": 1,
         "global_step": 12,
         "policy": "hogwild",
         "ledger": {},

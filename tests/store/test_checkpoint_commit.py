@@ -58,22 +58,22 @@ def _valid(logdir: Path) -> tuple[Path, Manifest] | None:
 def _fail_everywhere(
     job, tmp_path: Path, failure: BaseException, done: bool, earlier: int | None
 ) -> list[tuple[Path, int | None]]:
-    """Save step 20 with a failure at step 1, 2, ... of it; return (logdir, epoch then found)."""
+    """Save step 20, failing at step 1, 2, ... of it; return (logdir, generation then found)."""
     outcomes = []
     for number in count(1):
         logdir = tmp_path / str(number)
         if earlier is not None:
-            job.save(logdir, earlier, epoch=1)
+            job.save(logdir, earlier, generation=1)
         with _failing_at(number, failure, done) as begun:
             try:
-                job.save(logdir, 20, epoch=2)
+                job.save(logdir, 20, generation=2)
             except (Died, CheckpointError) as error:
                 assert isinstance(error, Died) == isinstance(failure, Died)
             else:
                 assert len(begun) < number
                 return outcomes
         found = _valid(logdir)
-        outcomes.append((logdir, found and found[1].epoch))
+        outcomes.append((logdir, found and found[1].generation))
     raise AssertionError("unreachable")
 
 
@@ -84,11 +84,13 @@ def test_failure_at_any_step_of_a_save_leaves_the_earlier_or_the_new_checkpoint(
     job, tmp_path: Path, failure: BaseException, done: bool, earlier: int | None
 ) -> None:
     outcomes = _fail_everywhere(job, tmp_path, failure, done, earlier)
-    epochs = [epoch for _, epoch in outcomes]
+    generations = [generation for _, generation in outcomes]
     before = None if earlier is None else 1
-    assert len(epochs) >= 5
-    assert set(epochs) == {before, 2}
-    assert epochs == sorted(epochs, key=lambda epoch: epoch == 2), "never back to the earlier one"
+    assert len(generations) >= 5
+    assert set(generations) == {before, 2}
+    assert generations == sorted(generations, key=lambda generation: generation == 2), (
+        "never back to the earlier one"
+    )
 
 
 @pytest.mark.parametrize("earlier", [None, 10, 20], ids=["first", "other step", "same step"])
@@ -96,13 +98,13 @@ def test_next_life_saves_and_cleans_up_whatever_the_last_one_left(
     job, tmp_path: Path, earlier: int | None
 ) -> None:
     for logdir, _ in _fail_everywhere(job, tmp_path, Died(), True, earlier):
-        path = job.save(logdir, 20, epoch=3)
+        path = job.save(logdir, 20, generation=3)
         prune(logdir, keep=1)
         assert checkpoints(logdir) == [path]
         assert sorted(entry.name for entry in path.parent.iterdir()) == ["LATEST", path.name]
         found = _valid(logdir)
         assert found is not None
-        assert found[1].epoch == 3
+        assert found[1].generation == 3
 
 
 def _extent(file: int | Path) -> object:
@@ -148,11 +150,11 @@ def test_everything_is_flushed_before_it_is_published_and_nothing_deleted_before
 
 
 def test_checkpoint_of_the_same_step_is_replaced(job, tmp_path: Path) -> None:
-    job.save(tmp_path, 20, layouts=job.layouts(5), epoch=1)
-    path = job.save(tmp_path, 20, layouts=job.layouts(2), epoch=2)
+    job.save(tmp_path, 20, layouts=job.layouts(5), generation=1)
+    path = job.save(tmp_path, 20, layouts=job.layouts(2), generation=2)
     assert checkpoints(tmp_path) == [path]
     assert len(list(path.iterdir())) == 3
-    assert read_manifest(path).epoch == 2
+    assert read_manifest(path).generation == 2
     assert read_parameters(path, read_manifest(path)).keys() == job.state["parameters"].keys()
 
 

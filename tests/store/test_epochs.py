@@ -1,4 +1,4 @@
-"""The number of a job's last epoch, beside its checkpoints."""
+"""The number of a job's last generation, beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from simulation.schedule import Fault
 from tests.tales import calm, tale_of
 from zmqtrain.errors import CheckpointError
-from zmqtrain.simulation.schedule import Fault
-from zmqtrain.store.epochs import EPOCH_FILE, last_epoch, note_epoch
+from zmqtrain.store.generations import GENERATION_FILE, last_generation, note_generation
 
 
 def test_last_epoch_is_the_one_that_was_noted_last(tmp_path: Path) -> None:
     root = tmp_path / "new"
-    assert last_epoch(root) == 0
-    for epoch in (1, 12):
-        note_epoch(root, epoch)
-        assert last_epoch(root) == epoch
-    assert [file.name for file in root.iterdir()] == [EPOCH_FILE]
+    assert last_generation(root) == 0
+    for generation in (1, 12):
+        note_generation(root, generation)
+        assert last_generation(root) == generation
+    assert [file.name for file in root.iterdir()] == [GENERATION_FILE]
 
 
 @pytest.mark.parametrize("content", [b"", b"two", b"-1", b"1.5", b"\xff", b"9" * 5000])
 def test_file_without_a_number_is_an_error_that_says_what_to_do(
     content: bytes, tmp_path: Path
 ) -> None:
-    (tmp_path / EPOCH_FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match="expected the number of the job's last epoch"):
-        last_epoch(tmp_path)
+    (tmp_path / GENERATION_FILE).write_bytes(content)
+    with pytest.raises(CheckpointError, match="expected the number of the job's last generation"):
+        last_generation(tmp_path)
 
 
 def test_epoch_that_cannot_be_noted_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot be written"):
-        note_epoch(tmp_path / "file", 1)
+        note_generation(tmp_path / "file", 1)
 
 
 def test_job_that_goes_back_twice_begins_two_epochs_though_no_task_knows_the_first() -> None:
@@ -46,4 +46,4 @@ def test_job_that_goes_back_twice_begins_two_epochs_though_no_task_knows_the_fir
     )
     tale = tale_of(schedule)
     assert len(tale.of("chief 0 says: saved")) == 2  # one on the way, one at the end
-    assert tale.of("epoch 2 begins at version") and tale.of("epoch 3 begins at version")
+    assert tale.of("generation 2 begins at version") and tale.of("generation 3 begins at version")

@@ -16,12 +16,12 @@ def _variables(*shapes: tuple[int, ...]) -> list[Variable]:
 
 def _rows(variable: Variable, shards: int, partition_nbytes: int) -> list[int]:
     layouts = place([variable], shards, "round-robin", partition_nbytes)
-    pieces = [piece for layout in layouts for piece in layout.slices]
-    return [piece.rows for piece in sorted(pieces, key=lambda piece: piece.start)]
+    chunks = [chunk for layout in layouts for chunk in layout.slices]
+    return [chunk.rows for chunk in sorted(chunks, key=lambda chunk: chunk.start)]
 
 
 def _shard_of_each(layouts: tuple, names: list[str]) -> list[int]:
-    held = {piece.variable.name: at.shard for at in layouts for piece in at.slices}
+    held = {chunk.variable.name: at.shard for at in layouts for chunk in at.slices}
     return [held[name] for name in names]
 
 
@@ -76,7 +76,7 @@ def test_whole_variables_go_where_the_strategy_says(
 
 def test_round_robin_counter_runs_on_over_parts() -> None:
     layouts = place(_variables((2,), (2,), (1,)), 3, "round-robin", 4)
-    held = [[(piece.variable.name, piece.start) for piece in at.slices] for at in layouts]
+    held = [[(chunk.variable.name, chunk.start) for chunk in at.slices] for at in layouts]
     assert held == [[("v0", 0), ("v1", 1)], [("v0", 1), ("v2", 0)], [("v1", 0)]]
 
 
@@ -149,11 +149,11 @@ def test_every_element_is_held_exactly_once(
     held = {v.name: np.zeros(v.shape, np.int64) for v in variables}
     for layout in layouts:
         end = 0
-        for piece in layout.slices:
-            assert piece.offset == end
-            end += piece.size
-            part = piece.of(held[piece.variable.name])
-            assert part.shape == piece.shape
+        for chunk in layout.slices:
+            assert chunk.offset == end
+            end += chunk.size
+            part = chunk.of(held[chunk.variable.name])
+            assert part.shape == chunk.shape
             part += 1
         assert layout.size == end
     assert all((counts == 1).all() for counts in held.values())

@@ -38,8 +38,8 @@ def test_checkpoints_are_listed_newest_first_and_nothing_else(job, tmp_path: Pat
 def test_checkpoint_of_a_later_epoch_is_newer_than_one_of_a_higher_step(
     job, tmp_path: Path
 ) -> None:
-    for step, epoch in ((10, 1), (20, 1), (15, 2)):
-        job.save(tmp_path, step, epoch=epoch)
+    for step, generation in ((10, 1), (20, 1), (15, 2)):
+        job.save(tmp_path, step, generation=generation)
     assert _names(tmp_path) == ["step-00000015", "step-00000020", "step-00000010"]
     found = newest_valid(tmp_path, _never)
     assert found is not None
@@ -49,8 +49,8 @@ def test_checkpoint_of_a_later_epoch_is_newer_than_one_of_a_higher_step(
 def test_checkpoint_without_readable_manifest_is_ordered_by_step_in_the_latest_epoch(
     job, tmp_path: Path
 ) -> None:
-    for step, epoch in ((10, 1), (20, 1), (15, 2), (17, 2), (12, 2)):
-        job.save(tmp_path, step, epoch=epoch)
+    for step, generation in ((10, 1), (20, 1), (15, 2), (17, 2), (12, 2)):
+        job.save(tmp_path, step, generation=generation)
     for step in (17, 12):
         os.truncate(tmp_path / "checkpoints" / f"step-{step:08d}" / "manifest.json", 99)
     skipped: list[str] = []
@@ -70,8 +70,8 @@ def test_prune_keeps_the_newest(job, tmp_path: Path) -> None:
 
 
 def test_prune_deletes_the_abandoned_timeline_first(job, tmp_path: Path) -> None:
-    for step, epoch in ((10, 1), (90, 1), (15, 2)):
-        job.save(tmp_path, step, epoch=epoch)
+    for step, generation in ((10, 1), (90, 1), (15, 2)):
+        job.save(tmp_path, step, generation=generation)
     prune(tmp_path, keep=1)
     assert _names(tmp_path) == ["step-00000015"]
 
@@ -94,7 +94,7 @@ def test_prune_removes_what_dead_attempts_left_and_nothing_else(job, tmp_path: P
     (root / "step-00000007.trash-0123abcd" / "inner").mkdir(parents=True)
     (root / "step-00000007.replaced-0123abcd.trash-0123abcd").mkdir()
     (root / "LATEST.tmp-0123abcd").touch()
-    (root / "EPOCH.tmp-0123abcd").touch()
+    (root / "GENERATION.tmp-0123abcd").touch()
     (root / "notes.tmp").touch()
     prune(tmp_path, keep=1)
     left = {entry.name for entry in root.iterdir()}

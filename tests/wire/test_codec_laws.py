@@ -95,7 +95,7 @@ def wired(frames: list[Buffer]) -> list[Buffer]:
 
 def assert_same(received: Envelope, sent: Envelope) -> None:
     assert (received.message, received.sender) == (sent.message, sent.sender)
-    assert (received.request_id, received.epoch) == (sent.request_id, sent.epoch)
+    assert (received.request_id, received.generation) == (sent.request_id, sent.generation)
     assert len(received.tensors) == len(sent.tensors)
     for there, here in zip(received.tensors, sent.tensors, strict=True):
         assert (there.dtype, there.shape) == (here.dtype, here.shape)

@@ -55,8 +55,8 @@ def decoded(compression: Compression, tensors: Sequence[Tensor], size: int) -> F
     return memory[10 : 10 + size]
 
 
-def round_trip(compression: Compression, piece: Flat) -> Flat:
-    return decoded(compression, compression.encode(piece), len(piece))
+def round_trip(compression: Compression, chunk: Flat) -> Flat:
+    return decoded(compression, compression.encode(chunk), len(chunk))
 
 
 @pytest.mark.parametrize(
@@ -155,19 +155,19 @@ def test_piece_of_2_mib_takes_the_promised_bytes(spec: str, nbytes: int) -> None
 @every_spec
 @every_size
 def test_every_size_survives_the_codec(spec: str, size: int) -> None:
-    compression, piece = made(spec), gradient(size)
-    tensors = compression.encode(piece)
+    compression, chunk = made(spec), gradient(size)
+    tensors = compression.encode(chunk)
     sent = encode(Envelope(Pull(), Sender("worker", 0), tensors=tensors))
     arrived = decode([bytes(frame) for frame in sent]).tensors
     result = decoded(compression, arrived, size)
-    assert result.tobytes() == round_trip(compression, piece).tobytes()
-    assert np.linalg.norm(result - piece) <= np.linalg.norm(piece)
+    assert result.tobytes() == round_trip(compression, chunk).tobytes()
+    assert np.linalg.norm(result - chunk) <= np.linalg.norm(chunk)
 
 
 @every_spec
 def test_frames_may_be_cut_and_lie_anywhere(spec: str) -> None:
-    compression, piece = made(spec), gradient(1001)
-    tensors = compression.encode(piece)
+    compression, chunk = made(spec), gradient(1001)
+    tensors = compression.encode(chunk)
     data = [b"".join(tensor.parts) for tensor in tensors]
     shifted = [memoryview(b"-" + raw)[1:] for raw in data]
     for parts in (
@@ -175,26 +175,26 @@ def test_frames_may_be_cut_and_lie_anywhere(spec: str) -> None:
         [(raw[:5], b"", raw[5:]) for raw in data],
     ):
         received = [Tensor(t.dtype, t.shape, p) for t, p in zip(tensors, parts, strict=True)]
-        assert np.array_equal(decoded(compression, received, 1001), round_trip(compression, piece))
+        assert np.array_equal(decoded(compression, received, 1001), round_trip(compression, chunk))
 
 
 @every_spec
-def test_encoding_neither_changes_nor_keeps_the_piece(spec: str) -> None:
-    compression, piece = made(spec), gradient(70_000)
-    piece.flags.writeable = False
-    for tensor in compression.encode(piece):
+def test_encoding_neither_changes_nor_keeps_the_chunk(spec: str) -> None:
+    compression, chunk = made(spec), gradient(70_000)
+    chunk.flags.writeable = False
+    for tensor in compression.encode(chunk):
         for part in tensor.parts:
-            assert not np.shares_memory(np.frombuffer(part, np.uint8), piece)
+            assert not np.shares_memory(np.frombuffer(part, np.uint8), chunk)
 
 
 @pytest.mark.parametrize("spec", ["fp16", "bf16", "int8"])
-def test_scratch_does_not_grow_with_the_piece(spec: str) -> None:
-    compression, piece = made(spec), gradient(2**19)
-    out = np.empty_like(piece)
-    encoded = sum(tensor.nbytes for tensor in compression.encode(piece))
+def test_scratch_does_not_grow_with_the_chunk(spec: str) -> None:
+    compression, chunk = made(spec), gradient(2**19)
+    out = np.empty_like(chunk)
+    encoded = sum(tensor.nbytes for tensor in compression.encode(chunk))
     tracemalloc.start()
     try:
-        tensors = compression.encode(piece)
+        tensors = compression.encode(chunk)
         assert tracemalloc.get_traced_memory()[1] < encoded + 2**20
         tracemalloc.reset_peak()
         compression.decode(tensors, out)
@@ -207,18 +207,18 @@ def test_fp16_rounds_as_numpy_does_around_every_value() -> None:
     values = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = (values[:-1] + values[1:]) / 2  # exact in float32
     edges = np.concatenate([values, ties])
-    piece = np.concatenate(
+    chunk = np.concatenate(
         [edges, np.nextafter(edges, np.float32(-1)), np.nextafter(edges, np.float32(65504))]
     )
-    piece = np.concatenate([piece, -piece])
-    (tensor,) = made("fp16").encode(piece)
-    assert np.array_equal(tensor.array().view(np.uint16), piece.astype(np.float16).view(np.uint16))
+    chunk = np.concatenate([chunk, -chunk])
+    (tensor,) = made("fp16").encode(chunk)
+    assert np.array_equal(tensor.array().view(np.uint16), chunk.astype(np.float16).view(np.uint16))
 
 
 @given(hnp.arrays(np.float32, st.integers(0, 80), elements=st.floats(-65504, 65504, width=32)))
-def test_fp16_rounds_as_numpy_does(piece: Flat) -> None:
-    (tensor,) = made("fp16").encode(piece)
-    assert tensor.array().tobytes() == piece.astype(np.float16).tobytes()
+def test_fp16_rounds_as_numpy_does(chunk: Flat) -> None:
+    (tensor,) = made("fp16").encode(chunk)
+    assert tensor.array().tobytes() == chunk.astype(np.float16).tobytes()
 
 
 def nearest_bf16(value: float) -> float:
@@ -238,19 +238,19 @@ bf16_edges = st.builds(
 
 
 @given(hnp.arrays(np.float32, st.integers(0, 30), elements=finite | bf16_edges))
-def test_bf16_rounds_to_the_nearest_even(piece: Flat) -> None:
-    expected = np.array([nearest_bf16(float(value)) for value in piece], np.float32)
-    assert round_trip(made("bf16"), piece).tobytes() == expected.tobytes()
+def test_bf16_rounds_to_the_nearest_even(chunk: Flat) -> None:
+    expected = np.array([nearest_bf16(float(value)) for value in chunk], np.float32)
+    assert round_trip(made("bf16"), chunk).tobytes() == expected.tobytes()
 
 
 @given(gradients)
-def test_halves_keep_relative_errors_small(piece: Flat) -> None:
-    exact = piece.astype(np.float64)
+def test_halves_keep_relative_errors_small(chunk: Flat) -> None:
+    exact = chunk.astype(np.float64)
     for spec, largest, relative, absolute in (
         ("fp16", 65504.0, 2.0**-11, 2.0**-25),
         ("bf16", 255 * 2.0**120, 2.0**-8, 2.0**-134),
     ):
-        error = np.abs(round_trip(made(spec), piece) - np.clip(exact, -largest, largest))
+        error = np.abs(round_trip(made(spec), chunk) - np.clip(exact, -largest, largest))
         assert (error <= np.maximum(np.abs(exact) * relative, absolute)).all()
 
 
@@ -286,16 +286,16 @@ def test_bf16_decodes_every_code_to_the_upper_half_of_a_float() -> None:
     assert np.array_equal(result.view(np.uint32), codes.astype(np.uint32) << 16)
 
 
-def check_int8(piece: Flat, block: int) -> None:
+def check_int8(chunk: Flat, block: int) -> None:
     compression = made(f"int8:block={block}")
-    tensors = compression.encode(piece)
-    result = decoded(compression, tensors, len(piece))
+    tensors = compression.encode(chunk)
+    result = decoded(compression, tensors, len(chunk))
     codes, scales = (tensor.array() for tensor in tensors)
-    scale = np.repeat(scales, block)[: len(piece)].astype(np.float64)
-    error = np.abs(piece.astype(np.float64) - result)
+    scale = np.repeat(scales, block)[: len(chunk)].astype(np.float64)
+    error = np.abs(chunk.astype(np.float64) - result)
     assert (error <= scale * (0.5 + 2e-5)).all()  # float32 rounds 127.0 to within 2^-18
-    for start in range(0, len(piece), block):
-        largest = float(np.abs(piece[start : start + block]).max())
+    for start in range(0, len(chunk), block):
+        largest = float(np.abs(chunk[start : start + block]).max())
         bound = max(TINY, largest / 127)
         assert scale[start] == pytest.approx(bound, rel=1e-6)
         if largest >= 127 * TINY:
@@ -303,13 +303,13 @@ def check_int8(piece: Flat, block: int) -> None:
 
 
 @given(gradients, st.integers(8, 40))
-def test_int8_errs_by_half_a_scale_at_most(piece: Flat, block: int) -> None:
-    check_int8(piece, block)
+def test_int8_errs_by_half_a_scale_at_most(chunk: Flat, block: int) -> None:
+    check_int8(chunk, block)
 
 
 @pytest.mark.parametrize("block", [8, 256, 1000, 32_768])
 @every_size
-def test_int8_errs_by_half_a_scale_at_most_in_large_pieces(size: int, block: int) -> None:
+def test_int8_errs_by_half_a_scale_at_most_in_large_chunks(size: int, block: int) -> None:
     check_int8(gradient(size), block)
 
 
@@ -321,22 +321,22 @@ def test_int8_bears_the_largest_and_the_smallest_values(values: list[float]) -> 
 
 
 def test_int8_keeps_a_block_of_zeros_beside_another() -> None:
-    piece = np.repeat(np.float32([0, 3, 0]), [256, 256, 5])
-    assert np.array_equal(round_trip(made("int8"), piece), piece)
+    chunk = np.repeat(np.float32([0, 3, 0]), [256, 256, 5])
+    assert np.array_equal(round_trip(made("int8"), chunk), chunk)
 
 
-def check_topk(piece: Flat, ratio: float) -> None:
+def check_topk(chunk: Flat, ratio: float) -> None:
     compression = made(f"topk:ratio={ratio!r}")
-    tensors = compression.encode(piece)
-    result = decoded(compression, tensors, len(piece))
+    tensors = compression.encode(chunk)
+    result = decoded(compression, tensors, len(chunk))
     indices = tensors[0].array()
-    kept = np.zeros(len(piece), bool)
+    kept = np.zeros(len(chunk), bool)
     kept[indices] = True
-    assert len(indices) == min(len(piece), max(1, round(ratio * len(piece))))
+    assert len(indices) == min(len(chunk), max(1, round(ratio * len(chunk))))
     assert (np.diff(indices) > 0).all()
-    assert result[kept].tobytes() == piece[kept].tobytes()
+    assert result[kept].tobytes() == chunk[kept].tobytes()
     assert not result[~kept].any()
-    magnitudes = np.abs(piece)
+    magnitudes = np.abs(chunk)
     assert np.min(magnitudes[kept], initial=np.inf) >= np.max(magnitudes[~kept], initial=0)
 
 
@@ -344,8 +344,8 @@ def check_topk(piece: Flat, ratio: float) -> None:
     hnp.arrays(np.float32, st.integers(0, 80), elements=finite | st.sampled_from([-1.0, 0.0, 1.0])),
     st.floats(0, 0.5, exclude_min=True),
 )
-def test_topk_keeps_the_largest(piece: Flat, ratio: float) -> None:
-    check_topk(piece, ratio)
+def test_topk_keeps_the_largest(chunk: Flat, ratio: float) -> None:
+    check_topk(chunk, ratio)
 
 
 NUMBERS = np.arange(100_000)
@@ -353,7 +353,7 @@ NUMBERS = np.arange(100_000)
 
 @pytest.mark.parametrize("ratio", [1e-9, 0.001, 0.01, 0.1, 0.5])
 @pytest.mark.parametrize(
-    "piece",
+    "chunk",
     [
         gradient(100_000),
         np.zeros(100_000),
@@ -365,27 +365,27 @@ NUMBERS = np.arange(100_000)
     ],
     ids=["random", "zeros", "rising", "ties", "sampled", "unsampled", "misleading"],
 )
-def test_topk_keeps_the_largest_of_a_large_piece(
-    piece: np.ndarray[tuple[int], np.dtype[np.float64]], ratio: float
+def test_topk_keeps_the_largest_of_a_large_chunk(
+    chunk: np.ndarray[tuple[int], np.dtype[np.float64]], ratio: float
 ) -> None:
-    check_topk(piece.astype(np.float32), ratio)
+    check_topk(chunk.astype(np.float32), ratio)
 
 
-PIECES = [slice(0, 70_000), slice(70_000, 70_001), slice(70_001, 80_000)]
+CHUNKS = [slice(0, 70_000), slice(70_000, 70_001), slice(70_001, 80_000)]
 
 
 def pushed(compressor: Compressor, compression: Compression, whole: Flat) -> Flat:
-    """Send a gradient piece by piece, the last one first; return what arrives."""
+    """Send a gradient chunk by chunk, the last one first; return what arrives."""
     arrived = np.empty_like(whole)
-    for piece in reversed(PIECES):
-        tensors = compressor.encode(piece.start, whole[piece])
-        arrived[piece] = decoded(compression, tensors, piece.stop - piece.start)
+    for chunk in reversed(CHUNKS):
+        tensors = compressor.encode(chunk.start, whole[chunk])
+        arrived[chunk] = decoded(compression, tensors, chunk.stop - chunk.start)
     return arrived
 
 
 @pytest.mark.parametrize("spec", ["int8", "int8:block=32768", "topk:ratio=0.1"])
 def test_feedback_loses_nothing(spec: str) -> None:
-    compression, size = made(spec), PIECES[-1].stop
+    compression, size = made(spec), CHUNKS[-1].stop
     compressor = Compressor(compression, size)
     computed, arrived = np.zeros(size), np.zeros(size)
     for step in range(4):
@@ -406,21 +406,21 @@ def test_element_too_small_to_be_sent_arrives_by_feedback(
 ) -> None:
     compression = made(spec)
     compressor = Compressor(compression, 4)
-    piece = np.array([1, small, -1, -small], np.float32)
+    chunk = np.array([1, small, -1, -small], np.float32)
     arrived = np.zeros(4)
     for _ in range(1000):
-        arrived += decoded(compression, compressor.encode(0, piece), 4)
-    assert round_trip(compression, piece).tolist() == [1, 0, -1, 0]
-    assert arrived == pytest.approx(1000 * piece, abs=kept)
+        arrived += decoded(compression, compressor.encode(0, chunk), 4)
+    assert round_trip(compression, chunk).tolist() == [1, 0, -1, 0]
+    assert arrived == pytest.approx(1000 * chunk, abs=kept)
 
 
 @pytest.mark.parametrize("spec", ["fp16", "bf16"])
 def test_halves_keep_nothing_for_the_next_gradient(spec: str) -> None:
-    compression, piece = made(spec), gradient(100)
+    compression, chunk = made(spec), gradient(100)
     compressor = Compressor(compression, 120)
     for _ in range(3):
-        (tensor,) = compressor.encode(20, piece)
-        assert tensor.parts[0] == compression.encode(piece)[0].parts[0]
+        (tensor,) = compressor.encode(20, chunk)
+        assert tensor.parts[0] == compression.encode(chunk)[0].parts[0]
 
 
 @every_spec

@@ -1,4 +1,4 @@
-"""Large tensors in pieces: whatever is cut is put together again, and nothing else is."""
+"""Large tensors in chunks: whatever is cut is put together again, and nothing else is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import pieces
+from zmqtrain.wire import chunks as chunks
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
-from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Message, Parameters, Piece, Push
-from zmqtrain.wire.pieces import (
-    PIECE_SIZE,
-    Ahead,
+from zmqtrain.wire.chunks import (
+    CHUNK_SIZE,
+    Chunks,
     Flat,
     as_it_is,
     at,
@@ -24,6 +22,8 @@ from zmqtrain.wire.pieces import (
     take_in,
     travelling,
 )
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.messages import Chunk, Message, Parameters, Push
 
 PUSH = Push(3, 0, 7, 32, 0.5)
 
@@ -39,46 +39,46 @@ def received(message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
 
 
 @pytest.fixture
-def small_pieces() -> Iterator[None]:
+def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_SIZE", 7)
+        patch.setattr(chunks, "CHUNK_SIZE", 7)
         yield
 
 
 @settings(deadline=None, max_examples=200)
-@given(size=st.integers(0, 60), piece_size=st.integers(1, 20), data=st.data())
+@given(size=st.integers(0, 60), chunk_size=st.integers(1, 20), data=st.data())
 def test_flat_of_any_size_arrives_whole_in_whatever_order(
-    size: int, piece_size: int, data: st.DataObject
+    size: int, chunk_size: int, data: st.DataObject
 ) -> None:
     flat, out = values(size), np.full(size, np.nan, np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_SIZE", piece_size)
+        patch.setattr(chunks, "CHUNK_SIZE", chunk_size)
         ahead, tensors = travelling(flat, sequence=3)
-        assert (ahead is None) == bool(tensors) == (size <= piece_size)
+        assert (ahead is None) == bool(tensors) == (size <= chunk_size)
         if ahead is None:
             take_in(received(PUSH, tensors).tensors, out)
         else:
             assert len(ahead) == count(size)
-            arrived = [received(*piece) for piece in ahead]
+            arrived = [received(*chunk) for chunk in ahead]
             for envelope in data.draw(st.permutations(arrived)):
-                assert isinstance(envelope.message, Piece)
+                assert isinstance(envelope.message, Chunk)
                 assert envelope.message.sequence == 3
                 take_in(envelope.tensors, at(out, envelope.message.index))
     assert out.tobytes() == flat.tobytes()
 
 
 @settings(deadline=None, max_examples=200)
-@given(size=st.integers(0, 60), piece_size=st.integers(1, 20))
+@given(size=st.integers(0, 60), chunk_size=st.integers(1, 20))
 def test_pieces_are_views_that_follow_one_another_and_only_the_last_is_smaller(
-    size: int, piece_size: int
+    size: int, chunk_size: int
 ) -> None:
     flat = values(size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_SIZE", piece_size)
+        patch.setattr(chunks, "CHUNK_SIZE", chunk_size)
         parts = [at(flat, index) for index in range(count(size))]
     assert b"".join(part.tobytes() for part in parts) == flat.tobytes()
-    assert {len(part) for part in parts[:-1]} <= {piece_size}
-    assert 0 < len(parts[-1]) <= piece_size or size == 0
+    assert {len(part) for part in parts[:-1]} <= {chunk_size}
+    assert 0 < len(parts[-1]) <= chunk_size or size == 0
     assert all(np.shares_memory(part, flat) for part in parts if size)
 
 
@@ -87,10 +87,10 @@ def test_pieces_are_views_that_follow_one_another_and_only_the_last_is_smaller(
     [
         (0, 1),
         (1, 1),
-        (PIECE_SIZE, 1),
-        (PIECE_SIZE + 1, 2),
-        (2 * PIECE_SIZE, 2),
-        (2 * PIECE_SIZE + 1, 3),
+        (CHUNK_SIZE, 1),
+        (CHUNK_SIZE + 1, 2),
+        (2 * CHUNK_SIZE, 2),
+        (2 * CHUNK_SIZE + 1, 3),
     ],
 )
 def test_piece_is_as_large_as_a_frame(size: int, expected: int) -> None:
@@ -102,22 +102,22 @@ def test_piece_is_as_large_as_a_frame(size: int, expected: int) -> None:
         assert [tensor.shape for tensor in tensors] == [(size,)]
         return
     assert tensors == ()
-    assert [piece for piece, _ in ahead or ()] == [Piece(0, index) for index in range(expected)]
+    assert [chunk for chunk, _ in ahead or ()] == [Chunk(0, index) for index in range(expected)]
     for _, (tensor,) in ahead or ():
         assert len(tensor.parts) == 1 and tensor.nbytes <= FRAME_NBYTES
         assert np.shares_memory(np.frombuffer(tensor.parts[0], np.float32), flat)
 
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 62, -(1 << 62)])
-def test_piece_beyond_the_flat_is_refused(small_pieces: None, index: int) -> None:
+def test_piece_beyond_the_flat_is_refused(small_chunks: None, index: int) -> None:
     with pytest.raises(ProtocolError) as caught:
         at(values(20), index)
-    assert str(caught.value) == f"piece {index} of 3"
+    assert str(caught.value) == f"chunk {index} of 3"
 
 
 def test_flat_of_nothing_has_one_piece_of_nothing() -> None:
     assert at(values(0), 0).shape == (0,)
-    with pytest.raises(ProtocolError, match="piece 1 of 1"):
+    with pytest.raises(ProtocolError, match="chunk 1 of 1"):
         at(values(0), 1)
 
 
@@ -140,13 +140,13 @@ def test_tensors_that_are_no_piece_change_nothing(tensors: tuple[Tensor, ...], t
     assert not out.any()
 
 
-def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_pieces: None) -> None:
+def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_chunks: None) -> None:
     """What a compression keeps for the next gradient must not be kept twice."""
     flat, encoded = values(20), []
 
-    def halved(start: int, piece: Flat) -> tuple[Tensor, ...]:
-        encoded.append((start, len(piece)))
-        return (Tensor.of(piece / 2), Tensor.of(piece[:1]))
+    def halved(start: int, chunk: Flat) -> tuple[Tensor, ...]:
+        encoded.append((start, len(chunk)))
+        return (Tensor.of(chunk / 2), Tensor.of(chunk[:1]))
 
     ahead, tensors = travelling(flat, 3, halved)
     assert (tensors, encoded) == ((), [])
@@ -161,19 +161,19 @@ def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_pieces: No
     ]
 
 
-def test_pieces_go_in_the_order_in_which_they_are_added_and_once(small_pieces: None) -> None:
-    ahead = Ahead(values(30), 3, as_it_is, in_order=False)
+def test_pieces_go_in_the_order_in_which_they_are_added_and_once(small_chunks: None) -> None:
+    ahead = Chunks(values(30), 3, as_it_is, in_order=False)
     assert (ahead.known, len(ahead)) == (0, 5)
     ahead.add([4, 2])
     ahead.add([2, 0])
     assert [ahead[place][0].index for place in range(ahead.known)] == [4, 2, 0]
     ahead.add(range(5))
-    assert [piece.index for piece, _ in ahead] == [4, 2, 0, 1, 3]
+    assert [chunk.index for chunk, _ in ahead] == [4, 2, 0, 1, 3]
 
 
 def test_what_rides_in_a_message_is_encoded_too() -> None:
     flat = values(5)
-    ahead, tensors = travelling(flat, 3, lambda start, piece: (Tensor.of(piece + start + 1),))
+    ahead, tensors = travelling(flat, 3, lambda start, chunk: (Tensor.of(chunk + start + 1),))
     assert ahead is None
     (there,) = received(Parameters(0), tensors).tensors
     assert there.array().tolist() == (flat + 1).tolist()

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from zmqtrain.actors.authority import masquerade, overreach
 from zmqtrain.actors.link import Link
+from zmqtrain.actors.permissions import identity_error, permission_error
 from zmqtrain.actors.waits import Waits
-from zmqtrain.cluster import Task
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.config.cluster import Task
+from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
-from zmqtrain.flat import Flat
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     Endpoint,
@@ -31,9 +31,9 @@ from zmqtrain.transport.base import (
 )
 from zmqtrain.transport.gate import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.chunks import travelling
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Refusal
-from zmqtrain.wire.pieces import travelling
 from zmqtrain.wire.refusals import refusal_of
 
 TOLD = 256  # reasons to turn someone away that are remembered as told
@@ -78,8 +78,8 @@ class Request:
         It is read from where it lies until it has left.
         """
         ahead, tensors = travelling(flat)
-        for piece, part in ahead or ():
-            self.reply(piece, part)
+        for chunk, part in ahead or ():
+            self.reply(chunk, part)
         self.reply(message, tensors)
 
     def refuse(self, error: ZmqTrainError) -> None:
@@ -104,7 +104,7 @@ class Actor:
         self.metrics = metrics
         self.timing = timing
         self.incarnation = 0
-        self.epoch = 0
+        self.generation = 0
         self.waits = Waits(str(task))
         self._handlers: dict[type, Callable[[Request, Any], None]] = {}
         self.links: list[Link] = []
@@ -154,7 +154,7 @@ class Actor:
             self.stop_code = exit_code
             self.stopping.set()
 
-    def accompany(self, companion: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def add_background_task(self, companion: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have a background task begin with the actor."""
         self._companions.append(companion)
 
@@ -179,10 +179,10 @@ class Actor:
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Bind ``address`` and dispatch what arrives there."""
         endpoint = self.transport.bind(address, high_water_mark)
-        self.attend(endpoint)
+        self.serve(endpoint)
         return endpoint
 
-    def attend(self, endpoint: Endpoint) -> None:
+    def serve(self, endpoint: Endpoint) -> None:
         """Dispatch what arrives at an endpoint that listens, until the actor ends."""
         self._listeners.append(endpoint)
         endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
@@ -196,7 +196,7 @@ class Actor:
         self.spawn(link.beat())
         return link
 
-    def hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
+    def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
         """Take a message that came over a link and is no reply."""
         self._dispatch(Request(self, endpoint, b"", envelope))
 
@@ -210,8 +210,8 @@ class Actor:
         self._handlers[kind] = handler
 
     def identify(self) -> tuple[Sender, int]:
-        """Return (this life of this task, its epoch) for an envelope's label."""
-        return Sender(self.task.role.value, self.task.index, self.incarnation), self.epoch
+        """Return (this life of this task, its generation) for an envelope's label."""
+        return Sender(self.task.role.value, self.task.index, self.incarnation), self.generation
 
     def heartbeat(self) -> Heartbeat:
         """Return what a link's next heartbeat says."""
@@ -227,8 +227,8 @@ class Actor:
         peer: RoutingId,
     ) -> None:
         """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
-        sender, epoch = self.identify()
-        envelope = Envelope(message, sender, request_id, epoch, tensors)
+        sender, generation = self.identify()
+        envelope = Envelope(message, sender, request_id, generation, tensors)
         log.debug("-> %s", envelope)
         frames = encode(envelope)
         self.metrics.bytes_sent.inc(sum(map(len, frames)))
@@ -248,8 +248,8 @@ class Actor:
             self.send(endpoint, refusal, request_id_of(frames), (), peer)
             return
         request = Request(self, endpoint, peer, envelope)
-        wrong = masquerade(peer.key.owner, envelope.sender) if type(peer) is KnownPeer else ""
-        if wrong or (wrong := overreach(envelope)):
+        wrong = identity_error(peer.key.owner, envelope.sender) if type(peer) is KnownPeer else ""
+        if wrong or (wrong := permission_error(envelope)):
             self._turned_away(wrong)
             request.refuse(RefusedError(wrong))
             return

@@ -19,14 +19,14 @@ from typing import Protocol
 from zmqtrain.actors.outstanding import UNKNOWN, OnPiece, Outstanding
 from zmqtrain.actors.shortcut import Shortcut
 from zmqtrain.actors.waits import Waits
+from zmqtrain.config.timing import Timing
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
-from zmqtrain.metrics import Metrics
-from zmqtrain.timing import Timing
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, Selective, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
+from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Alive, Heartbeat, Message, Piece, Refusal, Taken
-from zmqtrain.wire.pieces import Ahead
+from zmqtrain.wire.messages import Alive, Chunk, Heartbeat, Message, Refusal, Taken
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
@@ -45,12 +45,12 @@ class LinkOwner(Protocol):
     timing: Timing
 
     def identify(self) -> tuple[Sender, int]:
-        """Return who is speaking, and in which epoch."""
+        """Return who is speaking, and in which generation."""
 
     def heartbeat(self) -> Heartbeat:
         """Return what the next heartbeat says."""
 
-    def hear(self, endpoint: Endpoint, envelope: Envelope) -> None:
+    def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
         """Take a message that is no reply."""
 
     def abandon_life(self, error: ZmqTrainError) -> None:
@@ -72,7 +72,7 @@ class Link:
         self.fenced = False  # the peer has refused one: it does not know this incarnation
         self.lost: ZmqTrainError | None = None
         self._trouble = ""  # why no connection comes about, as far as it is known
-        self.credit_nbytes = 0  # pieces that may be under way, unconfirmed
+        self.window_nbytes = 0  # chunks that may be under way, unconfirmed
         self.shortcut = Shortcut(peer, self._receive)
         self._gone = asyncio.Event()
         self._owner = owner
@@ -91,12 +91,12 @@ class Link:
         message: Message,
         *,
         reason: str,
-        on_piece: OnPiece | None = None,
+        on_chunk: OnPiece | None = None,
         timeout_s: float | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``on_piece`` is given the pieces that come ahead of the reply. Without ``timeout_s`` the
+        ``on_chunk`` is given the chunks that come ahead of the reply. Without ``timeout_s`` the
         request may take as long as the peer shows life.
 
         Raises:
@@ -106,7 +106,7 @@ class Link:
         outstanding = self.begin(
             message,
             reason=reason,
-            on_piece=on_piece,
+            on_chunk=on_chunk,
             timeout_s=timeout_s,
         )
         try:
@@ -120,15 +120,15 @@ class Link:
         *,
         reason: str,
         tensors: tuple[Tensor, ...] = (),
-        ahead: Ahead | None = None,
-        on_piece: OnPiece | None = None,
+        ahead: Chunks | None = None,
+        on_chunk: OnPiece | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,
     ) -> Outstanding:
         """Send a request whose reply its ``future`` will hold; :meth:`end` must follow.
 
-        ``ahead`` are pieces that go first, as fast as the peer takes them in. ``sequence`` is that
-        of a push. The rest is as for :meth:`request`. Without a message, only pieces go until
+        ``ahead`` are chunks that go first, as fast as the peer takes them in. ``sequence`` is that
+        of a push. The rest is as for :meth:`request`. Without a message, only chunks go until
         :meth:`complete` tells it.
         """
         if self.lost is not None:
@@ -137,15 +137,15 @@ class Link:
             self.shortcut.take()  # one push after the other, so it overtakes none
         loop = asyncio.get_running_loop()
         self._last_id += 1
-        sender, epoch = self._owner.identify()
+        sender, generation = self._owner.identify()
         now = time.monotonic()
         outstanding = self._outstanding[self._last_id] = Outstanding(
             self._last_id,
             loop.create_future(),
-            Envelope(message or UNKNOWN, sender, self._last_id, epoch, tensors),
+            Envelope(message or UNKNOWN, sender, self._last_id, generation, tensors),
             sequence,
             ahead,
-            on_piece,
+            on_chunk,
             now,
             now,
             reason,
@@ -157,11 +157,11 @@ class Link:
         self._send(outstanding)
         return outstanding
 
-    def complete(self, outstanding: Outstanding, message: Message, *, with_pieces: bool) -> None:
-        """Send the message that a request was begun without, after its last pieces."""
+    def complete(self, outstanding: Outstanding, message: Message, *, with_chunks: bool) -> None:
+        """Send the message that a request was begun without, after its last chunks."""
         outstanding.envelope = replace(outstanding.envelope, message=message)
         outstanding.asked_at = time.monotonic()
-        if not with_pieces:
+        if not with_chunks:
             outstanding.ahead = None
         elif outstanding.ahead is not None:
             outstanding.ahead.add(range(len(outstanding.ahead)))
@@ -192,8 +192,8 @@ class Link:
 
     def tell(self, message: Message) -> None:
         """Send a message that asks for no reply; it may be lost."""
-        sender, epoch = self._owner.identify()
-        self._try_send(Envelope(message, sender, 0, epoch))
+        sender, generation = self._owner.identify()
+        self._try_send(Envelope(message, sender, 0, generation))
 
     async def beat(self) -> None:
         """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
@@ -245,8 +245,8 @@ class Link:
     def _pulse(self) -> None:
         self._last_id += 1
         self._beats.append(self._last_id)
-        sender, epoch = self._owner.identify()
-        beat = Envelope(self._owner.heartbeat(), sender, self._last_id, epoch)
+        sender, generation = self._owner.identify()
+        beat = Envelope(self._owner.heartbeat(), sender, self._last_id, generation)
         self._try_send(beat, by_shortcut=True)
 
     def _review(self, outstanding: Outstanding, now: float) -> None:
@@ -261,24 +261,26 @@ class Link:
         self._send(outstanding)
 
     def _send(self, outstanding: Outstanding) -> None:
-        """Send a request from its first piece on."""
+        """Send a request from its first chunk on."""
         outstanding.sent_at = time.monotonic()
-        outstanding.pieces_sent = outstanding.untaken_nbytes = 0
+        outstanding.chunks_sent = outstanding.untaken_nbytes = 0
         outstanding.is_sent = False
         self.go_on(outstanding)
 
     def go_on(self, outstanding: Outstanding) -> None:
-        """Send what the peer's credit allows of a request's pieces, and after them the message."""
+        """Send what the peer's credit allows of a request's chunks, and after them the message."""
         whole, ahead = outstanding.envelope, outstanding.ahead
         outstanding.sent_after = self._last_id
-        while ahead is not None and outstanding.pieces_sent < ahead.known:
-            piece, tensors = ahead[outstanding.pieces_sent]
+        while ahead is not None and outstanding.chunks_sent < ahead.known:
+            chunk, tensors = ahead[outstanding.chunks_sent]
             nbytes = sum(tensor.nbytes for tensor in tensors)
             under_way = outstanding.untaken_nbytes
-            if under_way and under_way + nbytes > self.credit_nbytes:
+            if under_way and under_way + nbytes > self.window_nbytes:
                 return
-            self._try_send(Envelope(piece, whole.sender, whole.request_id, whole.epoch, tensors))
-            outstanding.pieces_sent += 1
+            self._try_send(
+                Envelope(chunk, whole.sender, whole.request_id, whole.generation, tensors)
+            )
+            outstanding.chunks_sent += 1
             outstanding.untaken_nbytes += nbytes
         if outstanding.is_known and not outstanding.is_sent:
             outstanding.is_sent = True
@@ -311,15 +313,15 @@ class Link:
         if type(message) is Alive:
             self._on_alive(envelope.request_id, message)
         elif envelope.request_id == 0:
-            self._owner.hear(self.endpoint, envelope)
+            self._owner.on_message(self.endpoint, envelope)
         elif envelope.request_id in self._beats and type(message) is Refusal:
             self._fence(message)
         elif outstanding is None:
             return  # a late reply to a request that was sent twice, or given up
         elif outstanding.future.done():
             return
-        elif type(message) is Piece:
-            self._take_piece(outstanding, message.index, envelope.tensors)
+        elif type(message) is Chunk:
+            self._take_chunk(outstanding, message.index, envelope.tensors)
         elif type(message) is Taken:
             outstanding.untaken_nbytes = max(0, outstanding.untaken_nbytes - message.nbytes)
             self.go_on(outstanding)
@@ -346,13 +348,13 @@ class Link:
                 log.info("%s: sending push %d again", self.peer, sequence)
                 self._resend(outstanding)
 
-    def _take_piece(
+    def _take_chunk(
         self, outstanding: Outstanding, index: int, tensors: tuple[Tensor, ...]
     ) -> None:
         try:
-            if outstanding.on_piece is None or len(tensors) != 1:
-                raise ProtocolError(f"{self.peer} sent a piece that was not asked for")
-            outstanding.on_piece(index, tensors[0])
+            if outstanding.on_chunk is None or len(tensors) != 1:
+                raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
+            outstanding.on_chunk(index, tensors[0])
             outstanding.sent_at = time.monotonic()  # it is being answered
         except ProtocolError as error:
             outstanding.future.set_exception(error)

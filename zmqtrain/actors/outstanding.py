@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.codec import Envelope
-from zmqtrain.wire.messages import Message, Piece
-from zmqtrain.wire.pieces import Ahead
+from zmqtrain.wire.messages import Chunk, Message
 
-UNKNOWN: Message = Piece(0, 0)
+UNKNOWN: Message = Chunk(0, 0)
 """Stands for the message of a request that is begun before it is known."""
 
 OnPiece = Callable[[int, Tensor], None]
-"""Takes in a piece of the reply's tensor: its index and its values."""
+"""Takes in a chunk of the reply's tensor: its index and its values."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class Outstanding:
     future: asyncio.Future[Envelope]
     envelope: Envelope
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
-    ahead: Ahead | None
-    on_piece: OnPiece | None
+    ahead: Chunks | None
+    on_chunk: OnPiece | None
     sent_at: float
     asked_at: float
     reason: str
@@ -36,11 +36,11 @@ class Outstanding:
     wait: int = 0  # its entry among the waits
     timer: asyncio.TimerHandle | None = None
     sent_after: int = 0  # the last request id given when this was sent, its own or a later one
-    pieces_sent: int = 0
-    untaken_nbytes: int = 0  # of pieces sent, that the peer has not confirmed
-    is_sent: bool = False  # the message itself, after its pieces
+    chunks_sent: int = 0
+    untaken_nbytes: int = 0  # of chunks sent, that the peer has not confirmed
+    is_sent: bool = False  # the message itself, after its chunks
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a message; its pieces may go before there is."""
+        """Whether there is a message; its chunks may go before there is."""
         return self.envelope.message is not UNKNOWN

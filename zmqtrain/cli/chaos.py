@@ -10,11 +10,11 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.chaos import Act, Chaos, Report, figures, schedule
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import cell, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
+from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
 
 ROLES = ("ps", "worker", "chief")
 

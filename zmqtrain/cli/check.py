@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from zmqtrain.cluster import Role
-from zmqtrain.config import TaskConfig
-from zmqtrain.doctor import diagnose, diagnose_files
-from zmqtrain.findings import exit_code, report
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.doctor import diagnose, diagnose_files
+from zmqtrain.config.findings import exit_code, report
+from zmqtrain.config.options import options_of
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.job import JobOverrides
-from zmqtrain.options import options_of
 
 
 @click.command("check")

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
 from zmqtrain.cli.run_directories import remove_run, run_directories
-from zmqtrain.config import ENVIRON, TaskConfig
+from zmqtrain.config.options import given, names_of
+from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError
-from zmqtrain.options import given, names_of
 from zmqtrain.store.segment_files import default_directory, remove_dead, segment_files
 
 

@@ -13,7 +13,7 @@ import click
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
-from zmqtrain.cluster import Role
+from zmqtrain.config.cluster import Role
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Done, RequestSave, Status, SwitchPolicy

@@ -10,9 +10,9 @@ import click
 from rich.console import RenderableType
 
 from zmqtrain.cli.output import cell, show, show_json, table
-from zmqtrain.config import ENVIRON, TaskConfig
+from zmqtrain.config.options import given, names_of
+from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError
-from zmqtrain.options import given, names_of
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import (
     REGISTRY,

@@ -9,8 +9,8 @@ from importlib import import_module
 import click
 
 from zmqtrain import __version__
-from zmqtrain.invoke import invoke
-from zmqtrain.nursery import Nursery
+from zmqtrain.config.invoke import invoke
+from zmqtrain.local.fork_server import ForkServer
 
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
@@ -45,7 +45,7 @@ class _Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] == "run" and "--help" not in args:
-            ctx.obj = Nursery()  # it imports while we do
+            ctx.obj = ForkServer()  # it imports while we do
             ctx.call_on_close(ctx.obj.close)
         return super().resolve_command(ctx, args)
 

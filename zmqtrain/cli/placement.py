@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, data_size, show, show_json, table
-from zmqtrain.config import load_overrides
+from zmqtrain.config.options import options_of
+from zmqtrain.config.task import load_overrides
 from zmqtrain.job import JobOverrides, load_job
-from zmqtrain.options import options_of
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
 
 _FIELDS: dict[str, Any] = {

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import click
 
+from zmqtrain.actors.client import ask
 from zmqtrain.cli.numbers import seconds_type
-from zmqtrain.client import ask
-from zmqtrain.cluster import Role
-from zmqtrain.config import ENVIRON, TF_CONFIG, TaskConfig
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import given, load, names_of
+from zmqtrain.config.run_file import RunningJob, running_jobs
+from zmqtrain.config.task import ENVIRON, TF_CONFIG, TaskConfig
+from zmqtrain.config.tf_config import parse_tf_config
 from zmqtrain.errors import ConfigError, ProtocolError
-from zmqtrain.options import given, load, names_of
-from zmqtrain.run_file import RunningJob, running_jobs
-from zmqtrain.tf_config import parse_tf_config
 from zmqtrain.transport.keys import Owner, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status

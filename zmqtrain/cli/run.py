@@ -18,20 +18,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from zmqtrain.cluster import Role
-from zmqtrain.config import ENVIRON, TaskConfig, load_overrides
+from zmqtrain.chief.progress import ProgressLog, shown_loss
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import flag_of, given, load, names_of, options_of
+from zmqtrain.config.task import ENVIRON, TaskConfig, load_overrides
+from zmqtrain.config.variables import mistyped
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import JobOverrides, load_job
-from zmqtrain.logs import setup_logging
-from zmqtrain.nursery import Nursery
-from zmqtrain.options import flag_of, given, load, names_of, options_of
-from zmqtrain.processes import LocalCluster, run_processes
-from zmqtrain.roles.progress import ProgressLog, shown_loss
-from zmqtrain.variables import mistyped
+from zmqtrain.local.fork_server import ForkServer
+from zmqtrain.local.processes import LocalCluster, run_processes
+from zmqtrain.observe.logs import setup_logging
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
-NEWS = ("zmqtrain.roles.chief", "zmqtrain.roles.saving", "zmqtrain.roles.progress")
+NEWS = ("zmqtrain.roles.chief", "zmqtrain.chief.saving", "zmqtrain.chief.progress")
 """Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
 
 _FIELDS: dict[str, Any] = {
@@ -52,7 +52,12 @@ log = logging.getLogger(__name__)
 @click.option("--verbose", is_flag=True, help="log what the chief does")
 @click.pass_obj
 def run_command(
-    nursery: Nursery | None, /, job_reference: str, as_json: bool, verbose: bool, **flags: Any
+    fork_server: ForkServer | None,
+    /,
+    job_reference: str,
+    as_json: bool,
+    verbose: bool,
+    **flags: Any,
 ) -> None:
     """Train JOB with a local cluster of processes and show how it goes.
 
@@ -82,7 +87,7 @@ def run_command(
     threadpool_limits(cluster.threads)
     with _display(job_reference) as show:
         running = run_processes(
-            job_reference, job, cluster, arguments, show, memory.get("segment_dir"), nursery
+            job_reference, job, cluster, arguments, show, memory.get("segment_dir"), fork_server
         )
         summary = uvloop.run(running)
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))

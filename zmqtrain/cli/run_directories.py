@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from zmqtrain.run_file import running_jobs
+from zmqtrain.config.run_file import running_jobs
 
 PREFIX = "zmqtrain-"
 

@@ -26,7 +26,7 @@ from zmqtrain.cli.output import (
     table,
 )
 from zmqtrain.cli.remote import RemoteJob, about_a_job
-from zmqtrain.cluster import Role
+from zmqtrain.config.cluster import Role
 from zmqtrain.errors import PeerLostError
 from zmqtrain.wire.messages import Status, TaskStatus
 

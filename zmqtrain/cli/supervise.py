@@ -13,10 +13,10 @@ import sys
 import click
 
 from zmqtrain.cli.numbers import seconds_type
-from zmqtrain.invoke import invoke
-from zmqtrain.logs import setup_logging
-from zmqtrain.restarts import USUAL_LIMITS, Limits
-from zmqtrain.supervisor import supervise
+from zmqtrain.config.invoke import invoke
+from zmqtrain.config.restarts import USUAL_LIMITS, Limits
+from zmqtrain.local.supervisor import supervise
+from zmqtrain.observe.logs import setup_logging
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""The lead shard's mind: events in, orders for every shard out. Pure, like the policies.
+"""The leader's mind: events in, orders for every shard out. Pure, like the policies.
 
 It knows the workers, asks the policy, leases batches, stops the run at the last step, and changes
 the policy at a version barrier. Times, sockets and gradients are other people's business.
@@ -94,7 +94,7 @@ class Coordinator:
     ) -> list[Order]:
         """A worker's push (or its pull, sequence 0) lies ready on ``shard``.
 
-        ``batch`` of so many ``examples`` is known from its arrival at the lead shard.
+        ``batch`` of so many ``examples`` is known from its arrival at the leader.
         """
         member = self.members.get(worker)
         if member is None or sequence <= member.sequence:

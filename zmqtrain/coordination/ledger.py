@@ -2,7 +2,7 @@
 
 A batch number is leased to a worker, comes back with the push that was computed from it, and is
 counted when that push is applied. What is not counted (a dropped push, a worker that left) is
-leased again, lowest number first. The ledger lives with the lead shard because consumption has to
+leased again, lowest number first. The ledger lives with the leader because consumption has to
 be recorded in the same place as the update.
 """
 

@@ -1,4 +1,4 @@
-"""Figures of a run that the lead shard keeps: staleness, rates, counts."""
+"""Figures of a run that the leader keeps: staleness, rates, counts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Gradients: TypeAlias = MutableMapping[str, Array]
 
 
 class Buffers(dict[str, Array]):
-    """Gradients of a worker that wants to hear when some of them are complete."""
+    """Gradients of a worker that wants to know when some of them are complete."""
 
     def __init__(
         self,

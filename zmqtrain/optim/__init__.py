@@ -1,6 +1,6 @@
 """Update rules, learning-rate schedules, and what a ps makes of them."""
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.clipping import clip_by_global_norm, global_norm
 from zmqtrain.optim.pipeline import AVERAGE, BoundUpdate, Update, new_slots

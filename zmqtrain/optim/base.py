@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 
 
 @dataclass(frozen=True, slots=True)

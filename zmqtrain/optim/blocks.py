@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 
 BLOCK_SIZE = 65_536
 """Elements in a block, 256 KiB: with less the calls cost time, with more the scratch leaves L2."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
-from zmqtrain.flat import Flat
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.blocks import approach, block_size, blocks, runs

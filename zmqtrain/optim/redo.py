@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 
 BLOCK = 4096
 """Elements that a kernel changes between two words of progress: all that they touch stays in L2."""

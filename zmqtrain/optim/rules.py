@@ -16,8 +16,8 @@ from math import sqrt
 
 import numpy as np
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
-from zmqtrain.flat import Flat
 from zmqtrain.optim.base import Slot
 from zmqtrain.optim.blocks import approach, blocks, root
 from zmqtrain.optim.checks import (

@@ -108,7 +108,7 @@ class InverseTime:
 class Piecewise:
     """values[0] while s <= boundaries[0], values[1] while s <= boundaries[1], at last values[-1].
 
-    A boundary belongs to the piece before it. There is one value more than boundaries.
+    A boundary belongs to the chunk before it. There is one value more than boundaries.
     """
 
     boundaries: Sequence[int]

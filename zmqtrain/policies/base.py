@@ -1,7 +1,7 @@
 """What a policy is: events in, decisions out, no I/O.
 
 A policy decides when an update counts and who may go on. It never sees a gradient, a clock or a
-socket; the shards carry its decisions out. For a cluster of several ps it runs on the lead shard
+socket; the shards carry its decisions out. For a cluster of several ps it runs on the leader
 alone, so that one decision for each (worker, step) holds on all shards; a policy that applies
 every push at once says ``coordinated = False`` and every shard decides by itself.
 """

@@ -11,7 +11,7 @@ class Hogwild:
     """Nobody waits for anybody; staleness is measured, not bounded.
 
     ``whole``: a step counts on every shard or on none, even if its worker dies between its pushes
-    to two of them; the lead shard has to hear of every push before it counts anywhere.
+    to two of them; the leader has to hear of every push before it counts anywhere.
     """
 
     step_per_push = True

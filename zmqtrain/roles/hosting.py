@@ -8,10 +8,11 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 
-from zmqtrain import health, signals
-from zmqtrain.config import METRICS_PORTS, TaskConfig
+from zmqtrain.actors.task import JobActor
+from zmqtrain.config.task import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.roles.task import JobActor
+from zmqtrain.observe import health
+from zmqtrain.roles import signals
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
         raise ConfigError(f"{error}; or does {actor.task} run on this host already?") from error
     stack.callback(server.close)
     actor.metrics_address = f"{server.address}:{server.port}"
-    actor.accompany(monitor.run)
+    actor.add_background_task(monitor.run)
     scheme = "http" if tls is None else "https"
     log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)
 

@@ -13,28 +13,28 @@ import click
 import uvloop
 from threadpoolctl import threadpool_limits
 
-from zmqtrain import run_file
-from zmqtrain.cluster import IPC, Role, Task
-from zmqtrain.config import ENVIRON, TaskConfig, load_overrides, load_task
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import Chief
+from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.config import run_file
+from zmqtrain.config.cluster import IPC, Role, Task
+from zmqtrain.config.invoke import invoke
+from zmqtrain.config.options import options_of
+from zmqtrain.config.task import ENVIRON, TaskConfig, load_overrides, load_task
+from zmqtrain.config.variables import mistyped
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.invoke import invoke
 from zmqtrain.job import Job, JobOverrides, load_job
-from zmqtrain.logs import setup_logging
-from zmqtrain.options import options_of
-from zmqtrain.roles.chief import Chief
+from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles.hosting import (
     ignore_signals,
     run_all,
     serve_health,
     stop_on_signals,
 )
-from zmqtrain.roles.progress import ProgressLog
-from zmqtrain.roles.ps import ParameterServer
-from zmqtrain.roles.task import JobActor
-from zmqtrain.roles.worker import Worker
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
+from zmqtrain.training.worker import Worker
 from zmqtrain.transport.router_dealer import ZmqTransport
-from zmqtrain.variables import mistyped
 
 log = logging.getLogger(__name__)
 

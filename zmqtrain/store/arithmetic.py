@@ -13,7 +13,7 @@ from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Segment
 
 if TYPE_CHECKING:
-    from zmqtrain.device import Device
+    from zmqtrain.compute.device import Device
 
 
 class Memory(Protocol):

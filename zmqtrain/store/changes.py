@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from zmqtrain.crew import Crew
+from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.store.arithmetic import Memory
@@ -66,7 +66,7 @@ class Changes:
         self._segment = segment
         self._memory = memory
         self._safe = safe
-        self._crew = Crew(threads)
+        self._team = ThreadTeam(threads)
         self._parts = [
             Part(memory, run, segment.redo(number) if safe else None)
             for number, run in enumerate(memory.parts)
@@ -145,12 +145,12 @@ class Changes:
             if change.with_sum:
                 gradients.insert(0, self._memory.sum)
             count, step = change.count, change.step
-            self._crew.do([partial(part.update, gradients, count, step) for part in self._parts])
+            self._team.do([partial(part.update, gradients, count, step) for part in self._parts])
             self._memory.publish()
             return
         (gradient,) = gradients
         anew = not change.with_sum
-        self._crew.do([partial(part.add, gradient, anew=anew) for part in self._parts])
+        self._team.do([partial(part.add, gradient, anew=anew) for part in self._parts])
 
     def _finish(self, change: Change) -> None:
         words = self._segment.words

@@ -8,27 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.crew import Crew
+from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.optim.blocks import block_size, runs
 from zmqtrain.store.segment_layout import cut
 
 LARGE = 1 << 22
-"""Elements that are worth a crew, 16 MiB: to look is three times as fast as to update."""
+"""Elements that are worth a team, 16 MiB: to look is three times as fast as to update."""
 
 
-def all_finite(flat: Any, crew: Crew | None = None) -> bool:
+def all_finite(flat: Any, team: ThreadTeam | None = None) -> bool:
     """Say whether no element is NaN or infinite, in one pass at the speed of the memory.
 
-    ``flat``: of shape (n,), on any device. ``crew``: shares the work, on the CPU.
+    ``flat``: of shape (n,), on any device. ``team``: shares the work, on the CPU.
     """
-    if crew is None or len(flat) < LARGE or not isinstance(flat, np.ndarray):
+    if team is None or len(flat) < LARGE or not isinstance(flat, np.ndarray):
         return _all_finite(flat)
     found: list[bool] = []
 
     def look(part: slice) -> None:
         found.append(_all_finite(flat[part]))
 
-    crew.do([partial(look, part) for part in cut(len(flat))])
+    team.do([partial(look, part) for part in cut(len(flat))])
     return all(found)
 
 

@@ -1,4 +1,4 @@
-"""What the lead shard decided, in its segment: a state, and the entries since.
+"""What the leader decided, in its segment: a state, and the entries since.
 
 There are two halves, of which one is valid: a new state goes into the other, then one word says
 that it is the valid one. An entry counts from the moment that the word of the half's end includes

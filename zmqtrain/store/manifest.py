@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
+    AliasChoices,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -45,7 +46,7 @@ _CONFIG = ConfigDict(
 _SEALED = re.compile(rb'\{"blake2b": "([0-9a-f]{64})",\n"manifest": (.*)\}\n', re.DOTALL)
 
 _Count = Annotated[int, Field(ge=0)]
-# A plain name, so that a manifest cannot lead out of its own directory.
+# A plain name, so that a manifest cannot leader out of its own directory.
 _FileName = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
 _Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
@@ -130,7 +131,7 @@ class Manifest(BaseModel):
     format: Literal[1] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
-    epoch: _Count
+    generation: _Count = Field(validation_alias=AliasChoices("generation", "epoch"))
     global_step: _Count
     policy: str  # the spec it can be made from again
     ledger: dict[str, JsonValue]  # which examples were consumed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory

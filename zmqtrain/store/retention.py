@@ -16,26 +16,32 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 # checkpoint of the same step.
 _COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?")
 _LITTER = re.compile(
-    r"(step-\d{8,}|LATEST|EPOCH)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
+    r"(step-\d{8,}|LATEST|GENERATION)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
 )
 
 
 def checkpoints(logdir: Path) -> list[Path]:
     """Return the checkpoint directories of a job, newest first, valid or not.
 
-    A later epoch is newer whatever its steps: a job that went back to an older checkpoint goes on
-    from there. A checkpoint whose manifest cannot be read counts as of the latest epoch.
+    A later generation is newer whatever its steps: a job that went back to an older checkpoint
+    goes on from there. One whose manifest cannot be read counts as of the latest generation.
 
     Raises:
         CheckpointError: the directory exists and cannot be listed.
     """
     found = {path: name for path in _entries(logdir) if (name := _COMMITTED.fullmatch(path.name))}
-    epochs = {path: _epoch(path) for path in found}
-    latest = max((epoch for epoch in epochs.values() if epoch is not None), default=0)
+    generations = {path: _generation(path) for path in found}
+    latest = max(
+        (generation for generation in generations.values() if generation is not None), default=0
+    )
 
     def age(path: Path) -> tuple[int, int, bool]:
-        epoch = epochs[path]
-        return (latest if epoch is None else epoch, int(found[path][1]), found[path][2] is None)
+        generation = generations[path]
+        return (
+            latest if generation is None else generation,
+            int(found[path][1]),
+            found[path][2] is None,
+        )
 
     return sorted(found, key=age, reverse=True)
 
@@ -102,9 +108,9 @@ def _entries(logdir: Path) -> list[Path]:
             return []
 
 
-def _epoch(path: Path) -> int | None:
+def _generation(path: Path) -> int | None:
     try:
-        return read_manifest(path).epoch
+        return read_manifest(path).generation
     except CheckpointError:
         return None
 

@@ -24,8 +24,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import SegmentError
-from zmqtrain.flat import Flat
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
     CHANGE_NBYTES,

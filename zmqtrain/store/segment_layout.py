@@ -6,7 +6,7 @@ for gradients are locked one by one:
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
     marks         what each worker has sent and was told: see marks.py
-    journal       what the lead shard decided: see journal.py
+    journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a run of its parameters and of every
                   slot: see optim/redo.py
     parameters    float32, shape (size,)
@@ -36,10 +36,10 @@ WORDS_AT = 64
     CLOCK,  # odd while an update is under way
     VERSION,  # updates applied
     ACCUMULATED,  # gradients in the sum
-    EPOCH,  # timeline of the job; 0: the parameters mean nothing yet
+    GENERATION,  # timeline of the job; 0: the parameters mean nothing yet
     JOB,  # digest of what the ps was started for
-    ORDERS,  # orders of this epoch carried out
-    ACKNOWLEDGED,  # orders that all other shards have carried out, as the lead shard knows
+    ORDERS,  # orders of this generation carried out
+    ACKNOWLEDGED,  # orders that all other shards have carried out, as the leader knows
     ALIVE_AT,  # when the ps was last known to live, ms of CLOCK_BOOTTIME
     JOURNAL,  # which half of the journal is valid, 0 or 1
     JOURNAL_END,  # where the entries in half 0 end

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
 from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
@@ -19,7 +19,7 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, VERSION, SegmentLayout
 
 if TYPE_CHECKING:
-    from zmqtrain.device import Device
+    from zmqtrain.compute.device import Device
 
 
 class Shard:

@@ -1,6 +1,6 @@
 """One encoder, one decoder: an envelope to frames and back. No I/O.
 
-Frame 0 is the header, a msgpack array: ``[version, kind, request_id, sender, epoch, body,
+Frame 0 is the header, a msgpack array: ``[version, kind, request_id, sender, generation, body,
 tensors]``. Small tensors ride in it, the bytes of large ones follow as frames. Decoding checks
 every field against the message's declaration and bounds everything before it is allocated.
 """
@@ -58,14 +58,14 @@ M = TypeVar("M")  # a kind of message
 class Envelope:
     """One message with its address label.
 
-    ``request_id`` pairs a reply with its request; 0 asks for no reply. ``epoch`` is the timeline
-    of the job that the sender is on (0 before it knows one).
+    ``request_id`` pairs a reply with its request; 0 asks for no reply. ``generation`` is the
+    timeline of the job that the sender is on (0 before it knows one).
     """
 
     message: Message
     sender: Sender
     request_id: int = 0
-    epoch: int = 0
+    generation: int = 0
     tensors: tuple[Tensor, ...] = ()
 
     def __str__(self) -> str:
@@ -236,7 +236,7 @@ def encode(envelope: Envelope) -> list[Buffer]:
             type(message).__name__,
             envelope.request_id,
             (sender.role, sender.index, sender.incarnation),
-            envelope.epoch,
+            envelope.generation,
             _GETTERS[type(message)](message),
             described,
         )
@@ -250,14 +250,21 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     Raises:
         ProtocolError: they are not one of this protocol version; the text says what was wrong.
     """
-    _, kind, request_id, sender, epoch, body, described = _header(frames)
+    _, kind, request_id, sender, generation, body, described = _header(frames)
     check = _CHECKS.get(kind) if type(kind) is str else None
     if check is None:
         raise ProtocolError(f"unknown message kind {shown(kind)}")
-    if type(request_id) is not int or type(epoch) is not int or request_id < 0 or epoch < 0:
-        raise ProtocolError(f"request id {shown(request_id)} or epoch {shown(epoch)} is no count")
+    if (
+        type(request_id) is not int
+        or type(generation) is not int
+        or request_id < 0
+        or generation < 0
+    ):
+        raise ProtocolError(
+            f"request id {shown(request_id)} or generation {shown(generation)} is no count"
+        )
     return Envelope(
-        check(body), _CHECK_SENDER(sender), request_id, epoch, _tensors(described, frames[1:])
+        check(body), _CHECK_SENDER(sender), request_id, generation, _tensors(described, frames[1:])
     )
 
 

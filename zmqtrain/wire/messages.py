@@ -3,7 +3,7 @@
 A message is a dataclass; its field types are the schema that the codec checks. Nobody changes a
 message; none is declared frozen, because making a frozen one takes five times as long. Requests and
 their replies stand together. Only a ps listens: workers, the chief, the other ps and the command
-line connect to it. ps 0, the *lead shard*, takes the decisions.
+line connect to it. ps 0, the *leader*, takes the decisions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -42,7 +42,7 @@ class Join:
     fingerprint: dict[str, str]
     process: str  # host:pid, for people
     metrics: str  # address of the task's metrics, "" if none
-    whereabouts: str  # of the process, for those of the same kernel, "" if unknown
+    process_identity: str  # of the process, for those of the same kernel, "" if unknown
     after: int  # incarnation of its life before, 0 if it had none
 
 
@@ -50,13 +50,13 @@ class Join:
 class Welcome:
     """The task is known from now on by this incarnation; the one before it is fenced.
 
-    ``segment`` names the ps's memory: who can reach it needs to send no tensors. ``credit_nbytes``
-    is how many bytes of pieces the task may have under way to the ps.
+    ``segment`` names the ps's memory: who can reach it needs to send no tensors. ``window_nbytes``
+    is how many bytes of chunks the task may have under way to the ps.
     """
 
     incarnation: int
     segment: str
-    credit_nbytes: int
+    window_nbytes: int
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Leave:
 
 @dataclass(slots=True)
 class Initialize:
-    """Chief to every ps: begin ``epoch`` from the seed, or from a checkpoint directory."""
+    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory."""
 
     checkpoint: str | None
 
@@ -106,7 +106,7 @@ class Push:
     """One gradient of this shard's part, and what it was computed from.
 
     The gradient lies in the segment if the worker has mapped it; else it is the message's tensors
-    (float32, flat), or went ahead in pieces if it is larger than one. ``sequence`` counts this
+    (float32, flat), or went ahead in chunks if it is larger than one. ``sequence`` counts this
     incarnation's pushes from 1. ``version`` is the shard's version that the gradient was computed
     on. ``finite`` False says that the gradient held NaN or infinity somewhere; then it is nowhere.
     """
@@ -120,10 +120,10 @@ class Push:
 
 
 @dataclass(slots=True)
-class Piece:
-    """Goes ahead of a message that speaks of a tensor: its elements from ``index`` pieces on.
+class Chunk:
+    """Goes ahead of a message that speaks of a tensor: its elements from ``index`` chunks on.
 
-    All pieces have the same size but the last. ``sequence`` is the push's, 0 for parameters.
+    All chunks have the same size but the last. ``sequence`` is the push's, 0 for parameters.
     """
 
     sequence: int
@@ -132,7 +132,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Taken:
-    """So many bytes of pieces have been taken in: as many more may come."""
+    """So many bytes of chunks have been taken in: as many more may come."""
 
     nbytes: int
 
@@ -141,10 +141,10 @@ class Taken:
 class Release:
     """The worker may go on with this shard's parameters at ``version``.
 
-    They lie in the segment, are the tensor, or went ahead in pieces, as for a push.
+    They lie in the segment, are the tensor, or went ahead in chunks, as for a push.
 
     ``result`` is what became of push ``sequence``, "joined" for sequence 0. ``batches`` are the
-    numbers of further batches leased to the worker (lead shard only). ``stop``: the job needs no
+    numbers of further batches leased to the worker (leader only). ``stop``: the job needs no
     more gradients. ``held_s``: how long the push lay here before the release.
     """
 
@@ -202,7 +202,7 @@ class Alive:
 
 @dataclass(slots=True)
 class Arrived:
-    """Other ps to lead: this worker's push (or pull, sequence 0) lies ready here."""
+    """Other ps to leader: this worker's push (or pull, sequence 0) lies ready here."""
 
     worker: int
     incarnation: int
@@ -212,7 +212,7 @@ class Arrived:
 
 @dataclass(slots=True)
 class Order:
-    """One decision of the lead shard, which every shard carries out in the same order.
+    """One decision of the leader, which every shard carries out in the same order.
 
     ``workers``: whom it concerns (all contributors, in summing order, for reduce). ``text``: the
     reason of a drop, the spec of a switch, the directory of a snapshot. ``incarnation`` and
@@ -230,7 +230,7 @@ class Order:
 
 @dataclass(slots=True)
 class Orders:
-    """Lead to other ps: orders ``number``, ``number + 1``, ... of this epoch."""
+    """Leader to other ps: orders ``number``, ``number + 1``, ... of this generation."""
 
     number: int
     orders: tuple[Order, ...]
@@ -250,7 +250,7 @@ class RequestSave:
 
 @dataclass(slots=True)
 class SaveEnded:
-    """Chief to lead: the checkpoint that was asked for is durable at ``path``, or ``error``."""
+    """Chief to leader: the checkpoint that was asked for is durable at ``path``, or ``error``."""
 
     path: str
     error: str
@@ -269,14 +269,14 @@ class ShardFile:
 
 @dataclass(slots=True)
 class Save:
-    """Chief to lead: have every shard write itself into this directory, at one cut."""
+    """Chief to leader: have every shard write itself into this directory, at one cut."""
 
     directory: str
 
 
 @dataclass(slots=True)
 class ShardWritten:
-    """Other ps to lead: this shard's part of the checkpoint in ``directory`` is durable."""
+    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is durable."""
 
     directory: str
     file: ShardFile
@@ -284,7 +284,7 @@ class ShardWritten:
 
 @dataclass(slots=True)
 class ShardFailed:
-    """Other ps to lead: this shard's part of the checkpoint in ``directory`` is not written."""
+    """Other ps to leader: this shard's part of the checkpoint in ``directory`` is not written."""
 
     directory: str
     error: str
@@ -314,7 +314,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Close:
-    """Chief to lead: let workers finish what they compute, and no more; answered when they have."""
+    """Chief to leader: let workers finish what they compute, no more; answered when they have."""
 
 
 @dataclass(slots=True)
@@ -342,7 +342,7 @@ State: TypeAlias = Literal[
 
 @dataclass(slots=True)
 class TaskStatus:
-    """One task as the lead shard sees it."""
+    """One task as the leader sees it."""
 
     role: str
     index: int
@@ -365,7 +365,7 @@ class TaskStatus:
 
 @dataclass(slots=True)
 class Status:
-    """The whole job as the lead shard sees it. ``event`` rises when the chief has to act."""
+    """The whole job as the leader sees it. ``event`` rises when the chief has to act."""
 
     event: int
     initialised: bool
@@ -389,7 +389,7 @@ class Status:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
-    | Piece | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
+    | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
     | SwitchPolicy | RequestSave | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close
     | Shutdown | GetStatus | Status
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.base import Rule
 from zmqtrain.optim.kernels.base import Backend, Operands
 from zmqtrain.optim.redo import Redo

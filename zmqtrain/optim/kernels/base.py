@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]
 """Hyper-parameters of a rule, and behind them its switches."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.kernels import machine_code
 from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
 from zmqtrain.optim.redo import BLOCK

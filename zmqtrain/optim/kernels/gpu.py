@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
 
 

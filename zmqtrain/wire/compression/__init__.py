@@ -5,7 +5,7 @@ elements beside large ones vanish altogether, so what was lost is kept and added
 gradient (:class:`Compressor`).
 """
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.wire.compression.base import Compression
 from zmqtrain.wire.compression.feedback import Compressor
 from zmqtrain.wire.compression.registry import FORMS, make_compression

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
-from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
 
 RUN_SIZE = 65_536
@@ -19,9 +19,9 @@ leaves L2."""
 
 @runtime_checkable
 class Compression(Protocol):
-    """How one piece of a gradient travels.
+    """How one chunk of a gradient travels.
 
-    It holds no state of its own, so one object serves any number of pieces and threads.
+    It holds no state of its own, so one object serves any number of chunks and threads.
     """
 
     @property
@@ -34,21 +34,21 @@ class Compression(Protocol):
         """Whether what encoding lost must be added to the next gradient."""
         ...
 
-    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
-        """Return what travels in place of ``piece``, in memory of its own.
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        """Return what travels in place of ``chunk``, in memory of its own.
 
-        ``piece`` is only read, and must be finite.
+        ``chunk`` is only read, and must be finite.
         """
         ...
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
-        """Overwrite all of ``out`` with the piece that ``tensors`` were made from, less the loss.
+        """Overwrite all of ``out`` with the chunk that ``tensors`` were made from, less the loss.
 
         Values that are not finite are passed on where the code can express them: whether a
         gradient is finite is for its receiver to check.
 
         Raises:
-            ProtocolError: ``encode`` makes no such tensors from a piece of ``out``'s size; ``out``
+            ProtocolError: ``encode`` makes no such tensors from a chunk of ``out``'s size; ``out``
                 is as it was.
         """
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import Compression
 
@@ -24,18 +24,18 @@ class Compressor:
         self._compression = compression
         self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
 
-    def encode(self, start: int, piece: Flat) -> tuple[Tensor, ...]:
-        """Return what travels in place of ``piece``, the gradient's elements from ``start`` on.
+    def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
+        """Return what travels in place of ``chunk``, the gradient's elements from ``start`` on.
 
-        To be called once for each piece and step, in any order: every call moves the residual on.
+        To be called once for each chunk and step, in any order: every call moves the residual on.
         So a push that has to be sent again is sent from the tensors of the first time.
         """
         if self._residual is None:
-            return self._compression.encode(piece)
-        total = self._residual[start : start + len(piece)]
+            return self._compression.encode(chunk)
+        total = self._residual[start : start + len(chunk)]
         try:
             with np.errstate(over="raise"):
-                np.add(total, piece, out=total)
+                np.add(total, chunk, out=total)
         except FloatingPointError:  # the sum is there; an infinity would stay in it for ever
             largest = np.finfo(np.float32).max
             np.clip(total, -largest, largest, out=total)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.flat import Flat
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
 
@@ -33,12 +33,12 @@ class _Half(ABC):
     _nan: ClassVar[np.uint16]
     _scratch: ClassVar[int]  # float32 buffers that _round needs
 
-    def _encoded(self, piece: Flat) -> Codes:
-        size = len(piece)
+    def _encoded(self, chunk: Flat) -> Codes:
+        size = len(chunk)
         codes = np.empty(size, np.uint16)
         scratch = np.empty((self._scratch, min(size, RUN_SIZE)), np.float32)
         for run in runs(size):
-            block, room = piece[run], scratch[:, : run.stop - run.start]
+            block, room = chunk[run], scratch[:, : run.stop - run.start]
             if self._is_within(block):
                 self._round(block, codes[run], room)
             else:
@@ -77,8 +77,8 @@ class Fp16(_Half):
     # 2^16, hence 15 * 2^e more.
     _magic = np.float32(2.0**13 + 15)
 
-    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
-        return (Tensor.of(self._encoded(piece).view(np.float16)),)
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        return (Tensor.of(self._encoded(chunk).view(np.float16)),)
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         (values,) = received(self, tensors, len(out), ("<f2", out.shape))
@@ -113,9 +113,9 @@ class Bf16(_Half):
 
     _below_half = np.uint32(0x7FFF)  # of the unit that is kept
 
-    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
-        codes = self._encoded(piece)
-        return (Tensor.of(codes.view(np.uint8).reshape(len(piece), 2)),)
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        codes = self._encoded(chunk)
+        return (Tensor.of(codes.view(np.uint8).reshape(len(chunk), 2)),)
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         (pairs,) = received(self, tensors, len(out), ("|u1", (len(out), 2)))

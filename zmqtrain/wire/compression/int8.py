@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
-from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
 
@@ -46,13 +46,13 @@ class Int8:
     def feedback(self) -> bool:
         return True
 
-    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
-        size = len(piece)
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        size = len(chunk)
         codes = np.empty(size, np.int8)
         scales = np.empty(self._blocks(size), np.float32)
         scratch = np.empty(min(size, RUN_SIZE), np.float32)
         for run, blocks, width in self._runs(size):
-            values, own = piece[run].reshape(-1, width), scales[blocks]
+            values, own = chunk[run].reshape(-1, width), scales[blocks]
             scaled = scratch[: values.size].reshape(values.shape)
             np.abs(values, out=scaled)
             # Bits of floats without a sign are ordered as they are, and integers compare faster.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
-from zmqtrain.flat import Flat
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.compression.base import received
 
@@ -22,7 +22,7 @@ _MARGIN = 8  # elements of the sample
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Of each piece the k elements of largest magnitude, k = max(1, round(ratio * n)).
+    """Of each chunk the k elements of largest magnitude, k = max(1, round(ratio * n)).
 
     Among equals at the border it is left open which are sent. The rest must be kept and sent
     later, or small elements are never heard of: Stich et al. 2018, "Sparsified SGD with Memory",
@@ -40,9 +40,9 @@ class TopK:
     def feedback(self) -> bool:
         return True
 
-    def encode(self, piece: Flat) -> tuple[Tensor, ...]:
-        indices = _largest(np.abs(piece), self._kept(len(piece)))
-        return Tensor.of(indices.astype(np.int32)), Tensor.of(piece[indices])
+    def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
+        indices = _largest(np.abs(chunk), self._kept(len(chunk)))
+        return Tensor.of(indices.astype(np.int32)), Tensor.of(chunk[indices])
 
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         size = len(out)

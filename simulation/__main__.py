@@ -1,0 +1,88 @@
+"""`python -m simulation --seeds 5000`: many schedules; `--seed N`: one of them again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+from multiprocessing import get_context
+
+import click
+
+from simulation.run import Report, run_seed, simulate, smallest
+from simulation.schedule import draw
+from zmqtrain.policies import make_policy
+
+SHOWN = 10  # failed seeds that are shown
+
+
+@click.command("simulation", context_settings={"max_content_width": 100})
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=500,
+    show_default=True,
+    help="how many schedules to run",
+)
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="first seed")
+@click.option("--seed", type=click.IntRange(0), help="run this one, and tell all that happens")
+@click.option("--policy", default="", help="run every schedule under this policy")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=os.cpu_count() or 1,
+    show_default="one for each core",
+    help="processes that share the work",
+)
+def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int) -> None:
+    """Run clusters in virtual time over a network that misbehaves, and check what must hold.
+
+    A seed says everything: the cluster, its policy, and what goes wrong when. A schedule that
+    fails can be replayed by its seed.
+
+    \b
+    Examples:
+      python -m simulation --seeds 5000
+      python -m simulation --seed 1234
+      python -m simulation --policy my_policies:Mine --seeds 1000
+    """
+    if policy:
+        make_policy(policy)
+    if seed is not None:
+        sys.exit(_replay(seed, policy))
+    started = time.perf_counter()
+    failed, messages = [], 0
+    with get_context("spawn").Pool(jobs) as pool:
+        run = partial(run_seed, policy=policy)
+        for report in pool.imap(run, range(first, first + seeds), chunksize=10):
+            messages += report.messages
+            if report.broken:
+                failed.append(report)
+                if len(failed) <= SHOWN:
+                    click.echo(f"{report}\n{_how_to_replay(report, policy)}\n")
+    seconds = time.perf_counter() - started
+    click.echo(
+        f"{seeds} schedules in {seconds:.1f} s, {messages / seeds:.0f} messages each: "
+        f"{len(failed)} failed {[report.schedule.seed for report in failed] or ''}"
+    )
+    sys.exit(bool(failed))
+
+
+def _replay(seed: int, policy: str) -> bool:
+    """Show all that happens in one schedule; return whether it failed."""
+    report = simulate(draw(seed, policy), click.echo)
+    click.echo(report)
+    if report.broken and report.schedule.faults:
+        faults = [str(fault) for fault in smallest(report.schedule).faults]
+        click.echo(f"it fails as well with no other faults than: {'; '.join(faults) or 'none'}")
+    return bool(report.broken)
+
+
+def _how_to_replay(report: Report, policy: str) -> str:
+    options = f" --policy {policy}" if policy else ""
+    return f"replay: python -m simulation --seed {report.schedule.seed}{options}"
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m simulation")

@@ -1,0 +1,299 @@
+"""The tasks of one simulated run: each is started, killed and started again, as a supervisor would.
+
+A task that ends with an exit code that is worth a restart gets one, until the chief has ended the
+run: the contract of `zmqtrain.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from simulation.loop import Process, VirtualLoop
+from simulation.network import Cut, Network, SimulatedTransport
+from simulation.schedule import Fault, Schedule
+from simulation.stand_ins import memory_of, put_back, unlock
+from zmqtrain.actors.client import Client
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import RETRYABLE, Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.job import Job
+from zmqtrain.models.base import Dataset
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.training.worker import Worker
+from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
+
+RESTART_S = 0.3  # until a task that ended with an error is started again
+MAX_LIVES = 25
+HALF_OPEN_S = 0.7  # how long the connections of a dead process may look alive
+CLIENT_TIMEOUT_S = 20.0
+
+
+@dataclass(slots=True)
+class Life:
+    """A task between its start and its end."""
+
+    name: str
+    process: Process
+    transport: SimulatedTransport
+    actor: JobActor
+    running: asyncio.Task[int]
+    is_killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a life ended by itself."""
+
+    name: str
+    code: int
+    error: BaseException | None
+
+    def __str__(self) -> str:
+        how = f"exit code {self.code}"
+        if self.error is not None:
+            how = f"{type(self.error).__name__} ({self.error}), {how}"
+        return f"{self.name} ended: {how}"
+
+
+class SimulatedCluster:
+    """Runs the tasks of a schedule and does to them what it says."""
+
+    def __init__(
+        self, schedule: Schedule, job: Job, loop: VirtualLoop, network: Network,
+        directory: Path, note: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Segments are kept in ``directory``. ``note`` is told, in words, of what happens."""
+        self._directory = str(directory)
+        self.schedule = schedule
+        self.job = job
+        self.lives: list[Life] = []
+        self.ends: list[End] = []
+        self.objections: list[str] = []
+        self.over = asyncio.Event()
+        self._loop = loop
+        self._network = network
+        self._note = note
+        self._current: dict[str, Life] = {}
+        self._asking: list[asyncio.Task[None]] = []
+        self._train: Dataset = job.data.load(None)[0]
+        self._may_start = True
+
+    def start_all(self) -> None:
+        for name in self.schedule.names:
+            self._start(name)
+        self._expired_before = self._expired()
+        for fault in self.schedule.faults:
+            self._loop.call_later(fault.at, self._commit, fault)
+
+    def give_up(self, objection: str) -> None:
+        """End the run: something has happened that must not."""
+        self.objections.append(objection)
+        self.over.set()
+
+    @property
+    def chiefs(self) -> list[Chief]:
+        """All lives of the chief."""
+        return [life.actor for life in self.lives if isinstance(life.actor, Chief)]
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether some chief has done all that there was to do."""
+        return any(chief.summary is not None for chief in self.chiefs)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the chief has given the job up for good."""
+        return any(end.name == "chief 0" and 0 < end.code < RETRYABLE for end in self.ends)
+
+    @property
+    def expirations(self) -> float:
+        """How many leases of workers have run out, on all shards."""
+        return self._expired() - self._expired_before
+
+    def _expired(self) -> float:
+        """Count since the first run in this process: metrics are the same in all of them."""
+        counters = [self.server(n).metrics.lease_expirations for n in range(self.schedule.ps)]
+        return sum(counter[Role.WORKER.value].exposed()[0] for counter in counters)
+
+    def server(self, index: int) -> ParameterServer:
+        """Return the last life of a ps."""
+        actor = self._current[f"ps {index}"].actor
+        assert isinstance(actor, ParameterServer)
+        return actor
+
+    async def clean_up(self) -> None:
+        """Let what was stopped or killed clean up after itself."""
+        self._may_start = False
+        for life in self.lives:
+            life.transport.vanish()
+            life.process.spare()
+            self._loop.resume(life.process)
+        running = [*self._asking, *(life.running for life in self.lives)]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def waits(self) -> list[str]:
+        """Tell who waits for whom, for the report of a run that does not end."""
+        return [
+            f"{wait.owner} has waited {wait.since_s:.1f} s for {wait.peer}: {wait.reason}"
+            for life in self._current.values()
+            if not life.running.done() and not life.is_killed
+            for wait in life.actor.waits.snapshot()
+        ]
+
+    # Lives
+
+    def _start(self, name: str) -> None:
+        if not self._may_start:
+            return
+        process = Process(name, self.schedule.work_s(name))
+        transport = self._network.transport(process)
+        actor = process.context.run(self._make, name, transport)
+        running = self._loop.spawn(process, actor.run())
+        life = Life(name, process, transport, actor, running)
+        self.lives.append(life)
+        self._current[name] = life
+        self._note(f"{name} starts")
+        running.add_done_callback(partial(self._ended, life))
+
+    def _make(self, name: str, transport: SimulatedTransport) -> JobActor:
+        role, _, index = name.partition(" ")
+        config = self._config(Role(role), int(index))
+        if config.role is Role.PS:
+            return ParameterServer(config, self.job, transport)
+        if config.role is Role.CHIEF:
+            return Chief(config, self.job, transport, lambda status: None)
+        return Worker(config, self.job, transport, self._train)
+
+    def _config(self, role: Role, index: int) -> TaskConfig:
+        schedule = self.schedule
+        return TaskConfig(
+            role=role,
+            job="simulated",
+            index=index,
+            ps=tuple(f"ipc://simulated/{shard}" for shard in range(schedule.ps)),
+            workers=schedule.workers,
+            lane=schedule.lane,
+            segment_dir=self._directory,
+            **schedule.timing.model_dump(),
+        )
+
+    def _ended(self, life: Life, running: asyncio.Task[int]) -> None:
+        if life.is_killed or running.cancelled():
+            return
+        error = running.exception()
+        code = running.result() if error is None else _code_of(error)
+        end = End(life.name, code, error)
+        self.ends.append(end)
+        self._note(str(end))
+        if error is not None and not isinstance(error, ZmqTrainError):
+            self.give_up(f"{end}: that is a bug")
+        life.transport.close()
+        if code >= RETRYABLE and not self.is_ended and not self.has_failed:
+            if sum(end.name == life.name for end in self.ends) < MAX_LIVES:
+                self._loop.call_later(RESTART_S, self._start, life.name)
+                return
+        if all(life.running.done() for life in self._current.values()):
+            self.over.set()
+
+    # What happens to them
+
+    def _commit(self, fault: Fault) -> None:
+        self._note(str(fault))
+        match fault.kind:
+            case "kill":
+                self._kill(fault)
+            case "stop":
+                self._stop(self._current[fault.names[0]], fault.lasts_s)
+            case "cut":
+                ends_at = self._loop.time() + fault.lasts_s
+                self._network.cuts.append(Cut(frozenset(fault.names), ends_at, fault.mild))
+            case "break":
+                self._network.break_connections(fault.names[0])
+            case "storm":
+                self._network.weather = fault.weather or self.schedule.weather
+                self._loop.call_later(fault.lasts_s, self._clear_up)
+            case "switch":
+                self._ask(SwitchPolicy(fault.spec))
+            case "save":
+                self._ask(RequestSave())
+            case "interrupt":
+                chief = self._current["chief 0"]
+                if not chief.is_killed:
+                    chief.process.context.run(chief.actor.stop, int(ExitCode.INTERRUPTED))
+
+    def _kill(self, fault: Fault) -> None:
+        life = self._current[fault.names[0]]
+        if life.is_killed or life.running.done() or self._current["chief 0"].running.done():
+            return  # who starts after the end of a job waits for it in vain
+        # Who is stopped runs no lines; nor is who is to die stopped before: that adds up to more
+        # than others wait for a ps.
+        if fault.lines and not life.process.is_stopped:
+            life.process.die_after(fault.lines, partial(self._die, life, fault))
+            return
+        self._gone(life)
+        # A second life listens at the address of the first, so that one has to be gone.
+        half_open_s = min(HALF_OPEN_S, fault.lasts_s / 2) if fault.mild else 0.0
+        self._loop.call_later(half_open_s, life.transport.vanish)
+        self._loop.call_later(fault.lasts_s, self._start, life.name)
+        unlock(life.process)
+
+    def _die(self, life: Life, fault: Fault) -> Callable[[], None]:
+        """Kill a process in the middle of a callback; what is done while it unwinds is undone."""
+        self._gone(life)
+        life.transport.vanish()
+        memory = memory_of(life.process)
+        Context().run(self._loop.call_later, fault.lasts_s, self._start, life.name)
+
+        def clean_up() -> None:
+            put_back(memory)
+            unlock(life.process)
+
+        return clean_up
+
+    def _gone(self, life: Life) -> None:
+        self._note(f"{life.name} is killed")
+        life.is_killed = True
+        life.process.spare()
+        life.process.is_stopped = True
+
+    def _stop(self, life: Life, lasts_s: float) -> None:
+        if not life.is_killed and not life.process.is_doomed:
+            life.process.is_stopped = True
+            self._loop.call_later(lasts_s, self._continue, life)
+
+    def _continue(self, life: Life) -> None:
+        if not life.is_killed:
+            self._loop.resume(life.process)
+
+    def _clear_up(self) -> None:
+        self._network.weather = self.schedule.weather
+
+    def _ask(self, message: Message) -> None:
+        process = Process("client")
+        asking = self._asked(message, self._network.transport(process))
+        self._asking.append(self._loop.spawn(process, asking))
+
+    async def _asked(self, message: Message, transport: SimulatedTransport) -> None:
+        client = Client(1, CLIENT_TIMEOUT_S)
+        link = Link("ps 0", transport.connect("ipc://simulated/0"), client)
+        try:
+            reply = await link.request(message, reason="", timeout_s=CLIENT_TIMEOUT_S)
+            self._note(f"{message} -> {reply.message}")
+        except ZmqTrainError as error:
+            self._note(f"{message} -> {error}")
+        finally:
+            link.close()
+
+
+def _code_of(error: BaseException) -> int:
+    return int(error.exit_code) if isinstance(error, ZmqTrainError) else int(ExitCode.CRASH)

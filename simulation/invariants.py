@@ -1,0 +1,214 @@
+"""What must hold at the end of a run, whatever happened in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from simulation.cluster import SimulatedCluster
+from simulation.reference import reference_parameters
+from simulation.schedule import JOB_SEED, Schedule
+from simulation.tally import EXAMPLES
+from simulation.witness import Witness
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.errors import ExitCode
+from zmqtrain.observe.summary import Summary, parameters_sha256
+from zmqtrain.policies import make_policy
+from zmqtrain.policies.bounded_staleness import BoundedStaleness
+
+TOLERANCE = 1e-4  # of sums of float32
+
+_NAMES_A_TASK = re.compile(r"\b(ps|worker|chief) \d+|\ba ps was|\b(the|no) chief")
+
+
+class Broken(Exception):
+    """A run broke what must hold; the text says what."""
+
+
+def check_end(cluster: SimulatedCluster, witness: Witness) -> None:
+    """Check everything that can be checked once all tasks have ended.
+
+    Raises:
+        Broken: with all that does not hold.
+    """
+    summaries = [chief.summary for chief in cluster.chiefs if chief.summary is not None]
+    summary = summaries[-1] if summaries else None
+    wrong = [*_wrong_ends(cluster)]
+    if summary is not None:
+        wrong += _wrong_summary(cluster.schedule, summary)
+    if summary is not None and not wrong:
+        wrong += _Learned(cluster, witness, summary).wrong()
+    if wrong:
+        raise Broken("\n".join(wrong))
+
+
+def broken_bound(coordinator: Coordinator) -> str:
+    """Say which worker computes although it is too far ahead; "" if none does."""
+    policy = coordinator.policy
+    if not isinstance(policy, BoundedStaleness) or not policy.clocks:
+        return ""
+    limit = min(policy.clocks.values()) + policy.staleness_bound
+    ahead = [w for w, clock in policy.clocks.items() if clock > limit and w not in policy.waiting]
+    return f"workers {ahead} compute with clocks {policy.clocks} under {policy.spec}" * bool(ahead)
+
+
+def _wrong_ends(cluster: SimulatedCluster) -> Iterator[str]:
+    for end in cluster.ends:
+        if end.error is not None and not _NAMES_A_TASK.search(str(end.error)):
+            yield f"{end}: the text names no task"
+    if not cluster.is_ended and not _may_fail(cluster):
+        yield "the job did not end in order"
+
+
+def _may_fail(cluster: SimulatedCluster) -> bool:
+    """Say whether the job may end without a summary.
+
+    Either what a ps held is gone and was not saved, or Ctrl-C came before the job began.
+    """
+    schedule = cluster.schedule
+    if schedule.has("kill", "ps") and schedule.lane == "memory":
+        return True
+    codes = [end.code for end in cluster.ends if end.name == "chief 0"]
+    return schedule.has("interrupt") and codes[-1:] == [ExitCode.INTERRUPTED]
+
+
+def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
+    interrupted = summary.exit_code == ExitCode.INTERRUPTED and schedule.has("interrupt")
+    if summary.exit_code != ExitCode.OK and not interrupted:
+        yield f"the run ended with exit code {summary.exit_code}: {summary.ended}"
+    elif not schedule.has("interrupt") and summary.global_step != schedule.steps:
+        yield f"the run ended at step {summary.global_step} of {schedule.steps}"
+
+
+class _Learned:
+    """What is in the parameters, against what the ledger and the witness say."""
+
+    def __init__(self, cluster: SimulatedCluster, witness: Witness, summary: Summary) -> None:
+        self._cluster = cluster
+        self._schedule = cluster.schedule
+        self._witness = witness
+        self._summary = summary
+        self._values = _values_of(cluster)
+        self._step = 0  # as the leader has decided
+
+    def wrong(self) -> Iterator[str]:
+        leader = self._cluster.server(0).direction
+        if not isinstance(leader, Leader) or leader.coordinator is None:
+            yield "ps 0 has no coordinator"
+            return
+        self._step = leader.coordinator.version
+        # A chief that was told to hurry does not wait for the last step.
+        if self._summary.exit_code == ExitCode.OK:
+            yield from self._differs_from_summary()
+        ledger = leader.coordinator.ledger
+        batches = set(range(ledger.next_batch)) - set(ledger.open_batches())
+        lost = self._witness.counted.get(leader.ps.generation, set()) - batches
+        if lost:
+            yield f"batches {sorted(lost)} were acknowledged and are not counted"
+        examples = self._examples(batches)
+        for shard in range(1 if self._may_be_uneven() else self._schedule.ps):
+            yield from self._wrong_tally(shard, examples)
+        if leader.ps.generation > 1:
+            told = [number for number in self._witness.counted if number < leader.ps.generation]
+            if told and self._schedule.lane != "memory":
+                now = leader.ps.generation
+                yield f"pushes of generations {told} were acknowledged; the job is in {now}"
+            return
+        yield from self._wrong_figures(len(examples))
+        if self._is_determined():
+            yield from self._differs_from_reference()
+
+    def _examples(self, batches: set[int]) -> set[int]:
+        plan = BatchPlan(EXAMPLES, 1, JOB_SEED)
+        return {int(plan.indices(batch)[0]) for batch in batches} - self._schedule.bad
+
+    def _wrong_tally(self, shard: int, examples: set[int]) -> Iterator[str]:
+        version = self._cluster.server(shard).shard.version
+        if version != self._step:
+            yield f"ps {shard} ends at version {version}, not {self._step}"
+        tally = self._values[f"tally{shard}"]
+        present = {int(example) for example in np.flatnonzero(tally)}
+        if present != examples:
+            yield (
+                f"ps {shard} has learned {len(present)} examples, {len(examples)} are counted; "
+                f"too many: {sorted(present - examples)}, missing: {sorted(examples - present)}"
+            )
+        if abs(float(tally.sum()) - version) > TOLERANCE:
+            yield f"the tally of ps {shard} is {float(tally.sum())} at version {version}"
+        for example in sorted(present):
+            share = float(tally[example])
+            if abs(share - 1 / max(1, round(1 / share))) > TOLERANCE:
+                yield f"example {example} counts {share} times on ps {shard}"
+
+    def _differs_from_summary(self) -> Iterator[str]:
+        if self._summary.global_step != self._step:
+            yield f"the run was at step {self._step}, its summary says {self._summary.global_step}"
+        if parameters_sha256(self._values) != self._summary.parameters_sha256:
+            yield "the parameters are not those that the chief read"
+
+    def _wrong_figures(self, gradients: int) -> Iterator[str]:
+        if self._summary.exit_code != ExitCode.OK:
+            return
+        if self._summary.pushes["applied"] != gradients:
+            yield f"{self._summary.pushes} tells of more or less than {gradients} gradients"
+        if self._summary.examples != gradients:
+            yield f"{self._summary.examples} examples are told, {gradients} are in the parameters"
+        bound = make_policy(self._schedule.policy).staleness_bound
+        if bound is None or self._worker_was_lost() or self._schedule.has("switch"):
+            return
+        # Between its release and its push, another worker can go from S behind it to S + 1 ahead.
+        most = (2 * bound + 1) * (self._schedule.workers - 1)
+        if self._summary.staleness["max"] > most:
+            yield f"staleness {self._summary.staleness}, at most {most} is possible"
+
+    def _worker_was_lost(self) -> bool:
+        """Say whether some worker lived more than once, or did not see the end of the run.
+
+        Or was taken for dead, although the end came before it knew.
+        """
+        if len(self._witness.lives) > self._schedule.workers or self._cluster.expirations:
+            return True
+        stayed = [end for end in self._cluster.ends if end.name.startswith("worker")]
+        return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers
+
+    def _may_be_uneven(self) -> bool:
+        """Say whether the push of a lost worker may have counted on some shards alone."""
+        specs = [fault.spec for fault in self._schedule.faults if fault.spec]
+        alone = any(not make_policy(s).coordinated for s in [self._schedule.policy, *specs])
+        return alone and self._worker_was_lost()
+
+    def _is_determined(self) -> bool:
+        """Say whether the parameters must be those of an undisturbed run, to the last bit."""
+        schedule = self._schedule
+        disturbed = ("switch", "interrupt")
+        if self._worker_was_lost() or schedule.bad or any(map(schedule.has, disturbed)):
+            return False
+        if "tokens" in schedule.policy:
+            return False  # the first gradients are dropped, and their batches given out again
+        everyone = f"sync-replicas:aggregate={schedule.workers}"
+        return schedule.workers == 1 or schedule.policy in ("sync-replicas", everyone)
+
+    def _differs_from_reference(self) -> Iterator[str]:
+        gradients = self._schedule.workers
+        if self._schedule.policy.startswith("sync-replicas:aggregate="):
+            gradients = int(self._schedule.policy.rpartition("=")[2])
+        expected = reference_parameters(self._cluster.job, gradients)
+        for name, value in expected.items():
+            if self._values[name].tobytes() != value.tobytes():
+                yield f"{name} is not, to the last bit, what an undisturbed run makes of it"
+
+
+def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
+    """Return all variables as they are in the shards' memory."""
+    values: dict[str, Any] = {}
+    for index in range(cluster.schedule.ps):
+        shard = cluster.server(index).shard
+        views = shard.layout.views(shard.parameters)
+        for chunk, view in zip(shard.layout.slices, views, strict=True):
+            values[chunk.variable.name] = view
+    return {name: values[name] for name in cluster.job.initial_parameters()}

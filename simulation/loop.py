@@ -1,0 +1,285 @@
+"""An event loop in virtual time, and processes on it that can be stopped at any callback.
+
+Time stands still while callbacks run and jumps to the next timer when none is left. Nothing waits,
+nothing runs in a thread, and no order depends on an address in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import inspect
+import itertools
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from types import FrameType
+from typing import Any, TypeVar, TypeVarTuple
+
+LONGEST_S = 2.0  # that any work takes: the tasks' timeouts are made for that
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+_current: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class Process:
+    """What would be a process of its own: a set of callbacks that run, or do not, together.
+
+    A process that is stopped keeps what would have run, in order: one that is continued catches
+    up, as after SIGCONT; one that is never continued is dead, and none of its ``finally`` runs.
+    """
+
+    def __init__(self, name: str, work_s: float = 0.0) -> None:
+        """``work_s``: mean duration of what it does beside its event loop."""
+        self.name = name
+        self.work_s = work_s
+        self.is_stopped = False
+        self.held: list[asyncio.Handle] = []
+        self._lines_left: int | None = None
+        self._is_watched = False
+        self._die: Callable[[], Callable[[], None]] | None = None
+        self._bury: Callable[[], None] | None = None
+        self.context = copy_context()
+        self.context.run(_current.set, self)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def die_after(self, lines: int, die: Callable[[], Callable[[], None]]) -> None:
+        """Call ``die``, which must stop this process, once so many lines of its code have run.
+
+        What it returns is called when the interrupted callback is unwound.
+        """
+        self._lines_left, self._die = lines, die
+
+    def spare(self) -> None:
+        """Call :meth:`die_after` off."""
+        self._lines_left = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Do not count what the simulation does meanwhile to see what goes on."""
+        self._is_watched = True
+        try:
+            yield
+        finally:
+            self._is_watched = False
+
+    @property
+    def is_doomed(self) -> bool:
+        return self._lines_left is not None
+
+    def run(self, handle: asyncio.Handle) -> None:
+        """Run a callback of a doomed process, as far as it gets."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            handle._run()
+        finally:
+            sys.settrace(before)
+            if self._bury is not None:
+                self._bury()
+                self._bury = None
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if self._lines_left is None or self._is_watched or not _is_counted(frame):
+            return None
+        if event == "line":
+            self._lines_left -= 1
+            if self._lines_left < 0 and self._die is not None:
+                self._lines_left = None
+                self._bury = self._die()
+                _close_unbegun(frame)
+                raise Killed
+        return self._trace
+
+
+class Killed(BaseException):
+    """Unwinds what a process was doing when it died. What is done meanwhile must not matter."""
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number: sets of tasks, as TaskGroup has, keep the same order."""
+
+    def __init__(self, number: int, coroutine: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs callbacks in the order of their times, and those of one time as they were asked for.
+
+    How long work takes that would run in a thread is drawn from ``random``.
+    """
+
+    def __init__(self, random: Random, starts_at: float) -> None:
+        super().__init__()
+        self.errors: list[str] = []  # of callbacks
+        self._now = starts_at
+        self._random = random
+        self._worked_s = 0.0
+        self._numbers = itertools.count()
+        self._task_numbers = itertools.count()
+        self._due: deque[tuple[Process | None, asyncio.Handle]] = deque()
+        self._timers: list[tuple[float, int, Process | None, asyncio.TimerHandle]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def performance_counter(self) -> float:
+        """Return a time that passes while work is done, a different one at every look."""
+        self._worked_s += self._work_s()
+        return self._now + self._worked_s
+
+    def call_soon(
+        self,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append((_process_of(context), handle))
+        return handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        entry = (when, next(self._numbers), _process_of(context), handle)
+        heapq.heappush(self._timers, entry)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override]  # typeshed knows no generic one
+        self, executor: Any, function: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        """Have ``function`` called in one go, some virtual time later."""
+        future: asyncio.Future[Result] = self.create_future()
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = function(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self.call_later(self._work_s(), work)
+        return future
+
+    def create_task(
+        self, coro: Generator[Any, None, Result] | Coroutine[Any, Any, Result], **options: Any
+    ) -> asyncio.Task[Result]:
+        return _NumberedTask(next(self._task_numbers), coro, loop=self, **options)
+
+    def spawn(
+        self, process: Process, coroutine: Coroutine[Any, Any, Result]
+    ) -> asyncio.Task[Result]:
+        """Begin a coroutine as part of a process; all that it starts is part of it too."""
+        return self.create_task(coroutine, context=process.context)
+
+    def resume(self, process: Process) -> None:
+        """Continue a process that was stopped."""
+        process.is_stopped = False
+        self._due.extend((process, handle) for handle in process.held)
+        process.held.clear()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Killed):
+            return
+        self.errors.append(f"{context['message']}: {type(error).__name__}: {error}")
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until ``future`` is done.
+
+        Raises:
+            RuntimeError: nothing is left that could ever run.
+        """
+        task = asyncio.ensure_future(future, loop=self)
+        asyncio._set_running_loop(self)
+        try:
+            while not task.done():
+                self._run_what_is_due()
+        finally:
+            asyncio._set_running_loop(None)
+        return task.result()
+
+    def _work_s(self) -> float:
+        process = _current.get()
+        mean_s = 0.0 if process is None else process.work_s
+        return min(LONGEST_S, self._random.expovariate(1 / mean_s)) if mean_s else 0.0
+
+    def _run_what_is_due(self) -> None:
+        timers, due = self._timers, self._due
+        if not due:
+            if not timers:
+                raise RuntimeError("nothing is left that could ever run")
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            _, _, process, timer = heapq.heappop(timers)
+            due.append((process, timer))
+        for _ in range(len(due)):
+            process, handle = due.popleft()
+            if handle.cancelled():
+                continue
+            if process is not None and process.is_stopped:
+                process.held.append(handle)
+            elif process is not None and process.is_doomed:
+                process.run(handle)
+            else:
+                handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing to do: it is passed over when its time has come."""
+
+
+def current_process() -> Process | None:
+    """Return the process whose callback runs; None: it is the simulation itself."""
+    return _current.get()
+
+
+def unseen() -> AbstractContextManager[None]:
+    """Do what the simulation does to see what goes on, without leaving a trace in a process."""
+    process = _current.get()
+    return process.watched() if process is not None and process.is_doomed else nullcontext()
+
+
+def _close_unbegun(frame: FrameType) -> None:
+    """Close a coroutine that a function was given and will not pass on: nobody awaits it."""
+    of_tasks = {task.get_coro() for task in asyncio.all_tasks()}
+    for value in frame.f_locals.values():
+        if inspect.iscoroutine(value) and value not in of_tasks:
+            if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
+
+
+def _is_counted(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith("zmqtrain.") and not name.startswith("simulation")
+
+
+def _process_of(context: Context | None) -> Process | None:
+    return _current.get() if context is None else context.get(_current)

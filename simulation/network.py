@@ -1,0 +1,412 @@
+"""A network in memory that delays, loses, repeats and reorders messages, and comes apart.
+
+Its connections behave as ZeroMQ's do: a connected end keeps messages until somebody listens; when
+a connection breaks, what is on its way is lost and the listener knows the next one by another
+name. So do shortcuts, but that an end of theirs is not connected again. What the weather does
+beyond that (single messages lost, repeated or overtaken) no connection would do; the tasks should
+bear it all the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+from simulation.loop import Process, VirtualLoop
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.base import (
+    HIGH_WATER_MARK,
+    OnMessage,
+    OnTrouble,
+    RoutingId,
+    UnreachableError,
+    ignore_trouble,
+)
+from zmqtrain.wire.buffers import Buffer
+
+Frames: TypeAlias = list[Buffer]
+
+RECONNECT_S = 0.3  # at most, after somebody listens again
+
+_NO_PROCESS = Context()  # the network goes on, whoever is stopped
+
+Watch: TypeAlias = Callable[["Connection", bool, Frames, str], None]
+"""Told of every message: its connection, whether it goes to the listener, and what becomes of it:
+"sent", "lost" or "delivered"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What happens to messages. Times are in seconds; chances are from 0 to 1."""
+
+    delay_s: float = 0.001  # at least
+    jitter_s: float = 0.001  # mean of what is added
+    loss: float = 0.0
+    repetition: float = 0.0
+    overtaking: bool = False  # whether messages of one connection may lose their order
+
+    def __str__(self) -> str:
+        words = [
+            f"delays of {self.delay_s:g} s + {self.jitter_s:g} s",
+            f"{self.loss:.0%} lost" if self.loss else "",
+            f"{self.repetition:.0%} repeated" if self.repetition else "",
+            "out of order" if self.overtaking else "",
+        ]
+        return ", ".join(filter(None, words))
+
+
+@dataclass(slots=True)
+class Cut:
+    """Two parts of the cluster that do not reach one another until ``ends_at``."""
+
+    names: Collection[str]  # of the processes on one side
+    ends_at: float
+    keeps: bool  # whether messages arrive after it, or never
+
+
+class Connection:
+    """One connected end, and the listener that it has found, if any."""
+
+    def __init__(self, end: SimulatedEnd, name: RoutingId) -> None:
+        self.end = end
+        self.name = name  # by which the listener knows it
+        self.listener: SimulatedListener | None = None
+        self.waiting: list[Frames] = []  # until somebody listens
+        self.life = 0  # rises when it breaks
+        self.under_way = {True: 0, False: 0}  # messages to the listener, and from it
+        self.last_at = {True: 0.0, False: 0.0}  # when the last of them arrives
+
+    def __str__(self) -> str:
+        listener = self.listener
+        return f"{self.end.process} -- {listener.process if listener else self.end.address}"
+
+
+class SimulatedEnd:
+    """A connected endpoint."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self.network = network
+        self.process = process
+        self.address = address
+        self.inbox = _Inbox()
+        self.is_closed = False
+        self.connection = network.connected(self)
+
+    def start(self, on_message: OnMessage) -> None:
+        self.inbox.open(on_message)
+
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
+        connection = self.connection
+        if self.is_closed:
+            raise UnreachableError(f"this end of {self.address} is closed")
+        if len(connection.waiting) + connection.under_way[True] >= HIGH_WATER_MARK:
+            raise UnreachableError(f"{HIGH_WATER_MARK} messages wait for {self.address}")
+        if connection.listener is None:
+            connection.waiting.append(_copied(frames))
+        else:
+            self.network.carry(connection, _copied(frames), up=True)
+
+    def close(self, *, discard: bool = False) -> None:
+        """Stop receiving; what is on its way still arrives, ``discard`` or not."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.inbox.close()
+            self.network.end_closed(self.connection)
+
+    def vanish(self) -> None:
+        self.close()
+        self.network.lose(self.connection)
+
+
+class SimulatedShortcut(SimulatedEnd):
+    """The connected end of a shortcut, which is told when its connection breaks."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        super().__init__(network, process, address)
+        self._on_trouble: OnTrouble = ignore_trouble
+
+    def tell(self, on_trouble: OnTrouble) -> None:
+        self._on_trouble = on_trouble
+
+    def broken(self) -> None:
+        if not self.is_closed:
+            self._on_trouble(f"{self.address} has ended", True)
+
+
+class SimulatedListener:
+    """A listening endpoint."""
+
+    def __init__(
+        self, network: Network, process: Process, address: str, high_water_mark: int
+    ) -> None:
+        self.network = network
+        self.process = process
+        self.address = address
+        self.high_water_mark = high_water_mark
+        self.inbox = _Inbox()
+        self.connections: dict[RoutingId, Connection] = {}
+
+    def start(self, on_message: OnMessage) -> None:
+        self.inbox.open(on_message)
+        self.network.listening(self)
+
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
+        connection = self.connections.get(peer)
+        if connection is None:
+            raise UnreachableError(f"peer {peer!r} is not connected")
+        if connection.under_way[False] >= self.high_water_mark:
+            raise UnreachableError(f"{self.high_water_mark} messages wait for {peer!r}")
+        self.network.carry(connection, _copied(frames), up=False)
+
+    def close(self, *, discard: bool = False) -> None:
+        """Stop receiving and give the address up; what is on its way still arrives.
+
+        It does so, ``discard`` or not.
+        """
+        self.inbox.close()
+        self.network.listener_closed(self)
+
+    def vanish(self) -> None:
+        self.close()
+        for connection in tuple(self.connections.values()):
+            self.network.lose(connection)
+
+
+class _Inbox:
+    """Hands messages over, once there is someone to take them."""
+
+    def __init__(self) -> None:
+        self._on_message: OnMessage | None = None
+        self._early: deque[tuple[RoutingId, Frames]] = deque()
+
+    def open(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        while self._early:
+            on_message(*self._early.popleft())
+
+    def close(self) -> None:
+        self._on_message = None
+        self._early.clear()
+
+    def take(self, peer: RoutingId, frames: Frames) -> None:
+        if self._on_message is None:
+            self._early.append((peer, frames))
+        else:
+            self._on_message(peer, frames)
+
+
+class SimulatedTransport:
+    """One process's way into the network."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+        self._endpoints: list[SimulatedEnd | SimulatedListener] = []
+
+    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> SimulatedListener:
+        listener = self._network.bound(self._process, address, high_water_mark)
+        self._endpoints.append(listener)
+        return listener
+
+    def connect(self, address: str) -> SimulatedEnd:
+        end = SimulatedEnd(self._network, self._process, address)
+        self._endpoints.append(end)
+        return end
+
+    def offer_shortcut(self, name: str) -> SimulatedListener:
+        try:
+            return self.bind(_shortcut(name))
+        except ConfigError as error:
+            raise UnreachableError(str(error)) from None
+
+    def take_shortcut(self, name: str) -> SimulatedShortcut:
+        if not self._network.is_listened(_shortcut(name)):
+            raise UnreachableError(f"nobody listens at {_shortcut(name)}")
+        end = SimulatedShortcut(self._network, self._process, _shortcut(name))
+        self._endpoints.append(end)
+        return end
+
+    def close(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.close()
+
+    def vanish(self) -> None:
+        """Be gone as after SIGKILL, with what is on its way."""
+        for endpoint in self._endpoints:
+            endpoint.vanish()
+
+
+class Network:
+    """Joins the endpoints of all processes."""
+
+    def __init__(self, loop: VirtualLoop, random: Random, weather: Weather, watch: Watch) -> None:
+        self.weather = weather
+        self.cuts: list[Cut] = []
+        self._loop = loop
+        self._random = random
+        self._watch = watch
+        self._numbers = itertools.count(1)
+        self._listeners: dict[str, SimulatedListener] = {}
+        self._connections: list[Connection] = []
+
+    def transport(self, process: Process) -> SimulatedTransport:
+        return SimulatedTransport(self, process)
+
+    def break_connections(self, name: str) -> None:
+        """Break every connection that the processes of this name have made, or listen to."""
+        for connection in tuple(self._connections):
+            listener = connection.listener
+            if listener is not None and name in (
+                connection.end.process.name,
+                listener.process.name,
+            ):
+                self.lose(connection)
+                self._connect_soon(connection)
+
+    # For the endpoints
+
+    def bound(self, process: Process, address: str, high_water_mark: int) -> SimulatedListener:
+        if address in self._listeners:
+            raise ConfigError(f"{address} is in use: give each ps an address of its own")
+        listener = SimulatedListener(self, process, address, high_water_mark)
+        self._listeners[address] = listener
+        return listener
+
+    def is_listened(self, address: str) -> bool:
+        return address in self._listeners
+
+    def connected(self, end: SimulatedEnd) -> Connection:
+        connection = Connection(end, self._new_name())
+        self._connections.append(connection)
+        if end.address in self._listeners:
+            self._connect(connection, 0)
+        return connection
+
+    def listening(self, listener: SimulatedListener) -> None:
+        for connection in self._connections:
+            if connection.end.address == listener.address:
+                self._connect_soon(connection)
+
+    def end_closed(self, connection: Connection) -> None:
+        self._connections.remove(connection)
+        self._lose_after_the_last(connection, up=True)
+
+    def listener_closed(self, listener: SimulatedListener) -> None:
+        if self._listeners.get(listener.address) is listener:
+            del self._listeners[listener.address]
+        for connection in tuple(listener.connections.values()):
+            self._lose_after_the_last(connection, up=False)
+
+    def lose(self, connection: Connection) -> None:
+        """Break a connection, with all that is on its way."""
+        if connection.listener is not None:
+            connection.listener.connections.pop(connection.name, None)
+        connection.listener = None
+        connection.life += 1
+        connection.under_way = {True: 0, False: 0}
+        connection.last_at = {True: 0.0, False: 0.0}
+        if isinstance(connection.end, SimulatedShortcut):
+            self._loop.call_soon(connection.end.broken, context=connection.end.process.context)
+
+    def carry(self, connection: Connection, frames: Frames, *, up: bool) -> None:
+        """Send a message on its way, to the listener (``up``) or from it."""
+        self._watch(connection, up, frames, "sent")
+        weather = self.weather
+        earliest = self._reachable_at(connection)
+        if earliest is None or self._random.random() < weather.loss:
+            self._watch(connection, up, frames, "lost")
+            return
+        self._carry_once(connection, frames, up, earliest)
+        if self._random.random() < weather.repetition:
+            self._carry_once(connection, frames, up, earliest)
+
+    def _carry_once(
+        self, connection: Connection, frames: Frames, up: bool, earliest: float
+    ) -> None:
+        weather, listener = self.weather, connection.listener
+        if listener is None:
+            return
+        jitter_s = self._random.expovariate(1 / weather.jitter_s) if weather.jitter_s else 0.0
+        at = max(earliest, self._loop.time()) + weather.delay_s + jitter_s
+        if not weather.overtaking:
+            at = max(at, connection.last_at[up])
+            connection.last_at[up] = at
+        connection.under_way[up] += 1
+        target = listener.process if up else connection.end.process
+        self._loop.call_at(
+            at, self._arrive, connection, connection.life, frames, up, context=target.context
+        )
+
+    def _arrive(self, connection: Connection, life: int, frames: Frames, up: bool) -> None:
+        if connection.life != life or connection.listener is None:
+            self._watch(connection, up, frames, "lost")
+            return
+        connection.under_way[up] -= 1
+        self._watch(connection, up, frames, "delivered")
+        if up:
+            connection.listener.inbox.take(connection.name, frames)
+        else:
+            connection.end.inbox.take(b"", frames)
+
+    def _reachable_at(self, connection: Connection) -> float | None:
+        """Return the time from which on the two ends reach one another; None: it is lost."""
+        now = self._loop.time()
+        if not self.cuts:
+            return now
+        self.cuts = [cut for cut in self.cuts if cut.ends_at > now]
+        listener = connection.listener
+        ends = {connection.end.process.name, listener.process.name if listener else ""}
+        earliest = now
+        for cut in self.cuts:
+            if len(ends.intersection(cut.names)) == 1:
+                if not cut.keeps:
+                    return None
+                earliest = max(earliest, cut.ends_at)
+        return earliest
+
+    # Connections
+
+    def _connect_soon(self, connection: Connection) -> None:
+        delay_s = self._random.uniform(0, RECONNECT_S)
+        self._loop.call_later(
+            delay_s, self._connect, connection, connection.life, context=_NO_PROCESS
+        )
+
+    def _connect(self, connection: Connection, life: int) -> None:
+        listener = self._listeners.get(connection.end.address)
+        if listener is None or connection.end.is_closed or connection.life != life:
+            return
+        if connection.listener is not None:
+            return
+        connection.listener = listener
+        connection.name = self._new_name()
+        listener.connections[connection.name] = connection
+        waiting, connection.waiting = connection.waiting, []
+        for frames in waiting:
+            self.carry(connection, frames, up=True)
+
+    def _lose_after_the_last(self, connection: Connection, *, up: bool) -> None:
+        if connection.listener is None:
+            return
+        at = connection.last_at[up]
+        self._loop.call_at(at, self._end_life, connection, connection.life, context=_NO_PROCESS)
+
+    def _end_life(self, connection: Connection, life: int) -> None:
+        if connection.life == life:
+            self.lose(connection)
+
+    def _new_name(self) -> RoutingId:
+        return b"%d" % next(self._numbers)
+
+
+def _shortcut(name: str) -> str:
+    return f"shortcut {name}"
+
+
+def _copied(frames: Sequence[Buffer]) -> Frames:
+    return [bytes(frame) for frame in frames]

@@ -1,0 +1,170 @@
+"""One simulated run from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from simulation.cluster import SimulatedCluster
+from simulation.invariants import Broken, broken_bound, check_end
+from simulation.loop import VirtualLoop, unseen
+from simulation.network import Connection, Frames, Network
+from simulation.schedule import JOB_SEED, Schedule, draw
+from simulation.stand_ins import garbage_kept, log_told, standing_in
+from simulation.tally import tally_job
+from simulation.witness import Witness
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.job import Job
+from zmqtrain.wire.codec import decode
+
+PATIENCE_S = 150.0
+"""Virtual seconds after the last fault in which a job must have ended: every timeout of a task can
+pass one after another."""
+
+STARTS_AT = 1000.0  # virtual time of a run's begin
+SHARED_MEMORY = Path("/dev/shm")  # where files cost no disk
+
+Tell = Callable[[str], None]
+"""Gets a line, with its virtual time, for all that happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a schedule; ``broken`` says what did not hold, "" if everything did."""
+
+    schedule: Schedule
+    broken: str
+    messages: int
+
+    def __str__(self) -> str:
+        return f"{self.schedule}\n{self.broken or 'everything held'}"
+
+
+def simulate(schedule: Schedule, tell: Tell | None = None) -> Report:
+    """Run a schedule in virtual time and check it. Nothing else may go on in this process."""
+    with garbage_kept():
+        return _simulate(schedule, tell)
+
+
+def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
+    random = Random(f"{schedule.seed} run")
+    loop = VirtualLoop(random, STARTS_AT)
+    observer = _Observer(loop, tell)
+    network = Network(loop, random, schedule.weather, observer.watch)
+    with (
+        _directory() as directory,
+        standing_in(loop, random, in_chunks=schedule.in_chunks),
+        log_told(observer.note if tell is not None else None),
+    ):
+        job = _job(schedule, directory)
+        observer.hidden = str(directory)
+        cluster = SimulatedCluster(schedule, job, loop, network, directory, observer.note)
+        observer.cluster = cluster
+        try:
+            broken = loop.run_until_complete(_live(cluster, observer, loop))
+        finally:
+            loop.close()
+    return Report(schedule, broken, observer.messages)
+
+
+def run_seed(seed: int, policy: str = "") -> Report:
+    """Run the schedule of a seed."""
+    return simulate(draw(seed, policy))
+
+
+def smallest(schedule: Schedule) -> Schedule:
+    """Return a broken schedule without the faults that it breaks without, too."""
+    for fault in schedule.faults:
+        fewer = tuple(other for other in schedule.faults if other is not fault)
+        if simulate(replace(schedule, faults=fewer)).broken:
+            schedule = replace(schedule, faults=fewer)
+    return schedule
+
+
+class _Observer:
+    """Has every message looked at, and ends the run when something is wrong."""
+
+    def __init__(self, loop: VirtualLoop, tell: Tell | None) -> None:
+        self.cluster: SimulatedCluster
+        self.hidden = ""  # path that has another name in every run
+        self.messages = 0
+        self.witness = Witness(lambda text: self.cluster.give_up(text))
+        self._loop = loop
+        self._tell = tell
+
+    def note(self, text: str) -> None:
+        if self._tell is not None:
+            line = f"{self._loop.time() - STARTS_AT:9.4f} {text}"
+            self._tell(line.replace(self.hidden, "~") if self.hidden else line)
+
+    def watch(self, connection: Connection, up: bool, frames: Frames, fate: str) -> None:
+        if fate == "sent" or self._tell is not None:
+            with unseen():
+                self._watch(connection, up, frames, fate)
+
+    def _watch(self, connection: Connection, up: bool, frames: Frames, fate: str) -> None:
+        if self._tell is not None:
+            arrow = "->" if up else "<-"
+            self.note(f"{connection} {arrow} {fate}: {decode(frames)}")
+        if fate != "sent":
+            return
+        self.messages += 1
+        if self.witness.saw(connection, up, frames):
+            self._check_bound()
+
+    def _check_bound(self) -> None:
+        leader = self.cluster.server(0).direction
+        if isinstance(leader, Leader) and leader.coordinator is not None:
+            broken = broken_bound(leader.coordinator)
+            if broken:
+                self.cluster.give_up(broken)
+
+
+async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoop) -> str:
+    """Run the cluster to its end; return what was broken."""
+    limit_s = cluster.schedule.calm_at + PATIENCE_S
+    try:
+        cluster.start_all()
+        async with asyncio.timeout(limit_s):
+            await cluster.over.wait()
+        if cluster.objections or loop.errors:
+            return "\n".join([*cluster.objections, *loop.errors])
+        check_end(cluster, observer.witness)
+    except TimeoutError:
+        return "\n".join([f"the run has not ended after {limit_s:g} s", *cluster.waits()])
+    except Broken as error:
+        return str(error)
+    finally:
+        await cluster.clean_up()
+    return ""
+
+
+def _job(schedule: Schedule, directory: Path) -> Job:
+    return tally_job(
+        schedule.ps,
+        schedule.bad,
+        policy=schedule.policy,
+        steps=schedule.steps,
+        seed=JOB_SEED,
+        prefetch=schedule.prefetch,
+        consistent_reads=schedule.consistent_reads,
+        logdir=str(directory) if schedule.keeps else None,
+        save_secs=schedule.save_secs,
+    )
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """Yield a directory for segments and checkpoints."""
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="zmqtrain-simulation-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,295 @@
+"""What happens in one simulated run: everything is drawn from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TypeAlias
+
+from simulation.network import Weather
+from simulation.tally import EXAMPLES
+from zmqtrain.config.timing import Timing
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.policies import make_policy
+
+JOB_SEED = 1
+SPAN_S = 1.5  # about as long as an undisturbed run; faults begin within it
+PS_WORK_S = 0.003  # mean of what a ps takes for an update: some are done in place, some beside
+SLOWNESS = 4.0
+
+LOCAL = Weather(0.0002, 0.0003)
+WIDE = Weather(0.005, 0.02)
+STORMS = (
+    Weather(0.001, 0.2),
+    Weather(0.001, 0.01, loss=0.05),
+    Weather(0.001, 0.01, loss=0.3),
+    Weather(0.001, 0.02, repetition=0.2),
+    Weather(0.001, 0.05, loss=0.05, repetition=0.1, overtaking=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong, or that somebody does. Times are in virtual seconds.
+
+    ``kind``:
+      kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
+                  middle of what it does next, once so many ``lines`` of its code have run;
+                  ``mild``: its connections look alive for a while
+      stop        the process is stopped (SIGSTOP) for ``lasts_s``
+      cut         ``names`` and the others do not reach one another for ``lasts_s``; ``mild``:
+                  messages arrive after it
+      break       connections of the process break, and are made again
+      storm       ``weather`` for ``lasts_s``
+      switch      somebody changes the policy to ``spec``
+      save        somebody asks for a checkpoint
+      interrupt   somebody presses Ctrl-C
+    """
+
+    at: float
+    kind: str
+    names: tuple[str, ...] = ()
+    lasts_s: float = 0.0
+    mild: bool = False
+    lines: int = 0
+    weather: Weather | None = None
+    spec: str = ""
+
+    @property
+    def ends_at(self) -> float:
+        return self.at + self.lasts_s
+
+    def __str__(self) -> str:
+        details = {
+            "for": f"{self.lasts_s:g} s" if self.lasts_s else "",
+            "after": f"{self.lines} lines" if self.lines else "",
+            "in": str(self.weather or ""),
+            "to": self.spec,
+        }
+        words = [self.kind, ", ".join(self.names), "mildly" if self.mild else ""]
+        words += [f"{word} {text}" for word, text in details.items() if text]
+        return " ".join(filter(None, words))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One run: the cluster, the job, and all that happens to it.
+
+    ``slow``: number of the worker that takes ``SLOWNESS`` times as long as the others, if there is
+    one of this number. ``keeps``: whether checkpoints are written. ``bad``: examples without a
+    finite gradient. ``in_chunks``: whether even small tensors travel in chunks.
+    """
+
+    seed: int
+    ps: int
+    workers: int
+    policy: str
+    steps: int
+    lane: str
+    prefetch: int
+    consistent_reads: bool
+    in_chunks: bool
+    timing: Timing
+    weather: Weather
+    slow: int
+    keeps: bool
+    save_secs: float
+    bad: frozenset[int]
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tasks."""
+        return [
+            *(f"ps {index}" for index in range(self.ps)),
+            "chief 0",
+            *(f"worker {index}" for index in range(self.workers)),
+        ]
+
+    @property
+    def calm_at(self) -> float:
+        """When the last fault is over."""
+        return max((fault.ends_at for fault in self.faults), default=0.0)
+
+    def work_s(self, name: str) -> float:
+        """Return how long a worker takes for a gradient, or a ps for an update, in the mean."""
+        if not name.startswith("worker"):
+            return PS_WORK_S
+        at_once = self.workers if make_policy(self.policy).step_per_push else 1
+        slowness = SLOWNESS if name == f"worker {self.slow}" else 1.0
+        return SPAN_S * at_once / self.steps * slowness
+
+    def has(self, kind: str, role: str = "") -> bool:
+        """Say whether there is such a fault, of a task of this role."""
+        return any(
+            fault.kind == kind and (not role or any(n.startswith(role) for n in fault.names))
+            for fault in self.faults
+        )
+
+    def __str__(self) -> str:
+        words = [
+            f"seed {self.seed}: {self.ps} ps, {self.workers} workers, {self.policy}",
+            f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
+            f"worker {self.slow} is slow" if self.slow < self.workers else "",
+            "consistent reads" if self.consistent_reads else "",
+            "in chunks" if self.in_chunks else "",
+            f"saves every {self.save_secs:g} s" if self.keeps else "no logdir",
+            f"bad {sorted(self.bad)}" if self.bad else "",
+            f"heartbeat {self.timing.heartbeat_s:g} s, lease {self.timing.lease_s:g} s",
+            f"in {self.weather}",
+        ]
+        faults = [f"  {fault.at:.3f} {fault}" for fault in self.faults]
+        return "\n".join([", ".join(filter(None, words)), *faults])
+
+
+def draw(seed: int, policy: str = "") -> Schedule:
+    """Return the schedule of a seed; under another policy than it would have, if one is given."""
+    random = Random(seed)
+    ps, workers = random.choice((1, 1, 2, 2, 3)), random.choice((1, 2, 2, 3, 3, 4, 6))
+    drawn = _policy(random, workers)
+    schedule = Schedule(
+        seed=seed,
+        ps=ps,
+        workers=workers,
+        policy=policy or drawn,
+        steps=random.randint(6, 24),
+        lane=random.choice(("tcp", "tcp", "shm", "shm", "memory")),
+        prefetch=random.choice((0, 1, 1, 3)),
+        consistent_reads=random.random() < 0.3,
+        in_chunks=random.random() < 0.15,
+        timing=_timing(random, ps * (workers + 2)),
+        weather=random.choice((LOCAL, LOCAL, WIDE)),
+        slow=random.randrange(2 * workers),
+        keeps=random.random() < 0.4,
+        save_secs=random.choice((0.0, 0.3, 1.0)),
+        bad=_bad(random),
+    )
+    faults = sorted(_faults(random, schedule), key=lambda fault: fault.at)
+    if not policy and random.random() < 0.1 and not _may_lose_worker(faults):
+        # With these tokens, the workers that are left wait for the one that took one away.
+        tokens = f"sync-replicas:aggregate={random.randint(1, workers)},tokens={workers}"
+        schedule = replace(schedule, policy=tokens)
+    return _without_oblivion(replace(schedule, faults=tuple(faults)))
+
+
+def _without_oblivion(schedule: Schedule) -> Schedule:
+    """Spare the chief if a killed ps loses everything: or nobody knows that there was a job.
+
+    A job that is saved may not have been saved yet.
+    """
+    if schedule.lane != "memory" or not schedule.has("kill", "ps"):
+        return schedule
+    spared = [f for f in schedule.faults if f.kind != "kill" or "chief 0" not in f.names]
+    return replace(schedule, faults=tuple(spared))
+
+
+def _policy(random: Random, workers: int) -> str:
+    return random.choice(
+        (
+            random.choice(("hogwild", "hogwild:whole")),
+            f"bounded-staleness:{random.randint(0, 3)}",
+            "sync-replicas",
+            f"sync-replicas:aggregate={random.randint(1, workers + 1)}",
+            f"sync-replicas:aggregate={max(1, workers - 1)}",
+        )
+    )
+
+
+def _timing(random: Random, links: int) -> Timing:
+    """Draw how often tasks show life: the more links, the more rarely, or nothing else is left."""
+    heartbeat_s = random.choice((0.02, 0.05)) * max(5, links)
+    return Timing(
+        heartbeat_s=heartbeat_s,
+        lease_s=heartbeat_s * random.choice((2.0, 4.0)),
+        join_timeout_s=20.0,
+        peer_timeout_s=random.choice((6.0, 12.0)),
+        grace_s=4.0,
+    )
+
+
+def _bad(random: Random) -> frozenset[int]:
+    if random.random() < 0.85:
+        return frozenset()
+    plan = BatchPlan(EXAMPLES, 1, JOB_SEED)
+    return frozenset(int(plan.indices(random.randrange(30))[0]) for _ in range(3))
+
+
+def _may_lose_worker(faults: list[Fault]) -> bool:
+    return any(fault.kind not in ("break", "switch", "save") for fault in faults)
+
+
+Draw: TypeAlias = Callable[[Random, Schedule], Fault | None]
+
+
+def _faults(random: Random, schedule: Schedule) -> list[Fault]:
+    """Draw up to six faults, of up to three kinds: more would hide one another."""
+    kinds = random.sample(_KINDS, random.choice((0, 1, 1, 2, 3)))
+    drawn = [kind(random, schedule) for kind in kinds for _ in range(random.choice((1, 1, 2)))]
+    return [fault for fault in drawn if fault is not None]
+
+
+def _kill_worker(random: Random, schedule: Schedule) -> Fault:
+    return _kill(random, f"worker {random.randrange(schedule.workers)}")
+
+
+def _kill_chief(random: Random, schedule: Schedule) -> Fault:
+    return _kill(random, "chief 0")
+
+
+def _kill_ps(random: Random, schedule: Schedule) -> Fault:
+    return _kill(random, f"ps {random.randrange(schedule.ps)}")
+
+
+def _kill(random: Random, name: str) -> Fault:
+    lasts_s = random.choice((0.05, 0.5, 3.0))
+    lines = random.choice((0, random.randint(1, 50), random.randint(1, 600)))
+    return Fault(_moment(random), "kill", (name,), lasts_s, _coin(random), lines)
+
+
+def _stop(random: Random, schedule: Schedule) -> Fault:
+    name = random.choice(schedule.names)
+    return Fault(_moment(random), "stop", (name,), random.choice((0.1, 0.6, 1.5, 4.0)))
+
+
+def _cut(random: Random, schedule: Schedule) -> Fault:
+    names = random.sample(schedule.names, random.randint(1, len(schedule.names) - 1))
+    lasts_s = random.choice((0.1, 0.6, 1.5, 4.0))
+    return Fault(_moment(random), "cut", tuple(sorted(names)), lasts_s, _coin(random))
+
+
+def _break(random: Random, schedule: Schedule) -> Fault:
+    return Fault(_moment(random), "break", (random.choice(schedule.names),))
+
+
+def _storm(random: Random, schedule: Schedule) -> Fault:
+    # A message in chunks relies on a connection that loses none of them.
+    weather = STORMS[0] if schedule.in_chunks else random.choice(STORMS)
+    return Fault(_moment(random), "storm", (), random.choice((0.3, 1.5, 4.0)), weather=weather)
+
+
+def _switch(random: Random, schedule: Schedule) -> Fault:
+    return Fault(_moment(random), "switch", spec=_policy(random, schedule.workers))
+
+
+def _save(random: Random, schedule: Schedule) -> Fault | None:
+    return Fault(_moment(random), "save") if schedule.keeps else None
+
+
+def _interrupt(random: Random, schedule: Schedule) -> Fault | None:
+    return Fault(_moment(random), "interrupt") if random.random() < 0.3 else None
+
+
+_KINDS: tuple[Draw, ...] = (
+    *(_kill_worker, _kill_worker, _kill_chief, _kill_ps, _kill_ps, _stop, _cut, _cut, _break),
+    *(_storm, _storm, _switch, _switch, _save, _interrupt),
+)
+"""Kinds of faults; one that is there twice is drawn twice as often."""
+
+
+def _moment(random: Random) -> float:
+    return round(random.uniform(0, SPAN_S), 3)
+
+
+def _coin(random: Random) -> bool:
+    return random.random() < 0.5

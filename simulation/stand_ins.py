@@ -1,0 +1,213 @@
+"""What stands in for the clock, for threads, for chance and for the kernel in a simulated run.
+
+zmqtrain's modules ask ``time``, ``secrets`` and ``os`` for what they need, by these names; here
+others answer. That leaves the simulated code as it is. It holds for the whole process, so a
+simulation shall be alone in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import gc
+import logging
+import os
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from simulation.loop import Process, VirtualLoop, current_process, unseen
+from zmqtrain.actors import task
+from zmqtrain.data import prefetch
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server import receiver as receiver
+from zmqtrain.server import server as ps
+from zmqtrain.store.segment_files import SUFFIX
+from zmqtrain.wire import chunks as chunks
+
+_real_open, _real_close = os.open, os.close
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+
+CHUNK_SIZE = 120  # elements, of tensors in chunks
+CREDITS_NBYTES = (1200, 1 << 20)  # some chunks, or all
+UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
+
+
+class _AtOnce(Executor):
+    """Does work in place of a thread, when it is given."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """There are no threads to count or to name."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **named))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def standing_in(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[None]:
+    """Have all that a task takes from outside come from the simulation.
+
+    ``in_chunks``: have small tensors travel in chunks, as large ones do.
+    """
+
+    def token_hex(nbytes: int = 32) -> str:
+        return random.randbytes(nbytes).hex()
+
+    def boot_time_ns(clock: int) -> int:
+        return int(1e9 * loop.time())
+
+    stand_ins: list[tuple[Any, str, Any]] = [
+        (time, "monotonic", loop.time),
+        (time, "perf_counter", loop.performance_counter),
+        (time, "time", lambda: UNIX_S + loop.time()),
+        (time, "clock_gettime_ns", boot_time_ns),
+        (secrets, "token_hex", token_hex),
+        (os, "open", _open),
+        (os, "close", _close),
+        (prefetch, "ThreadPoolExecutor", _AtOnce),
+        (task, "Metrics", _metrics),
+    ]
+    if in_chunks:
+        window_nbytes = random.choice(CREDITS_NBYTES)
+        stand_ins += [
+            (chunks, "CHUNK_SIZE", CHUNK_SIZE),
+            (receiver, "WINDOW_NBYTES", window_nbytes),
+            (ps, "WINDOW_NBYTES", window_nbytes),
+        ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
+    for module, name, stand_in in stand_ins:
+        setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        for module, name, original in before:
+            setattr(module, name, original)
+        _owners.clear()
+
+
+_owners: dict[int, Process] = {}
+"""Whose the open descriptors of segments are."""
+
+
+def _open(path: Any, *arguments: Any, **named: Any) -> int:
+    descriptor = _real_open(path, *arguments, **named)
+    process = current_process()
+    if process is not None and str(path).endswith(SUFFIX):
+        _owners[descriptor] = process
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    _real_close(descriptor)
+    _owners.pop(descriptor, None)
+
+
+def _descriptors(process: Process) -> list[int]:
+    return [descriptor for descriptor, owner in _owners.items() if owner is process]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A segment as it was at some moment: its file, open and under a second name, and its bytes."""
+
+    path: Path
+    second: Path
+    descriptor: int
+    data: bytes
+
+
+def memory_of(process: Process) -> list[Kept]:
+    """Keep what is in the segments that a process has open, until :func:`put_back`."""
+    kept = []
+    for number, descriptor in enumerate(_descriptors(process)):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if not path.exists():
+            continue  # nobody will find it any more
+        second = path.with_suffix(f".kept-{number}")
+        os.link(path, second)
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        kept.append(Kept(path, second, os.dup(descriptor), data))
+    return kept
+
+
+def put_back(memory: list[Kept]) -> None:
+    """Undo what was done to segments since :func:`memory_of`."""
+    for kept in memory:
+        os.pwrite(kept.descriptor, kept.data, 0)
+        _real_close(kept.descriptor)
+        if kept.path.exists():
+            kept.second.unlink()
+        else:
+            kept.second.rename(kept.path)
+
+
+def unlock(process: Process) -> None:
+    """Do what the kernel does for a process that died: let go of its locks."""
+    for descriptor in _descriptors(process):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+
+
+class _Told(logging.Handler):
+    """Passes lines of the log on, each with the process it is from."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if current_process() is None:
+            return
+        with unseen():
+            self._tell(f"{current_process()} says: {self.format(record)}")
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect no garbage meanwhile, and all of it afterwards: what it closes would differ in time.
+
+    What was there before is left alone.
+    """
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.unfreeze()
+
+
+@contextmanager
+def log_told(tell: Callable[[str], None] | None) -> Iterator[None]:
+    """Pass what the tasks log to ``tell``, or to nobody."""
+    log = logging.getLogger("zmqtrain")
+    before = log.level, log.propagate
+    log.propagate = False
+    log.setLevel(logging.INFO if tell is not None else logging.CRITICAL + 1)
+    handler = _Told(tell) if tell is not None else logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+@functools.cache
+def _metrics(role: str, index: int) -> Metrics:
+    """Making them takes longer than all else that a task does at its start; few read them."""
+    return Metrics(role, index)

@@ -1,0 +1,101 @@
+"""Watches what workers and ps say to one another, and objects to what must never be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from simulation.network import Connection, Frames
+from zmqtrain.config.cluster import Role
+from zmqtrain.wire.codec import Envelope, decode
+from zmqtrain.wire.messages import Join, Push, Release
+
+COUNTED = frozenset({"applied", "accumulated"})
+"""Results of a push that say that it is part of the parameters."""
+
+_KINDS = frozenset({b"Join", b"Push", b"Release"})
+
+Life: TypeAlias = tuple[str, int]
+"""A worker's name and incarnation."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What one worker's life and one shard have said."""
+
+    last: int = 0  # sequence of the last push
+    batches: dict[int, int] = field(default_factory=dict)  # sequence -> batch
+    results: dict[int, str] = field(default_factory=dict)  # sequence -> what became of it
+
+
+class Witness:
+    """Sees every message when it is sent.
+
+    ``counted``: batches that a leader, in a generation, told a worker to be part of the parameters.
+    ``lives``: names and nonces of the workers that joined.
+    """
+
+    def __init__(self, object_to: Callable[[str], None]) -> None:
+        """``object_to`` is told of what should not have been said."""
+        self.counted: dict[int, set[int]] = {}
+        self.lives: set[tuple[str, str]] = set()
+        self._object = object_to
+        self._exchanges: dict[tuple[Life, str], _Exchange] = {}
+        self._asked: dict[tuple[Connection, int], tuple[Life, int]] = {}  # request -> push
+        self._versions: dict[tuple[int, int], int] = {}  # ps, generation -> last version told
+
+    def saw(self, connection: Connection, up: bool, frames: Frames) -> bool:
+        """Look at a message that was sent; say whether it lets a worker go on."""
+        header = frames[0]
+        # Its third element, a short string, is the message's kind: most are passed over unread.
+        if bytes(header[3 : 3 + (header[2] & 0x1F)]) not in _KINDS:
+            return False
+        envelope = decode(frames)
+        if up and isinstance(envelope.message, Join):
+            if envelope.sender.role == Role.WORKER:
+                self.lives.add((str(envelope.sender), envelope.message.nonce))
+        elif up and isinstance(envelope.message, Push):
+            self._pushed(connection, envelope, envelope.message)
+        elif not up and isinstance(envelope.message, Release):
+            self._released(connection, envelope, envelope.message)
+            return True
+        return False
+
+    def _pushed(self, connection: Connection, envelope: Envelope, push: Push) -> None:
+        life = (connection.end.process.name, envelope.sender.incarnation)
+        self._asked[connection, envelope.request_id] = (life, push.sequence)
+        exchange = self._exchanges.setdefault((life, _ps_of(connection)), _Exchange())
+        if push.sequence > exchange.last + 1:
+            self._object(f"{life} sends push {push.sequence} after push {exchange.last}")
+        exchange.last = max(exchange.last, push.sequence)
+        if exchange.batches.setdefault(push.sequence, push.batch) != push.batch:
+            self._object(f"push {push.sequence} of {life} changes its batch to {push.batch}")
+
+    def _released(self, connection: Connection, envelope: Envelope, release: Release) -> None:
+        generation = envelope.sender.index, envelope.generation
+        if release.version < self._versions.get(generation, 0):
+            before = self._versions[generation]
+            self._object(f"{envelope.sender} is at version {release.version} after {before}")
+        self._versions[generation] = release.version
+        asked = self._asked.get((connection, envelope.request_id))
+        if asked is None:
+            return  # it answers a pull
+        life, sequence = asked
+        if release.sequence != sequence:
+            self._object(f"{envelope.sender} answers push {sequence} with {release}")
+        exchange = self._exchanges[life, _ps_of(connection)]
+        if exchange.results.setdefault(sequence, release.result) != release.result:
+            first = exchange.results[sequence]
+            self._object(f"push {sequence} of {life} was {first}, now it is {release.result}")
+        if release.result not in COUNTED | {"dropped", "refused"}:
+            self._object(f"push {sequence} of {life} is answered: {release.result!r}")
+        if release.result == "dropped" and not release.reason:
+            self._object(f"push {sequence} of {life} is dropped without a reason")
+        if envelope.sender.index == 0 and release.result in COUNTED:
+            self.counted.setdefault(envelope.generation, set()).add(exchange.batches[sequence])
+
+
+def _ps_of(connection: Connection) -> str:
+    """Return whose connection it is: a worker may have two to the same ps."""
+    return connection.listener.process.name if connection.listener is not None else ""

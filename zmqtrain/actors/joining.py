@@ -1,0 +1,80 @@
+"""How any task introduces itself to a ps, which may start later than the task."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.process_identity import process_identity
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.wire.messages import Join, Welcome
+
+if TYPE_CHECKING:
+    from zmqtrain.actors.task import JobActor
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a ps said to a task that joined."""
+
+    link: Link
+    welcome: Welcome
+    generation: int
+
+
+async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
+    """Begin a new life at every ps; return what they say.
+
+    The leader gives the incarnation, the others take it from there.
+    """
+    actor.abandon_life(FencedError("a new life of this task begins"))
+    actor.begin_life()
+    for link in links:  # or a heartbeat of one that waits its turn is refused, and ends this life
+        link.begin_life()
+    joined = []
+    for link in links:
+        joined.append(await join(actor, link))
+        actor.incarnation = joined[-1].welcome.incarnation
+    return joined
+
+
+def process_name() -> str:
+    """Return host:pid, for people who look for the process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+async def join(actor: JobActor, link: Link) -> Joined:
+    """Join at one ps, waiting for it if it is not there yet.
+
+    Raises:
+        RefusedError: it runs another job, is another ps, or the task's index is taken.
+        PeerLostError: it did not come within the join timeout.
+    """
+    link.begin_life()
+    message = Join(
+        actor.nonce,
+        actor.fingerprint,
+        actor.process,
+        actor.metrics_address,
+        process_identity(),
+        actor.last_incarnation,
+    )
+    envelope = await link.request(
+        message,
+        reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",
+        timeout_s=actor.timing.join_timeout_s,
+    )
+    welcome = envelope.expect(Welcome)
+    if str(envelope.sender) != link.peer:
+        raise RefusedError(
+            f"{envelope.sender} answers at {link.endpoint.address}, where this task expects "
+            f"{link.peer}: list the ps in the same order on every task (--ps, TF_CONFIG)"
+        )
+    link.joined, link.fenced = True, False
+    actor.told_generation = max(actor.told_generation, envelope.generation)
+    link.window_nbytes = welcome.window_nbytes
+    return Joined(link, welcome, envelope.generation)

@@ -1,0 +1,62 @@
+"""What ps, worker and chief have in common: a job, its fingerprint, and facts about themselves."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from zmqtrain.actors.actor import Actor
+from zmqtrain.actors.joining import process_name
+from zmqtrain.actors.link import Link
+from zmqtrain.config.cluster import Role, Task, connect_endpoint
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.job import Job
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import Heartbeat
+
+
+class JobActor(Actor):
+    """The task that ``config`` describes, of a cluster that runs ``job``."""
+
+    def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
+        metrics = Metrics(config.role.value, config.index)
+        super().__init__(config.task, transport, metrics, config)
+        self.job = job
+        self.job_name = config.job
+        self.workers = config.workers
+        self.lane = config.lane
+        self.security = config.security
+        self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
+        self.shards = len(self.ps_endpoints)
+        self.fingerprint = job.fingerprint(self.shards)
+        self.process = process_name()
+        self.nonce = ""
+        self.last_incarnation = 0  # of the life before
+        self.told_generation = 0  # the highest that a ps has welcomed us in
+        self._process_nonce = secrets.token_hex(8)
+        self._lives = 0
+        self.metrics_address = ""  # set once the metrics are served
+        self.report: Callable[[], dict[str, float]] = dict  # facts for the heartbeats
+
+    def link_all(self) -> list[Link]:
+        """Connect to every ps."""
+        return [
+            self.link(Task(Role.PS, index), endpoint)
+            for index, endpoint in enumerate(self.ps_endpoints)
+        ]
+
+    def begin_life(self) -> None:
+        """Forget the incarnation; the next join gets a new one."""
+        self.last_incarnation = max(self.incarnation, self.last_incarnation)
+        self.incarnation = 0
+        self._lives += 1
+        self.nonce = f"{self._process_nonce}/{self._lives}"
+
+    def ready(self) -> tuple[bool, str]:
+        """Say whether the task does its part, and if not, why."""
+        return True, "running"
+
+    def heartbeat(self) -> Heartbeat:
+        return replace(super().heartbeat(), facts=self.report())

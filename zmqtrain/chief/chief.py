@@ -1,0 +1,378 @@
+"""The chief: `python -m zmqtrain.roles.chief`.
+
+It begins the job (restores or initialises), watches it, evaluates and saves on the way, and is the
+only one who ends it. No step needs it: while it is away, training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.actors.joining import Joined, join_all
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.saving import Saver
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.coordination.status import SETTLED
+from zmqtrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ExitCode,
+    FencedError,
+    PeerLostError,
+    ZmqTrainError,
+)
+from zmqtrain.exchanges.lanes import map_segment, read_parameters
+from zmqtrain.job import Job
+from zmqtrain.models.base import Dataset
+from zmqtrain.observe.summary import Summary, parameters_sha256
+from zmqtrain.store.layout import empty_values
+from zmqtrain.store.segment import Reached
+from zmqtrain.training.evaluation import evaluate
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import (
+    Close,
+    GetStatus,
+    Initialize,
+    Parameters,
+    Read,
+    Shutdown,
+    Status,
+)
+
+RETRYABLE = 128  # least exit code that says: a restart may help
+WATCH_S = 0.25  # how often progress is shown and the chief's own clocks are looked at
+
+log = logging.getLogger(__name__)
+
+
+class Chief(JobActor):
+    """Begins, watches and ends one job."""
+
+    def __init__(
+        self,
+        config: TaskConfig,
+        job: Job,
+        transport: Transport,
+        on_progress: Callable[[Status], None],
+        dataset: Dataset | None = None,
+    ) -> None:
+        """``dataset``: the evaluation set, loaded from the job's data unless given."""
+        super().__init__(config, job, transport)
+        self.summary: Summary | None = None
+        self.ending = False  # everyone is being sent home
+        self._on_progress = on_progress
+        self._dataset = dataset
+        self._layouts = job.layouts(self.shards)
+        self._variables = job.variables()
+        self._links: list[Link] = []
+        self._segments: list[Reached | None] = []  # of the ps, where they can be reached
+        self._saver = Saver(self)
+        self._next_evaluation = job.evaluate_every or math.inf
+        self.report = self._facts
+
+    @property
+    def leader(self) -> Link:
+        return self._links[0]
+
+    async def main(self) -> int:
+        self._links = self.link_all()
+        try:
+            return await self._run_job()
+        except ZmqTrainError as error:
+            if error.exit_code < RETRYABLE and self.incarnation:
+                # Another chief would fail as this one did: the others need not wait for it.
+                await self._broadcast_shutdown(error.exit_code, f"the chief failed: {error}")
+            raise
+
+    async def _run_job(self) -> int:
+        if self._dataset is None:
+            self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
+        await self._saver.check()
+        self.metrics.role_state.set("joining")
+        if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
+            # Those who know this chief may be waiting for it; what was learned is the next one's.
+            if self.incarnation and not self._may_have_begun:
+                await self._broadcast_shutdown(self.stop_code, "stopped by a signal")
+            return self.stop_code
+        for link in self._links:
+            self.spawn(link.silence())
+        is_in = True
+        while True:  # through as many generations as it takes
+            try:
+                if not is_in and not await self._unless_stopped(
+                    asyncio.ensure_future(self._begin(again=True))
+                ):
+                    return self.stop_code
+                self.metrics.role_state.set("training")
+                status = await self._watch()
+                self.metrics.role_state.set("draining")
+                return await self._end(status)
+            except FencedError as error:
+                log.warning("%s; joining again", error)
+                is_in = False
+
+    async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
+        """Wait for ``waiting``; return False if a signal comes first.
+
+        If the job may have begun, there is something to save, so it is given a little time.
+        """
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        either: list[asyncio.Future[Any]] = [waiting, stopped]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._may_have_begun:
+                await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
+            if waiting.done():
+                waiting.result()  # raises what ended it
+            return waiting.done()
+        finally:
+            stopped.cancel()
+            waiting.cancel()
+
+    @property
+    def _may_have_begun(self) -> bool:
+        """Whether some ps is in a generation already, or was asked to begin one."""
+        return self.generation > 0 or self.told_generation > 0
+
+    async def _begin_first(self) -> None:
+        """Begin, anew whenever a ps is restarted meanwhile."""
+        while True:
+            try:
+                return await self._begin()
+            except FencedError as error:
+                log.warning("%s; joining again", error)
+
+    async def _begin(self, *, again: bool = False) -> None:
+        """Take over a job that runs, else restore its newest checkpoint, else start afresh.
+
+        ``again``: some ps has lost its parameters; without a checkpoint that ends the job.
+        """
+        joined = await join_all(self, self._links)
+        self._segments = []
+        for shard, one in enumerate(joined):
+            reached = await map_segment(self, shard, one)
+            self._segments.append(reached and reached[0])
+        generations = [one.generation for one in joined]
+        if min(generations) == max(generations) > 0:
+            self.generation = generations[0]
+            log.info("taking over in generation %d", self.generation)
+            return
+        path, generation = await self._saver.newest()
+        if again or await self._has_learned(joined):
+            lost = [
+                one.link.peer
+                for one in joined
+                if one.generation < max(generations) or not one.generation
+            ]
+            text = f"{' and '.join(lost)} restarted without parameters"
+            if path is None:
+                raise CheckpointError(
+                    f"{text}, and there is no checkpoint to go back to: give the job a logdir "
+                    "(--logdir DIR)"
+                )
+            log.warning("%s: the job goes back to %s", text, path)
+        self.generation = max(*generations, generation, self.generation) + 1
+        await self._saver.note_generation(self.generation)
+        message = Initialize(str(path) if path is not None else None)
+        await asyncio.gather(
+            *(link.request(message, reason="it is initialising") for link in self._links)
+        )
+
+    async def _has_learned(self, joined: Sequence[Joined]) -> bool:
+        """Say whether some ps holds parameters that updates were applied to."""
+        replies = [
+            await one.link.request(Read(values=False), reason="it is asked for its version")
+            for one in joined
+            if one.generation
+        ]
+        return any(reply.expect(Parameters).version for reply in replies)
+
+    async def _watch(self) -> Status:
+        """Show progress, evaluate and save in time, until there is a reason to end.
+
+        Raises:
+            FencedError: some ps has a new life; so it is wherever a ps is asked for something.
+        """
+        seen = 0
+        while True:
+            status = await self.status(seen, WATCH_S)
+            seen = status.event
+            for link in self._links:
+                link.check()
+            if not status.initialised:
+                raise FencedError(f"{self.leader.peer} has a new life")
+            self._on_progress(status)
+            if status.stop or status.failure or self.stopping.is_set():
+                return status
+            if status.save_wanted or self._saver.is_due():
+                with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
+                    await self._saver.save(status.step)
+            if status.step >= self._next_evaluation:
+                every = self.job.evaluate_every
+                self._next_evaluation = (status.step // every + 1) * every
+                await self._report_evaluation(status.step)
+
+    async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
+        """Return the job's status as the leader has it."""
+        reply = await self.leader.request(
+            GetStatus(seen, wait_s), reason="it has not told the status"
+        )
+        return reply.expect(Status)
+
+    async def read_parameters(self, average: bool = False) -> dict[str, Any]:
+        """Return all variables as they are now, or their moving averages."""
+        flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
+        await asyncio.gather(
+            *(
+                read_parameters(link, segment, flat, average=average)
+                for link, segment, flat in zip(self._links, self._segments, flats, strict=True)
+            )
+        )
+        values = empty_values(self._variables)
+        for layout, flat in zip(self._layouts, flats, strict=True):
+            layout.scatter(flat, values)
+        return values
+
+    async def _report_evaluation(self, step: int) -> None:
+        """Evaluate on the way; that it fails is no reason to stop learning."""
+        try:
+            loss, accuracy = await self._evaluate()
+        except (ConfigError, DataError) as error:
+            self._next_evaluation = math.inf
+            log.error("not evaluated at step %d, nor again before the end: %s", step, error)
+        else:
+            log.info("step %d: loss %.4f, accuracy %.4f", step, loss, accuracy)
+
+    async def _evaluate(self) -> tuple[float, float]:
+        """Measure (loss, accuracy) on the evaluation set; NaN where the model has none."""
+        if self._dataset is None:
+            return math.nan, math.nan
+        parameters = await self.read_parameters(self.job.evaluate_average)
+        given_up = threading.Event()
+        try:
+            measures = await asyncio.to_thread(
+                evaluate, self.job.model, parameters, self._dataset, given_up.is_set
+            )
+        finally:
+            given_up.set()  # or the process would wait for the thread, if this was cancelled
+        loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
+        self.metrics.evaluation_loss.set(loss)
+        self.metrics.evaluation_accuracy.set(accuracy)
+        return loss, accuracy
+
+    async def _end(self, status: Status) -> int:
+        """Do all that has to be durable, then send everyone home.
+
+        Raises:
+            FencedError: some ps has a new life, and all of this has to be done once more.
+        """
+        interrupted = not status.stop and not status.failure
+        code, ended = self._verdict(status)
+        loss = accuracy = math.nan
+        failures: list[ZmqTrainError] = []  # none may keep the others from being sent home
+        if interrupted:
+            await self._close()
+        if not status.failure:
+            await self._wait_for_shards()
+        try:
+            await self._saver.save(status.step)
+        except CheckpointError as error:
+            failures.append(error)
+        try:
+            if not interrupted:
+                loss, accuracy = await self._evaluate()
+        except (ConfigError, DataError) as error:
+            log.error("not evaluated: %s", error)
+            failures.append(error)
+        if failures:
+            code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
+        status = await self.status()
+        self._on_progress(status)
+        digest = parameters_sha256(await self.read_parameters())
+        self.summary = Summary(
+            job=self.job_name,
+            policy=status.policy,
+            ps=self.shards,
+            workers=self.workers,
+            global_step=status.step,
+            seconds=status.seconds,
+            steps_per_second=status.steps_per_second,
+            loss=loss,
+            accuracy=accuracy,
+            train_loss=status.loss,
+            staleness=status.staleness,
+            pushes=status.pushes,
+            examples=status.examples,
+            parameters_sha256=digest,
+            checkpoint=self._saver.last,
+            ended=ended,
+            exit_code=code,
+        )
+        await self._broadcast_shutdown(code, ended)
+        return code
+
+    async def _close(self) -> None:
+        """Let the workers finish their steps, so that the checkpoint holds all that was learned."""
+        try:
+            await self.leader.request(
+                Close(), reason="workers finish their steps", timeout_s=self.timing.grace_s / 2
+            )
+        except PeerLostError as error:
+            log.warning("%s", error)
+
+    def _verdict(self, status: Status) -> tuple[int, str]:
+        if status.failure:
+            return status.failure_code, status.failure
+        if status.stop:
+            return ExitCode.OK, status.stop
+        return self.stop_code, "stopped by a signal"
+
+    async def _wait_for_shards(self) -> None:
+        """Wait until every shard has applied the last update, if that can come.
+
+        It may be under way or queued, and a ps that was restarted may still have to join the leader
+        shard. Of a push whose worker has died, some shards may know nothing.
+        """
+        status = await self.status()
+        while True:
+            was_settled = status.tasks[0].facts.get(SETTLED)
+            replies = [
+                await link.request(Read(values=False), reason="it is asked for its version")
+                for link in self._links
+            ]
+            versions = [reply.expect(Parameters).version for reply in replies]
+            status = await self.status()  # a step may have been made since
+            if min(versions) >= status.step:
+                return
+            if was_settled and status.tasks[0].facts.get(SETTLED):
+                text = "the shards end at versions %s, not all at step %d"
+                log.warning(text, versions, status.step)
+                return
+            await asyncio.sleep(0.01)
+
+    async def _broadcast_shutdown(self, code: int, reason: str) -> None:
+        self.ending = True
+        message = Shutdown(int(code), reason)
+        results = await asyncio.gather(
+            *(
+                link.request(message, reason="it has not confirmed the end", timeout_s=2.0)
+                for link in self._links
+            ),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, ZmqTrainError):
+                log.warning("%s", result)
+
+    def _facts(self) -> dict[str, float]:
+        return {"step": float(self._saver.last_step)}

@@ -1,0 +1,146 @@
+"""The chief's keeping of checkpoints: when to save, how to agree on one, which to resume from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from zmqtrain.coordination.ledger import LedgerState
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store import checkpoint, retention
+from zmqtrain.store import generations as generations
+from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
+from zmqtrain.wire.messages import Save, Saved, SaveEnded
+
+if TYPE_CHECKING:
+    from zmqtrain.chief.chief import Chief
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Checkpoints of one job. Without a logdir nothing is ever due."""
+
+    def __init__(self, chief: Chief) -> None:
+        self._chief = chief
+        job = chief.job
+        self._logdir = Path(job.logdir).resolve() if job.logdir else None
+        self._interval_s = job.save_secs if self._logdir is not None else 0.0
+        self._due_at = time.monotonic() + self._interval_s
+        self._found_damage = False  # among the checkpoints that were there
+        self.last: str | None = None
+        self.last_step = 0
+        chief.metrics.checkpoint_interval_seconds.set(self._interval_s)
+
+    def is_due(self) -> bool:
+        return self._interval_s > 0 and time.monotonic() >= self._due_at
+
+    async def check(self) -> None:
+        """Find out at the start, not after hours, whether the logdir takes checkpoints.
+
+        Raises:
+            CheckpointError: it does not; the text says why.
+        """
+        if self._logdir is None:
+            return
+        try:
+            probe = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; choose another directory with --logdir") from error
+        probe.rmdir()
+
+    async def newest(self) -> tuple[Path | None, int]:
+        """Return the newest valid checkpoint (None if there is none) and the last generation."""
+        if self._logdir is None:
+            return None, 0
+        found = await asyncio.to_thread(retention.newest_valid, self._logdir, self._passed_over)
+        root = checkpoint.checkpoints_directory(self._logdir)
+        generation = await asyncio.to_thread(generations.last_generation, root)
+        if found is None:
+            return None, generation
+        path, manifest = found
+        level = logging.WARNING if self._found_damage else logging.INFO
+        log.log(level, "resuming from %s, step %d", path, manifest.global_step)
+        return path, max(generation, manifest.generation)
+
+    async def note_generation(self, generation: int) -> None:
+        """Make durable that a generation begins; where that cannot be, the job goes on without."""
+        if self._logdir is None:
+            return
+        root = checkpoint.checkpoints_directory(self._logdir)
+        try:
+            await asyncio.to_thread(generations.note_generation, root, generation)
+        except CheckpointError as error:
+            log.warning("the number of generation %d is not kept: %s", generation, error)
+
+    async def save(self, step: int) -> None:
+        """Write a checkpoint at the next cut.
+
+        Raises:
+            CheckpointError: it failed; what was saved before is untouched.
+        """
+        if self._logdir is None:
+            return
+        self._due_at += max(self._interval_s, time.monotonic() - self._due_at)
+        started = time.monotonic()
+        try:
+            path = await self._save(self._logdir, step)
+        except CheckpointError as error:
+            self._chief.metrics.checkpoint_failures.manifest.inc()
+            self._chief.leader.tell(SaveEnded("", str(error)))
+            log.error("no checkpoint at step %d: %s", step, error)
+            raise
+        metrics = self._chief.metrics
+        metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
+        metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+        self.last = str(path)
+        self._chief.leader.tell(SaveEnded(str(path), ""))
+        log.info("saved %s in %.2f s", path, time.monotonic() - started)
+
+    async def _save(self, logdir: Path, step: int) -> Path:
+        chief = self._chief
+        temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
+        reply = await chief.leader.request(
+            Save(str(temporary)), reason="the shards are writing a checkpoint"
+        )
+        saved = reply.expect(Saved)
+        try:
+            manifest = self._manifest(saved)
+        except ValidationError as error:
+            raise CheckpointError(f"the shards' reports make no checkpoint: {error}") from error
+        path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
+        await asyncio.to_thread(retention.prune, logdir, chief.job.keep_checkpoints)
+        chief.metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
+        self.last_step = saved.step
+        return path
+
+    def _manifest(self, saved: Saved) -> Manifest:
+        chief = self._chief
+        layouts = chief.job.layouts(chief.shards)
+        ledger = LedgerState(
+            next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
+        )
+        slots = [slot.name for slot in chief.job.update().slots]
+        return Manifest(
+            fingerprint=chief.fingerprint,
+            generation=chief.generation,
+            global_step=saved.step,
+            policy=saved.policy,
+            ledger=ledger.model_dump(mode="json"),
+            worker_marks={
+                f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
+            },
+            files=tuple(ShardFile(*astuple(file)) for file in saved.files),
+            tensors=tensor_records(chief.job.variables(), layouts, slots),
+        )
+
+    def _passed_over(self, path: Path, error: CheckpointError) -> None:
+        self._chief.metrics.checkpoint_failures.restore.inc()
+        self._found_damage = True
+        log.error("passing over checkpoint %s: %s", path.name, error)

@@ -1,0 +1,132 @@
+"""Where models or updates are computed, and the way of arrays there and back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Batch
+
+
+class Device(Protocol):
+    """One processor. Arrays of the host are float32 of shape (n,), as are their twins on it."""
+
+    def twins(self, flats: Sequence[Flat]) -> list[Any]:
+        """Return an array on this device for each of the host's, without its values."""
+        ...
+
+    def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
+        """Bring the host's values to the device."""
+        ...
+
+    def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        """Bring the device's values to the host; they are there on return."""
+        ...
+
+    def batch(self, arrays: Batch) -> Batch:
+        """Return a batch where the model computes."""
+        ...
+
+
+class Host:
+    """The CPU: every array is its own twin."""
+
+    def twins(self, flats: Sequence[Flat]) -> list[Any]:
+        return list(flats)
+
+    def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
+        """The values are there."""
+
+    def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        """The values are there."""
+
+    def batch(self, arrays: Batch) -> Batch:
+        return arrays
+
+
+class Gpu:
+    """The current CUDA device, through CuPy.
+
+    Copies run on a stream of their own, from and to pages that are pinned where they lie: in the
+    ps's segment on lane shm, so that between device and shard there is one copy and no other.
+    """
+
+    def __init__(self, option: str) -> None:
+        """``option``: of the command line, that asked for it.
+
+        Raises:
+            ConfigError: CuPy is not installed, or finds no GPU.
+        """
+        self._cupy = load_cupy(option)
+        self._copies = self._cupy.cuda.Stream(non_blocking=True)
+
+    def twins(self, flats: Sequence[Flat]) -> list[Any]:
+        for flat in flats:
+            pin(self._cupy, flat)
+        return [self._cupy.empty(flat.shape, np.float32) for flat in flats]
+
+    def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
+        self._copies.wait_event(self._compute().record())  # it may still read the twins
+        for flat, twin in zip(flats, twins, strict=True):
+            twin.set(flat, stream=self._copies)
+        self._compute().wait_event(self._copies.record())
+
+    def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
+        self._copies.wait_event(self._compute().record())
+        for twin, flat in zip(twins, flats, strict=True):
+            twin.get(stream=self._copies, out=flat, blocking=False)
+        self._copies.synchronize()
+
+    def batch(self, arrays: Batch) -> Batch:
+        return tuple(self._cupy.asarray(array) for array in arrays)
+
+    def _compute(self) -> Any:
+        return self._cupy.cuda.get_current_stream()
+
+
+def make_device(name: str, option: str) -> Device:
+    """Return the device called "cpu" or "gpu", which an option of the command line has asked for.
+
+    Raises:
+        ConfigError: the GPU cannot be used.
+    """
+    return Gpu(option) if name == "gpu" else Host()
+
+
+def load_cupy(option: str) -> Any:
+    """Import CuPy.
+
+    Raises:
+        ConfigError: it is not installed, or finds no GPU.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise ConfigError(
+            f"{option} is gpu, but CuPy is not installed: install zmqtrain[cuda12] or "
+            f"zmqtrain[cuda13], or use {option} cpu"
+        ) from error
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise ConfigError(
+            f"{option} is gpu, but CUDA finds none ({error}): use {option} cpu"
+        ) from error
+    return cupy
+
+
+def pin(cupy: Any, flat: Flat) -> None:
+    """Keep the pages of ``flat`` where they are, so that the device copies them by itself.
+
+    Where CUDA will not (memory mapped read-only on some drivers, or pinned already), copies still
+    work, through a buffer of the driver's.
+    """
+    runtime = cupy.cuda.runtime
+    flags = 0 if flat.flags.writeable else runtime.hostRegisterReadOnly
+    with contextlib.suppress(runtime.CUDARuntimeError):
+        runtime.hostRegister(flat.ctypes.data, flat.nbytes, flags)

@@ -1,0 +1,212 @@
+"""Who takes part in a job: roles, tasks, and the addresses at which the ps listen.
+
+Only ps tasks bind a socket; workers and the chief connect to every ps. Ps 0 is the leader.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from zmqtrain.errors import ConfigError
+
+MAX_PORT = 65535
+MAX_TASKS = 100_000  # of one role
+IPC = "ipc://"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+
+
+class Role(StrEnum):
+    """What a task does in the cluster."""
+
+    PS = "ps"
+    WORKER = "worker"
+    CHIEF = "chief"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """One process of the cluster: its role and its number among those of that role, from 0."""
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+    @property
+    def short(self) -> str:
+        """The prefix of log lines: ``S[0]`` for a ps (a server), ``W[3]``, or ``C``."""
+        if self.role is Role.CHIEF:
+            return "C"
+        return f"{'S' if self.role is Role.PS else 'W'}[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The tasks of a job and the addresses of its ps.
+
+    ``ps``: address of ps i at position i, "" where it is not known.
+    ``workers``: how many workers the job expects.
+    ``chief``: whether a chief task of its own exists; if not, worker 0 hosts the chief.
+    ``partial``: whether the source showed only a part of the cluster, as TF_CONFIG does in a TFJob
+    with dynamic workers; then the number of ps, of workers and ``chief`` are what was seen.
+    """
+
+    ps: tuple[str, ...]
+    workers: int
+    chief: bool
+    partial: bool = False
+
+    @property
+    def chief_host(self) -> Task:
+        """The task in which the chief runs."""
+        return Task(Role.CHIEF if self.chief else Role.WORKER, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A TCP address: ``host`` is a name in lower case or an IP without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        ip = ip_of(self.host)
+        return self.host == "localhost" if ip is None else ip.is_loopback
+
+
+def parse_address(text: str) -> Address:
+    """Parse ``host:port`` or ``[IPv6]:port``.
+
+    Raises:
+        ConfigError: there is a scheme, no host, no port, a port outside 1..65535, an IPv6 address
+            without brackets, a wildcard, or a host that is neither a name nor an IP address.
+    """
+    text = text.strip()
+    if not text:
+        raise ConfigError("an address is empty; expected host:port; fill it in or leave it out")
+    if scheme := _SCHEME.match(text):
+        rest = text[scheme.end() :].partition("/")[0]
+        raise ConfigError(
+            f"address {text!r} has the scheme {scheme[0]}; expected host:port; write {rest!r}"
+        )
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        raise ConfigError(f"address {text!r} has no port; expected host:port; add the ps's port")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(
+            f"address {text!r} looks like IPv6 without brackets; expected [IPv6]:port, such as "
+            "[::1]:2222; put brackets around the IP address"
+        )
+    return Address(_host(host, text), _port(port, text))
+
+
+def canonical_address(text: str) -> str:
+    """Return the one way to write an address, so that equal ones compare equal.
+
+    ``ipc://path`` (a Unix socket, for a cluster on one host) is left as it is.
+
+    Raises:
+        ConfigError: see :func:`parse_address`; or an ``ipc://`` without a path.
+    """
+    text = text.strip()
+    if not text.startswith(IPC):
+        return str(parse_address(text))
+    if text == IPC:
+        raise ConfigError(f"address {text!r} has no path; expected ipc:///path/to/socket")
+    return text
+
+
+def connect_endpoint(address: str) -> str:
+    """Return the ZeroMQ endpoint at which peers reach a ps.
+
+    ``localhost`` becomes 127.0.0.1, the address it is bound at, since it may resolve to ::1 too.
+    """
+    if address.startswith(IPC):
+        return address
+    parsed = parse_address(address)
+    host = "127.0.0.1" if parsed.host == "localhost" else parsed.host
+    return f"tcp://{Address(host, parsed.port)}"
+
+
+def bind_host(address: str) -> str:
+    """Return where a ps listens unless told otherwise.
+
+    A loopback address is bound as it is, so that nobody else can reach it; for any other,
+    whose name may belong to a service in front of this host, all interfaces are bound.
+    """
+    parsed = parse_address(address)
+    ip = ip_of(parsed.host)
+    if parsed.is_loopback:
+        return "127.0.0.1" if ip is None else parsed.host
+    return "::" if isinstance(ip, IPv6Address) else "0.0.0.0"
+
+
+def bind_endpoint(address: str, host: str | None = None) -> str:
+    """Return the ZeroMQ endpoint that the ps of this address binds.
+
+    ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*`` and replaces that of
+    :func:`bind_host`; ``ipc://`` addresses are bound as they are.
+    """
+    if address.startswith(IPC):
+        return address
+    listening = host or bind_host(address)
+    return f"tcp://{_bracketed(listening.strip('[]'))}:{parse_address(address).port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this host can reach the address."""
+    return address.startswith(IPC) or parse_address(address).is_loopback
+
+
+def ip_of(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that ``host`` spells, None if it is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _host(text: str, address: str) -> str:
+    has_brackets = text.startswith("[")
+    host = text[1:-1] if has_brackets else text
+    ip = ip_of(host)
+    if not host:
+        raise ConfigError(f"address {address!r} has no host; expected host:port; add the ps's host")
+    if host == "*" or (ip is not None and ip.is_unspecified):
+        raise ConfigError(
+            f"address {address!r} names every interface, where no peer can connect; expected a "
+            f"host that peers can reach; to listen on all of them, use --bind {host}"
+        )
+    if has_brackets:
+        is_host = isinstance(ip, IPv6Address)
+    else:
+        is_number = host.replace(".", "").isdigit()
+        is_host = ip is not None or (not is_number and _HOST_NAME.fullmatch(host) is not None)
+    if not is_host:
+        raise ConfigError(
+            f"address {address!r} has the host {host!r}; expected a host name or an IP address"
+        )
+    return host.lower() if ip is None else str(ip)
+
+
+def _port(text: str, address: str) -> int:
+    port = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+    if not 1 <= port <= MAX_PORT:
+        raise ConfigError(
+            f"address {address!r} has the port {text!r}; expected a number from 1 to {MAX_PORT}"
+        )
+    return port

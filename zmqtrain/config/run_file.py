@@ -1,0 +1,106 @@
+"""How `zmqtrain status` finds a job that runs on this host: by small files of its chief and ps 0.
+
+Either will do: ps 0 answers, and while the chief is away people ask all the more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from zmqtrain.config.cluster import Role, connect_endpoint
+from zmqtrain.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job whose chief, or whose ps 0, is the process ``pid`` of this host."""
+
+    pid: int
+    job: str
+    ps: tuple[str, ...]
+    task: str
+
+
+@contextlib.contextmanager
+def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
+    """Make the job, of which this process is a task, known for as long as the block lasts.
+
+    Raises:
+        ConfigError: there is no directory for that, or no room.
+    """
+    path = _directory() / f"{os.getpid()}.json"
+    _files(path.parent)  # for this may be the next life of a task that left its file
+    try:
+        _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task))))
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running_jobs() -> list[RunningJob]:
+    """Return the jobs of this user whose chief or ps 0 is alive; files of dead ones are removed.
+
+    Of a job with both, the chief's file is the one that counts.
+    """
+    jobs: dict[str, RunningJob] = {}
+    for path in _files(_directory()):
+        try:
+            fields = json.loads(path.read_text())
+            addresses = tuple(map(str, fields["ps"]))
+            known = int(fields["pid"]), str(fields["job"]), addresses, str(fields["task"])
+            job = RunningJob(*known)
+            leader = connect_endpoint(addresses[0])  # however each task was given it
+        except (OSError, ValueError, LookupError, TypeError, ConfigError):
+            continue  # being written, or removed this moment
+        if leader not in jobs or job.task.startswith(Role.CHIEF):
+            jobs[leader] = job
+    return list(jobs.values())
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return the files of live processes, after which they are named; remove the others."""
+    files = sorted(directory.glob("*.json"))
+    living = [path for path in files if path.stem.isdecimal() and psutil.pid_exists(int(path.stem))]
+    for path in set(files).difference(living):
+        path.unlink(missing_ok=True)
+    return living
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; expected room for a small file; make "
+            "some, or set TMPDIR"
+        ) from None
+
+
+def _directory() -> Path:
+    """Return this user's directory of run files, made private.
+
+    Raises:
+        ConfigError: it cannot be made, or somebody else has made it.
+    """
+    try:
+        path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.strerror}; set TMPDIR to a directory for small files") from None
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be made: {error.strerror}; expected a directory; remove what is there, "
+            "or set TMPDIR"
+        ) from None
+    if path.lstat().st_uid != os.getuid() or path.is_symlink():
+        raise ConfigError(f"{path} belongs to somebody else: remove it, or set TMPDIR")
+    return path

@@ -1,0 +1,41 @@
+"""The clocks of a cluster: how often tasks show life, and how long their silence is borne."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from zmqtrain.config.options import names_of
+
+
+class Timing(BaseModel):
+    """How long a task waits for what."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    join_timeout_s: float = Field(
+        300.0, gt=0, description="seconds to wait at start for the other tasks of the cluster"
+    )
+    heartbeat_s: float = Field(
+        1.0, gt=0, description="seconds between two signs of life to each peer"
+    )
+    lease_s: float = Field(
+        5.0, gt=0, description="seconds of silence after which a worker is declared dead"
+    )
+    peer_timeout_s: float = Field(
+        60.0, gt=0, description="seconds of silence after which a ps is given up"
+    )
+    grace_s: float = Field(
+        4.0,
+        gt=0,
+        description="seconds for a clean end after SIGTERM; honcho kills what takes 5",
+    )
+
+    @model_validator(mode="after")
+    def _lease_outlasts_heartbeats(self) -> Timing:
+        if self.lease_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"{names_of('lease_s')} is {self.lease_s:g} and {names_of('heartbeat_s')} is "
+                f"{self.heartbeat_s:g}; expected a lease of at least two heartbeats, or one late "
+                "heartbeat ends a worker; make the lease longer"
+            )
+        return self

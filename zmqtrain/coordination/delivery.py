@@ -1,0 +1,198 @@
+"""Carries the coordinator's orders to every shard, this one included, in the same order everywhere.
+
+This shard's own orders are numbered one by one; its segment holds the number of the last one that
+was carried out, so that after a restart the rest is known. The other shards get what concerns them,
+numbered apart, until they say that they have carried it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zmqtrain.coordination.membership import ORDERS
+from zmqtrain.policies import make_policy
+from zmqtrain.store import segment_layout
+from zmqtrain.wire.messages import Order, Orders
+
+if TYPE_CHECKING:
+    from zmqtrain.server.server import ParameterServer
+
+log = logging.getLogger(__name__)
+
+
+class OrderDelivery:
+    """The leader's orders under way."""
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self._ps = ps
+        self._coordinated = True  # whether the policy is, by the orders given so far
+        self._given = 0  # number of this shard's last order
+        self._own: deque[tuple[int, Order]] = deque()  # until all know of the last switch
+        self._under_way: deque[tuple[int, Order]] = deque()  # own, perhaps not carried out
+        self._sent = 0  # number of the others' last order
+        self._switch = 0  # number of the last switch among those
+        self._unacknowledged: deque[tuple[int, Order]] = deque()
+        self._acknowledged: dict[int, int] = {}
+
+    def begin(self, policy: str) -> None:
+        """Begin to count anew, under this policy: a new generation."""
+        self._coordinated = make_policy(policy).coordinated
+        self._given = self._sent = self._switch = 0
+        for queue in (self._own, self._under_way, self._unacknowledged):
+            queue.clear()
+        self._acknowledged.clear()
+        words = self._ps.shard.segment.words
+        words[segment_layout.ORDERS] = words[segment_layout.ACKNOWLEDGED] = 0
+        for peer in self._ps.peers:
+            peer.facts.pop(ORDERS, None)
+
+    def give(self, orders: Sequence[Order], *, again: bool = False) -> None:
+        """Number orders, send the other shards what concerns them, carry out this shard's part.
+
+        ``again``: they were given before this process began, and are only to be known.
+        """
+        if self._ps.shards > 1:
+            numbered = self._number(self._concerning_others(orders))
+            if not again:
+                self._send(numbered)
+        for order in orders:
+            self._given += 1
+            self._own.append((self._given, order))
+        if not again:
+            self.carry_out_own()
+
+    def tell_others(self, orders: Sequence[Order]) -> None:
+        """Give orders to the other shards alone."""
+        self._send(self._number(orders))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all other shards tell that they have carried out all of their orders."""
+        return self._others_have(self._sent)
+
+    def carry_out_own(self) -> None:
+        """Carry out this shard's part, unless some other shard does not know of a switch yet.
+
+        It would treat the next push of a worker released here by the old policy.
+        """
+        if not self._own or not self._others_have(self._switch):
+            return
+        orders = tuple(self._own)
+        self._own.clear()
+        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        while self._under_way and self._under_way[0][0] <= done:
+            self._under_way.popleft()
+        self._under_way += orders
+        self._ps.executor.carry_out(orders)
+
+    async def keep_others(self) -> None:
+        """Catch the other shards up once a heartbeat."""
+        while True:
+            await asyncio.sleep(self._ps.timing.heartbeat_s)
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Send again what another shard did not get; forget what all of them have."""
+        for shard in range(1, self._ps.shards):
+            self._keep(shard)
+        everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.shards))
+        words = self._ps.shard.segment.words
+        words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
+        self._forget_acknowledged()
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`restore` needs, as plain data and orders."""
+        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        own = [*self._under_way, *self._own]
+        return {
+            "coordinated": self._coordinated,
+            "given": self._given,
+            "own": [(number, order) for number, order in own if number > done],
+            "sent": self._sent,
+            "switch": self._switch,
+            "unacknowledged": list(self._unacknowledged),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from this state; :meth:`give` what was given since ``again``, then resume."""
+        self._coordinated, self._given = state["coordinated"], state["given"]
+        self._own = deque(state["own"])
+        self._sent, self._switch = state["sent"], state["switch"]
+        self._unacknowledged = deque(state["unacknowledged"])
+
+    def resume(self) -> None:
+        """Carry out what the life before did not."""
+        self._forget_acknowledged()
+        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        self._own = deque((number, order) for number, order in self._own if number > done)
+        self.carry_out_own()
+
+    def _forget_acknowledged(self) -> None:
+        known = self._ps.shard.segment.words[segment_layout.ACKNOWLEDGED]
+        while self._unacknowledged and self._unacknowledged[0][0] <= known:
+            self._unacknowledged.popleft()
+
+    def _number(self, orders: Iterable[Order]) -> list[tuple[int, Order]]:
+        numbered = []
+        for order in orders:
+            self._sent += 1
+            numbered.append((self._sent, order))
+            if order.kind == "switch":
+                self._switch = self._sent
+        self._unacknowledged += numbered
+        return numbered
+
+    def _concerning_others(self, orders: Sequence[Order]) -> list[Order]:
+        """Return the orders that the other shards need: all, while the policy is coordinated.
+
+        Under any other they apply and release by themselves. What was held for a switch is
+        released by orders in any case: under the old policy it may have been reported and held
+        there too.
+        """
+        always = {"switch", "snapshot", "leave"}
+        concern = []
+        for order in orders:
+            if self._coordinated or order.kind in always:
+                concern.append(order)
+            if order.kind == "switch":
+                self._coordinated = make_policy(order.text).coordinated
+                always.add("release")
+        return concern
+
+    def _send(self, numbered: Sequence[tuple[int, Order]]) -> None:
+        if numbered:
+            message = Orders(numbered[0][0], tuple(order for _, order in numbered))
+            for shard in range(1, self._ps.shards):
+                self._tell(shard, message)
+
+    def _others_have(self, number: int) -> bool:
+        """Say whether all other shards tell that they have carried out the orders up to this."""
+        for shard in range(1, self._ps.shards):
+            peer = self._ps.peers.get("ps", shard)
+            known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
+            if known < number:
+                return False
+        return True
+
+    def _keep(self, shard: int) -> None:
+        peer = self._ps.peers.get("ps", shard)
+        if peer is None:
+            return
+        got = int(peer.facts.get(ORDERS, 0))
+        stuck = got == self._acknowledged.get(shard, -1)
+        self._acknowledged[shard] = got
+        # A new life has not told yet what it got, but has had all that is not kept any more.
+        missing = [(number, order) for number, order in self._unacknowledged if number > got]
+        if stuck and missing:
+            first = missing[0][0]
+            log.info("ps %d: sending orders from %d on again", shard, first)
+            self._tell(shard, Orders(first, tuple(order for _, order in missing)))
+
+    def _tell(self, shard: int, orders: Orders) -> None:
+        peer = self._ps.peers.get("ps", shard)
+        if peer is not None and not peer.gone and peer.contact is not None:
+            peer.contact.tell(orders)

@@ -1,0 +1,254 @@
+"""The tasks that have joined a ps: which life of each is the current one, and how to reach it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.actors.process_identity import has_ended
+from zmqtrain.config.cluster import Role
+from zmqtrain.errors import FencedError, ProtocolError, RefusedError
+from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.messages import Join, Release, Wait
+
+log = logging.getLogger(__name__)
+
+ORDERS = "orders"
+"""The fact in a follower's heartbeat: how many orders of this generation it has carried out."""
+
+PARKED = "parked"
+"""The fact in a worker's heartbeat that every shard has answered all that it pushed, and that the
+job needs no more of it."""
+
+AHEAD_MS = 10 * 365 * 86_400_000
+"""How far the clock of one host may be ahead of another's. Nobody can lift numbers beyond that."""
+
+Name = tuple[str, int]
+"""Role and index."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One task that has joined. Times are of the monotonic clock."""
+
+    name: Name
+    incarnation: int
+    nonce: str
+    process: str
+    metrics: str
+    process_identity: str
+    contact: Request | None  # the last request, for messages that are no reply
+    heard_at: float
+    gone: bool = False  # it left, or its lease expired
+    died: bool = False  # its process has ended without a word
+    received: int = -1  # sequence of the last push, 0 for a pull
+    answered: int = -1
+    released: int = -1  # the last that it may go on after, though it had not come yet
+    last_release: Release | None = None
+    lane: str = "tcp"
+    lanes: str = ""  # to every ps, as a worker says
+    gradient: int = -1  # number in the segment of where its gradients go
+    chunks: set[int] = field(default_factory=set)  # of its next push, that have come
+    untaken_nbytes: int = 0  # of them, not yet confirmed
+    loss: float = 0.0
+    facts: dict[str, float] = field(default_factory=dict)
+    waits: tuple[Wait, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+    @property
+    def role(self) -> str:
+        return self.name[0]
+
+    @property
+    def index(self) -> int:
+        return self.name[1]
+
+    @property
+    def is_worker(self) -> bool:
+        return self.role == Role.WORKER
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.heard_at
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether its key was revoked since it was last heard of."""
+        return self.contact is not None and self.contact.is_revoked
+
+    def is_of_process(self, nonce: str) -> bool:
+        """Say whether the process of this nonce is the peer's, perhaps in another life."""
+        return self.nonce.partition("/")[0] == nonce.partition("/")[0]
+
+    @property
+    def absence(self) -> str:
+        """Why it is taken for gone."""
+        if self.is_revoked:
+            return "has lost its key"
+        if self.died:
+            return "has died"
+        return f"has been silent for {self.silent_s:.1f} s"
+
+
+class Peers:
+    """Admits tasks, fences their earlier lives, and says who is who."""
+
+    def __init__(self, lease_s: float, ps: int, has_died: Callable[[Peer], bool]) -> None:
+        """``has_died`` may know for certain that a peer's process has ended."""
+        self._has_died = has_died
+        # How many tasks of a role there can be; workers may be more than were expected.
+        self._limits: dict[str, int] = {Role.PS: ps, Role.CHIEF: 1, Role.WORKER: sys.maxsize}
+        self._lease_s = lease_s
+        self._peers: dict[Name, Peer] = {}
+        self._incarnations: dict[Name, int] = {}  # the last one given or seen
+        self.newest = 0  # incarnation of any task
+        self.is_closed = False  # to processes that have not joined before
+        self._contested: dict[Name, tuple[Request, float]] = {}  # joins that wait for a lease
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(tuple(self._peers.values()))
+
+    def workers(self) -> Iterator[Peer]:
+        """Yield the workers that are here."""
+        return (peer for peer in self if peer.is_worker and not peer.gone)
+
+    def get(self, role: str, index: int) -> Peer | None:
+        return self._peers.get((role, index))
+
+    def restore(self, peer: Peer) -> None:
+        """Let in again who had joined the process before this one."""
+        self._peers[peer.name] = peer
+        self._incarnations[peer.name] = peer.incarnation
+        self.outlive(peer.incarnation)
+
+    def outlive(self, incarnation: int) -> None:
+        """Have every new life come after this one, whatever the clock says."""
+        self.newest = max(incarnation, self.newest)
+
+    def member(self, request: Request) -> Peer:
+        """Return the sender's entry and renew its lease.
+
+        Raises:
+            FencedError: the sender is not the current life of a task that has joined.
+        """
+        sender = request.sender
+        peer = self._peers.get((sender.role, sender.index))
+        if peer is None or peer.incarnation != sender.incarnation or peer.gone:
+            raise FencedError(f"{sender} (incarnation {sender.incarnation}) has not joined")
+        peer.heard_at = time.monotonic()
+        peer.contact = request
+        return peer
+
+    def join(self, request: Request, message: Join) -> Peer | None:
+        """Admit the sender; None if that has to wait: its index is taken, or this ps leaves.
+
+        Raises:
+            RefusedError: an older life joins after a newer one, or the cluster has no such task.
+            ProtocolError: it tells of a life that cannot have been.
+        """
+        sender = request.sender
+        if not 0 <= sender.index < self._limits.get(sender.role, 0):
+            raise RefusedError(f"the cluster has no {sender}")
+        latest = time.time() * 1000 + AHEAD_MS
+        wrong = [n for n in (sender.incarnation, message.after) if not 0 <= n < latest]
+        if wrong:
+            raise ProtocolError(
+                f"{sender} tells of incarnation {wrong[0]}: it is no number of milliseconds since "
+                "1970, or the clocks of two hosts are years apart"
+            )
+        name = (sender.role, sender.index)
+        peer = self._peers.get(name)
+        if self.is_closed and (peer is None or not peer.is_of_process(message.nonce)):
+            return None  # it waits for the next life of this ps
+        if peer is not None and peer.nonce == message.nonce and not peer.gone:
+            peer.heard_at, peer.contact = time.monotonic(), request
+            return peer  # a resend
+        if peer is not None and self._is_held(peer, message):
+            first = self._contested.get(name, (request, time.monotonic()))[1]
+            self._contested[name] = (request, first)
+            return None
+        return self._admit(request, message, sender, name)
+
+    def _is_held(self, peer: Peer, message: Join) -> bool:
+        """Say whether another process lives under this index. One may begin a new life."""
+        if peer.gone or peer.is_of_process(message.nonce):
+            return False
+        return not self._is_lost(peer)
+
+    def expired(self) -> list[Peer]:
+        """Mark and return the workers whose lease ran out since the last call.
+
+        So does that of any task whose key was revoked.
+        """
+        here = [peer for peer in self if not peer.gone]
+        late = [
+            peer for peer in here if peer.is_revoked or (peer.is_worker and self._is_lost(peer))
+        ]
+        for peer in late:
+            peer.gone = True
+        return late
+
+    def _is_lost(self, peer: Peer) -> bool:
+        peer.died = peer.died or self._has_died(peer) or has_ended(peer.process_identity)
+        return peer.died or peer.silent_s >= self._lease_s
+
+    def settle_contests(self) -> list[Request]:
+        """Return joins whose index became free; refuse those whose holder is alive for good."""
+        free = []
+        for name, (request, since) in list(self._contested.items()):
+            peer = self._peers[name]
+            if peer.gone or self._is_lost(peer):
+                del self._contested[name]
+                free.append(request)
+            elif time.monotonic() - since > 2 * self._lease_s:
+                del self._contested[name]
+                remedy = (
+                    "there can be only one, so end one of them"
+                    if name[0] == Role.CHIEF
+                    else f"give every {name[0]} an index of its own (--index, TF_CONFIG's task "
+                    "index)"
+                )
+                request.refuse(RefusedError(f"{peer} is alive already ({peer.process}): {remedy}"))
+        return free
+
+    def renew_all(self) -> None:
+        """Forgive the silence so far: this process itself was not running."""
+        now = time.monotonic()
+        for peer in self:
+            peer.heard_at = now
+        for name, (request, _) in self._contested.items():
+            self._contested[name] = (request, now)
+
+    def forget_workers(self) -> None:
+        """Have every worker join again: a new generation begins."""
+        for peer in self:
+            if peer.is_worker:
+                peer.gone = True
+
+    def _admit(self, request: Request, message: Join, sender: Sender, name: Name) -> Peer:
+        known = self._incarnations.get(name, 0)
+        if sender.incarnation and sender.incarnation < known:
+            raise RefusedError(f"{sender} has a newer life already: this one is over")
+        # Milliseconds, so that incarnations rise even if this ps forgets those it gave.
+        before = max(self.newest, message.after)
+        incarnation = sender.incarnation or max(before + 1, int(time.time() * 1000))
+        self._incarnations[name] = incarnation
+        self.outlive(incarnation)
+        peer = self._peers[name] = Peer(
+            name,
+            incarnation,
+            message.nonce,
+            message.process,
+            message.metrics,
+            message.process_identity,
+            request,
+            time.monotonic(),
+        )
+        log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)
+        return peer

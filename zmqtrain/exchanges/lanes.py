@@ -1,0 +1,163 @@
+"""How tensors travel between a ps and the tasks that connect to it: agreed at join, by proof.
+
+memory, shm: the task has reached the ps's segment. It reads parameters where they lie and writes
+its gradient where the ps takes it from; messages carry no tensors. tcp: tensors travel as chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqtrain.actors.joining import Joined
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.shortcuts import shorten
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.errors import (
+    ConfigError,
+    FencedError,
+    RefusedError,
+    SegmentError,
+)
+from zmqtrain.optim import AVERAGE
+from zmqtrain.store.segment import Reached, copy_consistently, reach
+from zmqtrain.store.shard import segment_layout
+from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.chunks import Chunks, Encode
+from zmqtrain.wire.compression import Compressor, make_compression
+from zmqtrain.wire.messages import Mapped, MapSegment, Parameters, Read
+
+if TYPE_CHECKING:
+    from zmqtrain.actors.task import JobActor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One task's lane to one ps.
+
+    ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
+    ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of.
+    """
+
+    name: str
+    parameters: Flat
+    gradient: Flat
+    reached: Reached | None = None
+    encode: Encode = chunks.as_it_is  # for gradients that travel
+
+    def travelling(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
+        """Return what of the gradient goes ahead of a push, and what rides in it."""
+        if self.reached is not None:
+            return None, ()
+        return chunks.travelling(self.gradient, sequence, self.encode)
+
+    def ahead(self, sequence: int) -> Chunks | None:
+        """Return the chunks of a gradient that is still being computed, none of them known yet."""
+        if self.reached is not None or chunks.count(len(self.gradient)) == 1:
+            return None
+        return Chunks(self.gradient, sequence, self.encode, in_order=False)
+
+    def take_chunk(self, index: int, tensor: Tensor) -> None:
+        """Take in a chunk of the parameters."""
+        tensor.copy_to(chunks.at(self.parameters, index))
+
+
+async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
+    """Agree with every ps on a lane for a worker.
+
+    Raises:
+        ConfigError: the lane that was asked for is not to be had.
+        FencedError: a ps does not know us any more.
+    """
+    return [await _open_lane(actor, shard, one) for shard, one in enumerate(joined)]
+
+
+async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
+    size = actor.job.layouts(actor.shards)[shard].size
+    joined.link.shortcut.close()
+    reached = await map_segment(actor, shard, joined)
+    if reached is not None:
+        segment, number = reached
+        shorten(actor, joined.link, segment)
+        try:
+            return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
+        except SegmentError as error:
+            await _check_known(joined.link)  # the place may be another's since our lease ran out
+            raise RefusedError(f"{joined.link.peer}: {error}") from error
+    parameters, gradient = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    compression = make_compression(actor.job.compression)
+    if compression is None:
+        return Lane("tcp", parameters, gradient)
+    return Lane("tcp", parameters, gradient, encode=Compressor(compression, size).encode)
+
+
+async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:
+    """Reach the ps's segment, if it is on this host; return it with the number of our gradient.
+
+    Raises:
+        ConfigError: it cannot be reached, though the lane that was asked for needs that.
+        FencedError: the ps has a new life, and another segment.
+    """
+    wanted, link = actor.lane, joined.link
+    reason = "that is the lane asked for"
+    if wanted != "tcp":
+        layout = actor.job.layouts(actor.shards)[shard]
+        try:
+            segment = reach(joined.welcome.segment, segment_layout(layout, actor.job.update()))
+            if wanted in ("auto", segment.lane):
+                return segment, await _prove(link, segment)
+            reason = f"its lane is {segment.lane}"
+        except FencedError:
+            raise
+        except (SegmentError, RefusedError) as error:
+            reason = str(error)
+    if wanted in ("memory", "shm"):
+        await _check_known(link)
+        raise ConfigError(
+            f"the lane to {link.peer} shall be {wanted}, but {reason}; run both on one host (and "
+            "memory: in one process) with the same --lane, or use --lane auto"
+        )
+    log.info("tensors travel to %s by tcp: %s", link.peer, reason)
+    return None
+
+
+async def _prove(link: Link, segment: Reached) -> int:
+    reply = await link.request(
+        MapSegment(segment.lane, segment.nonce), reason="it has not said where gradients go"
+    )
+    return reply.expect(Mapped).gradient
+
+
+async def _check_known(link: Link) -> None:
+    """Ask whether the ps is still the one that has welcomed us; raise FencedError if not."""
+    try:
+        await link.request(MapSegment("shm", nonce=""), reason="it may have been restarted")
+    except FencedError:
+        raise
+    except RefusedError as refusal:
+        log.debug("%s knows us: %s", link.peer, refusal)
+
+
+async def read_parameters(
+    link: Link, segment: Reached | None, out: Flat, *, average: bool = False
+) -> None:
+    """Copy one shard's parameters, or their moving average, as they are at one version."""
+    if segment is not None:
+        source = segment.slots[AVERAGE] if average else segment.parameters
+        if copy_consistently(segment.words, source, out):
+            return
+    reply = await link.request(
+        Read(average),
+        reason="it is read",
+        on_chunk=lambda index, tensor: tensor.copy_to(chunks.at(out, index)),
+    )
+    reply.expect(Parameters)
+    for tensor in reply.tensors:
+        tensor.copy_to(out)

@@ -1,0 +1,101 @@
+"""Sending a gradient by tcp while the model computes the rest of it: the job's option ``overlap``.
+
+The model tells which variables' gradients are complete (models.written). Chunks that lie in these
+go ahead of the push; the push itself follows when the loss is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zmqtrain.actors.callbacks import guarded
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.outstanding import Outstanding
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.exchanges.lanes import Lane
+from zmqtrain.exchanges.memory import WorkerMemory
+from zmqtrain.store.finite import all_finite
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire.messages import Push
+
+
+class Overlap:
+    """The pushes of one worker's life that are sent while they are computed."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        lanes: Sequence[Lane],
+        layouts: Sequence[ShardLayout],
+        gradients: WorkerMemory,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._links, self._lanes, self._gradients = links, lanes, gradients
+        self._loop = asyncio.get_running_loop()
+        self._send = guarded(self._go_on, on_error)
+        self._requests: dict[int, Outstanding] = {}  # of the present push, by shard
+        self._left: list[list[int]] = []  # elements of every shard's chunks that are not complete
+        self._untold: set[str] = set()
+        self._runs: dict[str, list[tuple[int, int, int]]] = {name: [] for name in gradients.values}
+        for shard, layout in enumerate(layouts):
+            for cut in layout.slices:
+                run = (shard, cut.offset, cut.offset + cut.size)
+                self._runs[cut.variable.name].append(run)
+
+    def begin(self, sequence: int) -> None:
+        """Begin a push; its chunks go as :meth:`written` tells of them."""
+        self._untold = set(self._runs)
+        self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
+        reason = f"push {sequence} is sent while it is computed"
+        for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
+            ahead = lane.ahead(sequence)
+            if ahead is not None:
+                self._requests[shard] = link.begin(
+                    None, ahead=ahead, on_chunk=lane.take_chunk, sequence=sequence, reason=reason
+                )
+
+    def written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Send what is complete now that these variables are. Called from the model's thread.
+
+        A gradient that holds NaN or infinity is not sent, nor is one that lies elsewhere.
+        """
+        for name in self._untold.intersection(names):
+            if values[name] is not self._gradients.values[name]:
+                continue
+            self._untold.remove(name)
+            self._gradients.scatter(name)
+            for shard, start, stop in self._runs[name]:
+                # Where no tensor travels, there is nothing to send.
+                if shard in self._requests and all_finite(self._lanes[shard].gradient[start:stop]):
+                    complete = self._count(shard, start, stop)
+                    self._loop.call_soon_threadsafe(self._send, shard, complete)
+
+    def complete(self, shard: int, push: Push) -> Outstanding | None:
+        """Send the rest of a push; None if none of it was to go ahead."""
+        request = self._requests.pop(shard, None)
+        if request is not None:
+            self._links[shard].complete(request, push, with_chunks=push.finite)
+        return request
+
+    def _count(self, shard: int, start: int, stop: int) -> list[int]:
+        """Return the chunks that are complete now that a run is."""
+        complete, length = [], chunks.CHUNK_SIZE
+        for index in range(start // length, -(-stop // length)):
+            begin = index * length
+            self._left[shard][index] -= min(stop, begin + length) - max(start, begin)
+            if not self._left[shard][index]:
+                complete.append(index)
+        return complete
+
+    def _go_on(self, shard: int, complete: list[int]) -> None:
+        request = self._requests.get(shard)
+        if request is not None and request.ahead is not None:
+            request.ahead.add(complete)
+            self._links[shard].go_on(request)
+
+
+def _sizes_of_chunks(flat: Flat) -> list[int]:
+    return [len(chunks.at(flat, index)) for index in range(chunks.count(len(flat)))]

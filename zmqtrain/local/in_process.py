@@ -1,0 +1,145 @@
+"""A whole cluster inside one Python process: `zmqtrain.run(job, workers=2)`.
+
+The same actors as in separate processes, over the memory transport: for notebooks and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from zmqtrain.actors.actor import first_of
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.config.timing import Timing
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import Job
+from zmqtrain.observe.summary import Summary
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.store.claim import claimed
+from zmqtrain.training.worker import Worker
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.messages import Status
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[Status], None]
+
+
+def run(
+    job: Job,
+    *,
+    workers: int = 1,
+    ps: int = 1,
+    timing: Timing | None = None,
+    on_progress: Progress | None = None,
+) -> Summary:
+    """Train ``job`` to its end and return what it came to.
+
+    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
+    ``ended``. ``on_progress`` is called a few times a second with the job's status.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before the job began.
+        ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
+            to end, as for too many non-finite gradients, returns its summary with an exit code.
+    """
+    for name, count in (("workers", workers), ("ps", ps)):
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
+    stop = _Stop()
+    training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore, stop)
+    if not _has_running_loop():
+        return asyncio.run(training)
+    # A notebook: the loop of its own cannot be run from here, and Ctrl-C reaches this thread only.
+    with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
+        future = thread.submit(asyncio.run, training)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done():
+                    raise
+                stop()
+
+
+class _Stop:
+    """Ends a run from another thread; does nothing before the run has begun."""
+
+    def __init__(self) -> None:
+        self._chief: Chief | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def reach(self, chief: Chief) -> None:
+        self._chief, self._loop = chief, asyncio.get_running_loop()
+
+    def __call__(self) -> None:
+        if self._chief is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._chief.stop, int(ExitCode.INTERRUPTED))
+
+
+async def _run(
+    job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: _Stop
+) -> Summary:
+    train, evaluation = await asyncio.to_thread(job.load_data)
+    transport = MemoryTransport()
+
+    def config(role: Role, index: int = 0) -> TaskConfig:
+        return TaskConfig(
+            role=role,
+            job=repr(job.model),
+            index=index,
+            ps=tuple(f"ipc://memory/{shard}" for shard in range(ps)),
+            workers=workers,
+            lane="memory",
+            **timing.model_dump(),
+        )
+
+    chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
+    actors: list[JobActor] = [
+        *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
+        chief,
+        *(Worker(config(Role.WORKER, index), job, transport, train)
+          for index in range(workers)),
+    ]  # fmt: skip
+    _stop_on_interrupt(chief)
+    stop.reach(chief)
+    try:
+        with claimed(job.logdir):
+            async with asyncio.TaskGroup() as group:
+                for actor in actors:
+                    group.create_task(actor.run())
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
+    finally:
+        transport.close()
+    if chief.summary is None:
+        raise KeyboardInterrupt  # it came before the job began
+    return chief.summary
+
+
+def _stop_on_interrupt(chief: Chief) -> None:
+    """Have Ctrl-C end the run in order, where this thread may say what signals do."""
+    if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(NotImplementedError):  # an event loop without signals
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGINT, chief.stop, int(ExitCode.INTERRUPTED))
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _ignore(status: Status) -> None:
+    """Show nothing."""

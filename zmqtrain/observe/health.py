@@ -1,0 +1,214 @@
+"""The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
+
+It runs in a daemon thread, so it answers even while the event loop is blocked, which is when the
+answer matters most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from socketserver import TCPServer, ThreadingMixIn
+from threading import Thread
+from typing import Any
+
+from prometheus_client import CollectorRegistry, MetricsHandler
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.observe.instruments import Histogram
+from zmqtrain.observe.metrics import Metrics
+
+STALL_S = 30.0
+"""Without progress of the event loop for this long, ``/healthz`` answers 503."""
+
+LAG_INTERVAL_S = 0.25
+CLIENT_TIMEOUT_S = 10.0
+SHUTDOWN_POLL_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class LoopMonitor:
+    """Measures how late the event loop runs what is due, and whether it runs at all."""
+
+    def __init__(
+        self,
+        lag_seconds: Histogram,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._lag_seconds = lag_seconds
+        self._clock = clock
+        self._sleep = sleep
+        self._last_progress_s = clock()
+
+    async def run(self) -> None:
+        """Observe the lag every ``LAG_INTERVAL_S``, until cancelled."""
+        while True:
+            due_s = self._clock() + LAG_INTERVAL_S
+            await self._sleep(LAG_INTERVAL_S)
+            self._last_progress_s = self._clock()
+            self._lag_seconds.observe(max(0.0, self._last_progress_s - due_s))
+
+    def stalled_s(self) -> float:
+        """Return the seconds since the loop was last seen to run; safe from any thread."""
+        return self._clock() - self._last_progress_s
+
+
+class _HttpServer(ThreadingMixIn, TCPServer):
+    """A thread for each request.
+
+    Not an `http.server.HTTPServer`: that one looks up the host's name at start, which can take
+    many seconds where DNS is out of order.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], tuple[bool, str]],
+        stalled_s: Callable[[], float],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._tls = tls
+        self.registry = registry
+        self.is_ready = is_ready
+        self.stalled_s = stalled_s
+        # TCPServer reads the family from the attribute. The lookup takes no port: it would wrap
+        # one that is too large instead of refusing it.
+        lookup = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        self.address_family, _, _, _, (address, _, *scope) = lookup[0]
+        super().__init__((address, port, *scope), _Handler)  # type: ignore[arg-type]
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        if self._tls is not None:
+            # The handshake comes with the first read: a slow client keeps but its own thread.
+            connection = self._tls.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        if isinstance(request, ssl.SSLSocket):
+            # Without a goodbye the client has to take the answer for cut short.
+            with contextlib.suppress(OSError, ValueError):
+                request.unwrap()
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if isinstance(sys.exception(), (ConnectionError, TimeoutError, ssl.SSLError)):
+            log.debug("%s went away before it had its answer", client_address)
+        else:
+            log.exception("the metrics server could not answer %s", client_address)
+
+
+class _Handler(MetricsHandler):
+    """Answers one request."""
+
+    server: _HttpServer
+    timeout = CLIENT_TIMEOUT_S  # of the socket: a silent client must not keep its thread
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self.registry = self.server.registry
+                super().do_GET()
+            case "/readyz":
+                self._answer(*self.server.is_ready())
+            case "/healthz":
+                stalled_s = self.server.stalled_s()
+                self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
+            case path:
+                self._send(HTTPStatus.NOT_FOUND, f"no {path}; there is /metrics, /readyz, /healthz")
+
+    def _answer(self, is_good: bool, reason: str) -> None:
+        self._send(HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+    def _send(self, status: HTTPStatus, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class Server:
+    """A running metrics server; ``address`` and ``port`` are those it really listens on."""
+
+    def __init__(self, http: _HttpServer) -> None:
+        self.address: str
+        self.port: int
+        self.address, self.port = http.server_address[:2]  # type: ignore[assignment]
+        self._http = http
+        self._thread = Thread(
+            target=http.serve_forever,
+            kwargs={"poll_interval": SHUTDOWN_POLL_S},
+            name=f"metrics-{self.port}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and wait for the thread; a second call does nothing."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+def serve(
+    metrics: Metrics,
+    host: str,
+    port: int,
+    is_ready: Callable[[], tuple[bool, str]],
+    loop_lag: Callable[[], float],
+    tls: ssl.SSLContext | None = None,
+) -> Server:
+    """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
+
+    ``is_ready`` says whether the task can do its work, and why (not); ``loop_lag`` gives the
+    seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both are called from the
+    server's threads. With ``tls`` all is served over https, and over https alone.
+
+    Raises:
+        ConfigError: nothing can listen on that address, for instance because the port is taken.
+    """
+    try:
+        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot serve metrics on {host}:{port}: {reason}; expected a free port on an address "
+            "of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
+            "where 0 takes any free port"
+        ) from error
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Return what serves with the certificate and the key in these files.
+
+    Raises:
+        ConfigError: they cannot be read, or do not go together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics cannot be served with the certificate {certificate} and the key {key}: "
+            f"{error.strerror or error}; expected PEM files that go together; correct "
+            "--metrics-cert and --metrics-key (ZMQTRAIN_METRICS_CERT, ZMQTRAIN_METRICS_KEY)"
+        ) from None
+    return context

@@ -1,0 +1,104 @@
+"""Large tensors in chunks: each is a message of its own, so that sending, receiving and taking in
+overlap, and no message keeps a heartbeat waiting.
+
+A tensor of one chunk rides in the message that speaks of it. A larger one goes ahead of it in
+`Chunk` messages, and the message itself carries nothing. What travels of a chunk is its values, or
+what a compression made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
+from zmqtrain.wire.messages import Chunk
+
+CHUNK_SIZE = FRAME_NBYTES // 4
+"""Elements in a chunk, 1 MiB."""
+
+Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
+"""Makes what travels of ``flat[start : start + n]``, given the start and that run of it."""
+
+
+def count(size: int) -> int:
+    """Return the number of chunks of ``size`` elements; nothing is one chunk."""
+    return max(1, -(-size // CHUNK_SIZE))
+
+
+def at(flat: Flat, index: int) -> Flat:
+    """Return a view of the chunk that a peer calls ``index``.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    if not 0 <= index < count(len(flat)):
+        raise ProtocolError(f"chunk {index} of {count(len(flat))}")
+    return flat[index * CHUNK_SIZE : (index + 1) * CHUNK_SIZE]
+
+
+def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
+    """Send the values themselves, from where they lie."""
+    return (Tensor.of(chunk),)
+
+
+class Chunks:
+    """The chunks that go ahead of a message, each made when it is first asked for, and kept.
+
+    They go in the order of the tensor, or, if ``in_order`` is False, in that in which they are
+    added: then the tensor is still being computed.
+    """
+
+    def __init__(self, flat: Flat, sequence: int, encode: Encode, *, in_order: bool = True) -> None:
+        self._flat = flat
+        self._sequence = sequence
+        self._encode = encode
+        self._order: dict[int, None] = {}  # chunk by chunk
+        self._made: list[tuple[Chunk, tuple[Tensor, ...]]] = []
+        if in_order:
+            self.add(range(len(self)))
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Let these chunks go next, unless they went."""
+        self._order.update(dict.fromkeys(indices))
+
+    @property
+    def known(self) -> int:
+        """How many chunks may go."""
+        return len(self._order)
+
+    def __len__(self) -> int:
+        return count(len(self._flat))
+
+    def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
+        """Return the chunk that goes at a place, which is below ``known``."""
+        for number in islice(self._order, len(self._made), place + 1):
+            tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
+            self._made.append((Chunk(self._sequence, number), tensors))
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
+        return (self[place] for place in range(len(self)))
+
+
+def travelling(
+    flat: Flat, sequence: int = 0, encode: Encode = as_it_is
+) -> tuple[Chunks | None, tuple[Tensor, ...]]:
+    """Return what goes ahead of a message that speaks of ``flat``, and what rides in it."""
+    if count(len(flat)) == 1:
+        return None, encode(0, flat)
+    return Chunks(flat, sequence, encode), ()
+
+
+def take_in(tensors: Sequence[Tensor], out: Flat) -> None:
+    """Lay the values that came in their place.
+
+    Raises:
+        ProtocolError: they are not those of one tensor like ``out``.
+    """
+    if len(tensors) != 1:
+        raise ProtocolError(f"got {len(tensors)} tensors, expected one of {len(out)} elements")
+    tensors[0].copy_to(out)
