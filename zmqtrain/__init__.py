@@ -1,7 +1,7 @@
 """zmqtrain: a parameter-server training engine.
 
-``Job`` says what is trained, ``run`` trains it inside this process; `zmqtrain run`, the roles and
-honcho train it in processes of their own.
+``Job`` says what is trained, ``run`` trains it inside this process, ``load`` reads its
+weights from a logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from zmqtrain.job import Job
     from zmqtrain.local.in_process import run
     from zmqtrain.observe.summary import Summary
+    from zmqtrain.store.weights import load
 
-__all__ = ["Job", "Summary", "__version__", "run"]
+__all__ = ["Job", "Summary", "__version__", "load", "run"]
 
 __version__ = version("zmqtrain")
 
 _HOMES = {
+    "load": "zmqtrain.store.weights",
     "Job": "zmqtrain.job",
     "Summary": "zmqtrain.observe.summary",
     "run": "zmqtrain.local.in_process",

@@ -35,7 +35,7 @@ def test_checkpoints_are_listed_newest_first_and_nothing_else(job, tmp_path: Pat
     assert _names(tmp_path) == ["step-123456789", "step-00000030", "step-00000004"]
 
 
-def test_checkpoint_of_a_later_epoch_is_newer_than_one_of_a_higher_step(
+def test_checkpoint_of_a_later_generation_is_newer_than_one_of_a_higher_step(
     job, tmp_path: Path
 ) -> None:
     for step, generation in ((10, 1), (20, 1), (15, 2)):
@@ -46,7 +46,7 @@ def test_checkpoint_of_a_later_epoch_is_newer_than_one_of_a_higher_step(
     assert found[0].name == "step-00000015"
 
 
-def test_checkpoint_without_readable_manifest_is_ordered_by_step_in_the_latest_epoch(
+def test_checkpoint_without_readable_manifest_is_ordered_by_step_in_the_latest_generation(
     job, tmp_path: Path
 ) -> None:
     for step, generation in ((10, 1), (20, 1), (15, 2), (17, 2), (12, 2)):
@@ -94,7 +94,7 @@ def test_prune_removes_what_dead_attempts_left_and_nothing_else(job, tmp_path: P
     (root / "step-00000007.trash-0123abcd" / "inner").mkdir(parents=True)
     (root / "step-00000007.replaced-0123abcd.trash-0123abcd").mkdir()
     (root / "LATEST.tmp-0123abcd").touch()
-    (root / "GENERATION.tmp-0123abcd").touch()
+    (root / "EPOCH.tmp-0123abcd").touch()
     (root / "notes.tmp").touch()
     prune(tmp_path, keep=1)
     left = {entry.name for entry in root.iterdir()}

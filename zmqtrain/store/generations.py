@@ -12,7 +12,7 @@ from pathlib import Path
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.durable import reading, replace_file, sync_path, writing
 
-GENERATION_FILE = "EPOCH"
+GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
 
 _NUMBER = re.compile(rb"\d{1,18}\s*")
 

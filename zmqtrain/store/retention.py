@@ -16,7 +16,7 @@ from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_size
 # checkpoint of the same step.
 _COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?")
 _LITTER = re.compile(
-    r"(step-\d{8,}|LATEST|GENERATION)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
+    r"(step-\d{8,}|LATEST|EPOCH)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
 )
 
 
