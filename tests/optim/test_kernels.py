@@ -594,31 +594,3 @@ def test_gradient_longer_than_the_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="a gradient from 0 to 11; expected at most 10 elements"):
         run.step(0, np.ones(11, np.float32))
     assert run.memory == before
-
-
-@pytest.fixture(scope="session")
-def cupy() -> Any:
-    module = pytest.importorskip("cupy")
-    if not module.is_available():
-        pytest.skip("no CUDA device")
-    return module
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "update",
-    [*UPDATES, Update(Ftrl(0.1, learning_rate_power=-0.3), l2=0.1, moving_average=0.9)],
-    ids=lambda update: repr(update)[:80],
-)
-def test_update_on_the_gpu_agrees_with_the_cpu(update: Update, cupy: Any) -> None:
-    host = Run(update, 1000)
-    parameters = cupy.asarray(host.parameters)
-    slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
-    for step in range(3):
-        gradients = [host.gradient(number) for number in range(step, step + 3)]
-        update.bind(host.parameters, host.slots).apply_mean(gradients, 3, step)
-        on_device = [cupy.asarray(gradient) for gradient in gradients]
-        update.bind(parameters, slots).apply_mean(on_device, 3, step)
-    np.testing.assert_allclose(cupy.asnumpy(parameters), host.parameters, rtol=1e-5, atol=1e-6)
-    for name, slot in slots.items():
-        np.testing.assert_allclose(cupy.asnumpy(slot), host.slots[name], rtol=1e-5, atol=1e-6)

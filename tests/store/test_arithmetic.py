@@ -51,14 +51,6 @@ def normal(seed: int) -> Flat:
     return np.random.default_rng(seed).standard_normal(SIZE, np.float32)
 
 
-@pytest.fixture(scope="module")
-def gpu() -> Any:
-    cupy = pytest.importorskip("cupy")
-    if not cupy.is_available():
-        pytest.skip("no CUDA device")
-    return make_device("gpu", "--ps-device")
-
-
 def run(shard: Shard, changes: Sequence[tuple[str, Sequence[int]]]) -> None:
     for number, (change, workers) in enumerate(changes):
         for worker in workers:
@@ -116,20 +108,6 @@ def test_shard_on_a_device_goes_on_from_what_it_is_given() -> None:
     np.testing.assert_array_equal(shard.slots["momentum"], momentum)
     np.testing.assert_array_equal(shard.parameters, normal(1) - momentum * np.float32(0.1))
     assert shard.version == 8
-
-
-@pytest.mark.gpu
-@every_rule
-def test_shard_on_a_gpu_agrees_with_one_in_place(rule: Rule, gpu: Any) -> None:
-    update = Update(rule, moving_average=0.9)
-    changes = [("apply", [0]), ("accumulate", [1]), ("reduce", [2, 0]), ("reduce", [0, 1, 2])]
-    shards = [make_shard(update, gpu), make_shard(update)]
-    for shard in shards:
-        run(shard, changes)
-    on_gpu, in_place = shards
-    np.testing.assert_allclose(on_gpu.parameters, in_place.parameters, rtol=1e-5, atol=1e-6)
-    for name, slot in on_gpu.slots.items():
-        np.testing.assert_allclose(slot, in_place.slots[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("option", ["--device", "--ps-device"])

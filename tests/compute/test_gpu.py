@@ -1,0 +1,243 @@
+"""What runs on a GPU gives what the CPU gives: rules, shards, models, transfers, whole runs.
+
+Rules are compared bit for bit: a GPU's additions, products, quotients and roots are rounded as IEEE
+754 says, like the CPU's, and its kernels do them one by one. Sums over many elements are not: each
+processor adds in its own order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from tests.optim.test_kernels import UPDATES, Run, every_update
+from tests.store.test_arithmetic import make_shard, run
+from zmqtrain import Job
+from zmqtrain.compute.device import Gpu
+from zmqtrain.data import Digits
+from zmqtrain.models import MLP, LinearRegression, SoftmaxRegression
+from zmqtrain.models.backend import array_module
+from zmqtrain.optim import Adam, Flat, Ftrl, Update
+from zmqtrain.store.finite import all_finite
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    module = pytest.importorskip("cupy")
+    if not module.is_available():
+        pytest.skip("no CUDA device")
+    return module
+
+
+@pytest.fixture(scope="session")
+def gpu(cupy: Any) -> Gpu:
+    return Gpu("--device")
+
+
+def normal(size: int, seed: int) -> Flat:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)
+
+
+# Rules
+
+
+@every_update
+@pytest.mark.parametrize("size", [1, 1000, 70_001])
+def test_update_on_the_gpu_gives_the_bits_of_the_numpy_rule(
+    update: Update, size: int, cupy: Any
+) -> None:
+    reference = Update(update.rule, update.l2, update.moving_average, fused=False)
+    host = Run(reference, size)
+    device = {name: cupy.asarray(array) for name, array in host.arenas.items()}
+    parameters = device["parameters"][host.inside]
+    slots = {name: device[name][host.inside] for name in host.slots}
+    for step in range(3):
+        gradients = [host.gradient(number) for number in range(step, step + 3)]
+        reference.bind(host.parameters, host.slots).apply_mean(gradients, 3, step)
+        on_device = [cupy.asarray(gradient) for gradient in gradients]
+        update.bind(parameters, slots).apply_mean(on_device, 3, step)
+    found = {name: cupy.asnumpy(array).tobytes() for name, array in device.items()}
+    assert found == host.memory
+
+
+def test_ftrl_of_an_unusual_power_on_the_gpu_agrees_with_the_cpu(cupy: Any) -> None:
+    """To rounding: a power is not rounded alike everywhere."""
+    update = Update(Ftrl(0.1, learning_rate_power=-0.3), l2=0.1, moving_average=0.9)
+    host = Run(update, 1000)
+    parameters = cupy.asarray(host.parameters)
+    slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
+    for step in range(3):
+        update.update(parameters, cupy.asarray(host.gradient(step)), slots, step)
+        host.step(step)
+    np.testing.assert_allclose(parameters.get(), host.parameters, rtol=1e-5, atol=1e-6)
+
+
+@every_update
+def test_non_finite_and_extreme_gradients_on_the_gpu_give_what_the_numpy_rule_gives(
+    update: Update, cupy: Any
+) -> None:
+    reference = Update(update.rule, update.l2, update.moving_average, fused=False)
+    host = Run(reference, 100)
+    parameters = cupy.asarray(host.parameters)
+    slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
+    gradient = host.gradient(0)
+    gradient[[0, 17, 40, 99]] = np.nan, np.inf, -np.inf, np.nan
+    gradient[[5, 6, 7, 8]] = 3e38, -3e38, 1e-40, -0.0
+    for step in range(2):
+        host.step(step, gradient)
+        update.update(parameters, cupy.asarray(gradient), slots, step)
+    np.testing.assert_array_equal(parameters.get(), host.parameters)
+    for name, slot in slots.items():
+        np.testing.assert_array_equal(slot.get(), host.slots[name])
+
+
+def test_look_for_non_finite_elements_on_the_gpu(cupy: Any) -> None:
+    flat = cupy.asarray(normal(100_003, 1))
+    assert all_finite(flat)
+    flat *= np.float32(1e30)  # so that squares overflow
+    assert all_finite(flat)
+    flat[77_777] = np.inf
+    assert not all_finite(flat)
+
+
+# Transfers
+
+
+@pytest.mark.parametrize("size", [1, 1000, 3_000_001])
+@pytest.mark.parametrize("writable", [True, False], ids=["writable", "read-only"])
+def test_values_come_to_the_gpu_and_back_through_pinned_memory(
+    size: int, writable: bool, gpu: Gpu, cupy: Any
+) -> None:
+    source, target = normal(size, 1), np.zeros(size, np.float32)
+    source.flags.writeable = writable
+    there, back = gpu.twins([source, target])
+    assert there.shape == back.shape == (size,)
+    gpu.load([source], [there])
+    cupy.multiply(there, np.float32(2), out=back)
+    gpu.store([back], [target])
+    np.testing.assert_array_equal(target, source * np.float32(2))
+
+
+def test_copies_wait_for_what_still_computes_and_it_for_them(gpu: Gpu, cupy: Any) -> None:
+    """Each round reads what the last one wrote; a copy out of order gives another number."""
+    size = 1 << 22
+    flat = np.ones(size, np.float32)
+    (twin,) = gpu.twins([flat])
+    for _ in range(20):
+        gpu.load([flat], [twin])
+        for _ in range(50):
+            twin += np.float32(1)
+        gpu.store([twin], [flat])
+    assert (flat == 1 + 20 * 50).all()
+
+
+def test_memory_that_is_pinned_twice_is_copied_all_the_same(gpu: Gpu) -> None:
+    flat = normal(5000, 1)
+    (first,), (second,) = gpu.twins([flat]), gpu.twins([flat])
+    gpu.load([flat, flat], [first, second])
+    np.testing.assert_array_equal(second.get(), flat)
+
+
+def test_batch_comes_to_the_gpu_as_it_is(gpu: Gpu, cupy: Any) -> None:
+    features, labels = normal(12, 1).reshape(4, 3), np.arange(4)
+    on_device = gpu.batch((features, labels))
+    assert all(isinstance(array, cupy.ndarray) for array in on_device)
+    for there, here in zip(on_device, (features, labels), strict=True):
+        assert there.dtype == here.dtype
+        np.testing.assert_array_equal(there.get(), here)
+
+
+# Shards
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=lambda update: repr(update.rule)[:70])
+def test_shard_on_the_gpu_holds_the_bits_of_one_in_place(update: Update, gpu: Gpu) -> None:
+    averaged = Update(update.rule, update.l2, moving_average=0.9)
+    changes = [("apply", [0]), ("accumulate", [1]), ("reduce", [2, 0]), ("reduce", [0, 1, 2])]
+    on_gpu, in_place = shards = make_shard(averaged, gpu), make_shard(averaged)
+    for shard in shards:
+        run(shard, changes)
+    assert on_gpu.version == in_place.version
+    np.testing.assert_array_equal(on_gpu.parameters, in_place.parameters)
+    np.testing.assert_array_equal(
+        on_gpu.segment.slots["average"], in_place.segment.slots["average"]
+    )
+    for name, slot in on_gpu.slots.items():
+        np.testing.assert_array_equal(slot, in_place.slots[name])
+
+
+# Models
+
+
+def test_any_cupy_array_belongs_to_cupy(cupy: Any) -> None:
+    assert array_module(np.zeros(1), cupy.zeros(1)) is cupy
+
+
+@pytest.mark.parametrize(
+    "model", [LinearRegression(4, 2), SoftmaxRegression(4, 3), MLP(4, (5, 6), 3)], ids=repr
+)
+def test_step_and_metrics_on_the_gpu_agree_with_the_cpu(model: Any, cupy: Any) -> None:
+    random = np.random.default_rng(0)
+    parameters = model.parameters(1)
+    features = random.normal(0, 1, (9, 4)).astype(np.float32)
+    answers = features[:, :2] if isinstance(model, LinearRegression) else random.integers(0, 3, 9)
+    out = {name: np.empty_like(value) for name, value in parameters.items()}
+    loss = model.loss_and_gradients(parameters, (features, answers), out)
+    device_parameters = {name: cupy.asarray(value) for name, value in parameters.items()}
+    device_out = {name: cupy.full(value.shape, cupy.nan, "f4") for name, value in out.items()}
+    device_batch = cupy.asarray(features), cupy.asarray(answers)
+    assert model.loss_and_gradients(device_parameters, device_batch, device_out) == pytest.approx(
+        loss, rel=1e-5
+    )
+    for name, gradient in out.items():
+        np.testing.assert_allclose(device_out[name].get(), gradient, rtol=1e-4, atol=1e-5)
+    assert model.metrics(device_parameters, device_batch) == pytest.approx(
+        model.metrics(parameters, (features, answers)), rel=1e-5
+    )
+
+
+# Whole runs
+
+
+def job(**fields: Any) -> Job:
+    fields = {"moving_average": 0.9, "policy": "sync-replicas", "steps": 30} | fields
+    return Job(
+        model=MLP(features=64, hidden=8, classes=10),
+        data=Digits(),
+        optimizer=Adam(0.01),
+        batch_size=20,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_run_with_its_shards_on_the_gpu_gives_the_parameters_of_one_on_the_cpu(
+    ps: int, gpu: Gpu
+) -> None:
+    on_cpu = zmqtrain.run(job(), workers=2, ps=ps)
+    on_gpu = zmqtrain.run(job(ps_device="gpu"), workers=2, ps=ps)
+    assert on_gpu.parameters_sha256 == on_cpu.parameters_sha256
+    assert on_gpu.accuracy == on_cpu.accuracy
+
+
+@pytest.mark.parametrize("ps_device", ["cpu", "gpu"])
+def test_run_with_workers_on_the_gpu_learns_what_one_on_the_cpu_learns(
+    ps_device: str, gpu: Gpu
+) -> None:
+    fields: dict[str, Any] = {"steps": 200, "clip_norm": 1.0}
+    on_cpu = zmqtrain.run(job(**fields), workers=2, ps=2)
+    on_gpu = zmqtrain.run(job(**fields, device="gpu", ps_device=ps_device), workers=2, ps=2)
+    assert on_gpu.accuracy == pytest.approx(on_cpu.accuracy, abs=0.03)
+
+
+def test_checkpoint_of_a_run_on_the_gpu_goes_on_on_the_cpu(gpu: Gpu, tmp_path: Path) -> None:
+    whole = zmqtrain.run(job(steps=40))
+    zmqtrain.run(job(steps=20, logdir=str(tmp_path), ps_device="gpu"))
+    rest = zmqtrain.run(job(steps=40, logdir=str(tmp_path)))
+    assert rest.parameters_sha256 == whole.parameters_sha256
