@@ -121,7 +121,12 @@ class SimulatedCluster:
     def _expired(self) -> float:
         """Count since the first run in this process: metrics are the same in all of them."""
         counters = [self.server(n).metrics.lease_expirations for n in range(self.schedule.ps)]
-        return sum(counter[Role.WORKER.value].exposed()[0] for counter in counters)
+        return sum(
+            sample.value
+            for counter in counters
+            for sample in next(iter(counter[Role.WORKER.value].collect())).samples
+            if sample.name.endswith("_total")
+        )
 
     def server(self, index: int) -> ParameterServer:
         """Return the last life of a ps."""

@@ -19,10 +19,9 @@ from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import Any
 
-from prometheus_client import CollectorRegistry, MetricsHandler
+from prometheus_client import CollectorRegistry, Histogram, MetricsHandler
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.instruments import Histogram
 from zmqtrain.observe.metrics import Metrics
 
 STALL_S = 30.0

@@ -1,37 +1,36 @@
-"""Every Prometheus metric of zmqtrain, declared once: name, roles that have it, help, label.
+"""Every Prometheus metric of zmqtrain, declared once: name, help, label, roles that have it.
 
 An actor owns one `Metrics` with a private registry, so that several actors can live in one process.
-The attribute of a metric is its exposed name without ``zmqtrain_`` and without ``_total``; one with
-a label holds a child for each value: ``metrics.pushes.applied.inc()`` where the values are known,
-``metrics.rpc_duration_seconds["Push"].observe(0.002)`` where they are met while running.
+The attribute of a metric is its exposed name without ``zmqtrain_`` and without ``_total``. Where
+the values of a label are known, each is an attribute: ``metrics.pushes.applied.inc()``; otherwise
+they are looked up: ``metrics.rpc_duration_seconds["Push"].observe(0.002)``.
+
+Of a step's two dozen updates none costs more than it must: prometheus-client takes 1 us for each, a
+lock or two and a search for the label, of the 200 us that the smallest step takes.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from importlib.metadata import version
 from math import inf, nan
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
-from prometheus_client import CollectorRegistry, GCCollector, Metric, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    Metric,
+    ProcessCollector,
 )
 
-from zmqtrain.observe.instruments import Counter, Family, Gauge, Histogram, Info
-
 NAMESPACE = "zmqtrain"
-
-Holders: TypeAlias = frozenset[str]
-PS, WORKER, CHIEF = frozenset({"ps"}), frozenset({"worker"}), frozenset({"chief"})
-LEAD = frozenset({"leader"})  # ps 0 only
-ALL = PS | WORKER | CHIEF
+ROLES = ("chief", "ps", "worker")
 
 DURATION_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -43,9 +42,9 @@ VERSIONS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 State: TypeAlias = Literal["starting", "joining", "training", "draining", "finished"]
 
-M = TypeVar("M", Counter, Gauge, Histogram, Info)
-K = TypeVar("K", str, int)
 C = TypeVar("C")
+K = TypeVar("K", str, int)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +79,41 @@ class CheckpointStages:
     restore: Counter
 
 
-class Children(dict[K, M], Generic[K, M]):
-    """The children of a metric whose label values are met while running, made on first use."""
+class Level:
+    """A gauge that is set at each step: a plain number, which a scrape reads."""
 
-    def __init__(self, family: Family[M], known: Iterable[K] = ()) -> None:
-        self._family: Family[M] = family
-        for value in known:
-            self[value] = family.series(value)
+    def __init__(self, gauge: Gauge, value: float = 0.0) -> None:
+        self._value = value
+        gauge.set_function(lambda: self._value)
 
-    def __missing__(self, value: K) -> M:
-        child = self[value] = self._family.series(value)
-        return child
+    def set(self, value: float) -> None:
+        # What is no number must fail here, where the traceback tells who set it, not in a scrape.
+        self._value = float(value)
+
+
+class Series(dict[K, S], Generic[K, S]):
+    """The series of a metric by the value of its label, made on first use."""
+
+    def __init__(self, metric: Counter | Gauge | Histogram, make: Callable[[Any], S]) -> None:
+        """``make`` is given what ``metric.labels`` returns."""
+        self._metric = metric
+        self._make = make
+
+    def __missing__(self, value: K) -> S:
+        series = self[value] = self._make(self._metric.labels(value))
+        return series
 
     def forget(self, value: K) -> None:
         """Stop exposing the series of ``value``, such as that of a worker that left."""
         if self.pop(value, None) is not None:
-            self._family.remove(value)
+            self._metric.remove(value)
 
 
 class RoleState:
     """In which state the task is: 1 for that state, 0 for each other one."""
 
-    def __init__(self, family: Family[Gauge]) -> None:
-        self._gauges = {state: family.series(state) for state in get_args(State)}
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauges = {state: gauge.labels(state) for state in get_args(State)}
         self._current: State = "starting"
         self._gauges[self._current].set(1)
 
@@ -112,69 +123,23 @@ class RoleState:
         self._current = state
 
 
-class _Declare:
-    """Makes metrics in a registry.
+class _Registry(CollectorRegistry):
+    """Leaves out when each series was made: they would be a third of all, and nobody reads them."""
 
-    A metric that the task does not hold is made all the same, but never exposed: code shared by
-    the roles can count without asking for whom it runs.
+    def collect(self) -> Iterator[Metric]:
+        for family in super().collect():
+            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
+            yield family
+
+
+class _Place(TypedDict):
+    """Where a metric is exposed: in the registry, or nowhere if the task's role does not have it.
+
+    It is made all the same: code shared by the roles can count without asking for whom it runs.
     """
 
-    def __init__(self, task: Holders, registry: CollectorRegistry) -> None:
-        self._task = task
-        self._registry = registry
-
-    def _family(
-        self,
-        kind: type[Metric],
-        make: Callable[[], M],
-        name: str,
-        holders: Holders,
-        text: str,
-        label: str = "",
-    ) -> Family[M]:
-        family = Family(kind, make, f"{NAMESPACE}_{name}", text, label)
-        if holders & self._task:
-            self._registry.register(family)
-        return family
-
-    def counters(self, name: str, holders: Holders, text: str, label: str = "") -> Family[Counter]:
-        return self._family(CounterMetricFamily, Counter, name, holders, text, label)
-
-    def counter(self, name: str, holders: Holders, text: str) -> Counter:
-        return self.counters(name, holders, text).series()
-
-    def gauges(self, name: str, holders: Holders, text: str, label: str = "") -> Family[Gauge]:
-        return self._family(GaugeMetricFamily, Gauge, name, holders, text, label)
-
-    def gauge(self, name: str, holders: Holders, text: str, initial: float = 0.0) -> Gauge:
-        gauge = self.gauges(name, holders, text).series()
-        gauge.set(initial)
-        return gauge
-
-    def histograms(
-        self,
-        name: str,
-        holders: Holders,
-        text: str,
-        label: str = "",
-        buckets: tuple[float, ...] = DURATION_S,
-    ) -> Family[Histogram]:
-        make = partial(Histogram, buckets)
-        return self._family(HistogramMetricFamily, make, name, holders, text, label)
-
-    def histogram(
-        self, name: str, holders: Holders, text: str, buckets: tuple[float, ...] = DURATION_S
-    ) -> Histogram:
-        return self.histograms(name, holders, text, buckets=buckets).series()
-
-    def info(self, name: str, holders: Holders, text: str) -> Info:
-        return self._family(InfoMetricFamily, Info, name, holders, text).series()
-
-
-def _children(family: Family[M], kind: type[C]) -> C:
-    """Make the child of every label value that ``kind`` has a field for."""
-    values = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{value: family.series(value) for value in values})
+    namespace: str
+    registry: CollectorRegistry | None
 
 
 class Metrics:
@@ -185,144 +150,182 @@ class Metrics:
 
     def __init__(self, role: str, index: int = 0) -> None:
         """Declare the metrics of task ``index`` of ``role``: "ps", "worker" or "chief"."""
-        is_lead = role == "ps" and index == 0
-        self.registry = CollectorRegistry()
-        declare = _Declare(frozenset({role}) | (LEAD if is_lead else frozenset()), self.registry)
-        self._declare_task(declare, role, index)
-        self._declare_messages(declare)
-        self._declare_steps(declare)
-        self._declare_shard(declare)
-        self._declare_job(declare)
-        self._declare_chief(declare)
+        self.registry: CollectorRegistry = _Registry()
+
+        def place(is_exposed: bool = True) -> _Place:
+            return {"namespace": NAMESPACE, "registry": self.registry if is_exposed else None}
+
+        is_ps, is_worker, is_chief = role == "ps", role == "worker", role == "chief"
+        self._declare_task(place(), role, index)
+        self._declare_messages(place())
+        self._declare_steps(place(is_worker))
+        self._declare_shard(place(is_ps))
+        self._declare_job(place(is_ps and index == 0))
+        self._declare_chief(place(is_chief))
+        self.nonfinite_gradients = Counter(
+            "nonfinite_gradients",
+            "Gradients found to hold NaN or infinity.",
+            **place(is_worker or is_ps),
+        )
+        failures = Counter(
+            "checkpoint_failures",
+            "Failures that this task met.",
+            ["stage"],
+            **place(is_chief or is_ps),
+        )
+        self.checkpoint_failures = _by_label(failures, CheckpointStages)
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-    def _declare_task(self, d: _Declare, role: str, index: int) -> None:
+    def _declare_task(self, place: _Place, role: str, index: int) -> None:
         versions = {"version": version("zmqtrain"), "python": platform.python_version()}
         versions |= {package: version(package) for package in ("numpy", "pyzmq")}
-        d.info("build", ALL, "Versions that this task runs.").info(versions)
-        d.info("task", ALL, "Which task this is.").info({"role": role, "index": str(index)})
-        self.role_state = RoleState(
-            d.gauges("role_state", ALL, "1 for the state that this task is in, else 0.", "state")
-        )
-        self.event_loop_lag_seconds = d.histogram(
-            "event_loop_lag_seconds", ALL, "How late the event loop woke a sleeper.", buckets=LAG_S
-        )
-
-    def _declare_messages(self, d: _Declare) -> None:
-        peers = d.gauges("connected_peers", ALL, "Peers with a live link, by their role.", "role")
-        self.connected_peers = Children[str, Gauge](peers, sorted(ALL))
-        self.bytes_sent = d.counter(
-            "bytes_sent_total",
-            ALL,
-            "Bytes of messages sent; tensors in shared memory are not sent.",
-        )
-        self.bytes_received = d.counter(
-            "bytes_received_total", ALL, "Bytes of messages received, valid or not."
-        )
-        self.decode_errors = d.counter(
-            "decode_errors_total", ALL, "Messages received that were not valid."
-        )
-        self.rpc_duration_seconds = Children[str, Histogram](
-            d.histograms("rpc_duration_seconds", ALL, "From a request to its reply, by kind.", "op")
-        )
-        self.rpc_retries = d.counter("rpc_retries_total", ALL, "Requests sent again.")
-        self.rpc_timeouts = d.counter(
-            "rpc_timeouts_total", ALL, "Requests given up at their deadline."
-        )
-        self.auth_failures = d.counter(
-            "auth_failures_total", PS, "Turned away for a key, or for what the role may not send."
+        Info("build", "Versions that this task runs.", **place).info(versions)
+        Info("task", "Which task this is.", **place).info({"role": role, "index": str(index)})
+        states = "1 for the state that this task is in, else 0."
+        self.role_state = RoleState(Gauge("role_state", states, ["state"], **place))
+        self.event_loop_lag_seconds = Histogram(
+            "event_loop_lag_seconds",
+            "How late the event loop woke a sleeper.",
+            buckets=LAG_S,
+            **place,
         )
 
-    def _declare_steps(self, d: _Declare) -> None:
-        self.steps = d.counter("steps_total", WORKER, "Steps that this worker finished.")
-        self.examples = d.counter("examples_total", WORKER, "Training examples in those steps.")
-        self.train_loss = d.gauge("train_loss", WORKER, "Loss of the last batch.", initial=nan)
-        self.step_duration_seconds = d.histogram(
-            "step_duration_seconds", WORKER, "One step, from its first phase to its last."
+    def _declare_messages(self, place: _Place) -> None:
+        peers = Gauge(
+            "connected_peers", "Peers with a live link, by their role.", ["role"], **place
         )
-        phases = d.histograms("phase_duration_seconds", WORKER, "One phase of a step.", "phase")
-        self.phase_duration_seconds = _children(phases, Phases)
-        self.nonfinite_gradients = d.counter(
-            "nonfinite_gradients_total",
-            WORKER | PS,
-            "Gradients found to hold NaN or infinity.",
+        self.connected_peers = {role: peers.labels(role) for role in ROLES}
+        self.bytes_sent = Counter(
+            "bytes_sent", "Bytes of messages sent; tensors in shared memory are not sent.", **place
         )
+        self.bytes_received = Counter(
+            "bytes_received", "Bytes of messages received, valid or not.", **place
+        )
+        self.decode_errors = Counter(
+            "decode_errors", "Messages received that were not valid.", **place
+        )
+        durations = Histogram(
+            "rpc_duration_seconds",
+            "From a request to its reply, by kind.",
+            ["op"],
+            buckets=DURATION_S,
+            **place,
+        )
+        self.rpc_duration_seconds = Series[str, Histogram](durations, lambda series: series)
+        self.rpc_retries = Counter("rpc_retries", "Requests sent again.", **place)
+        self.rpc_timeouts = Counter("rpc_timeouts", "Requests given up at their deadline.", **place)
 
-    def _declare_shard(self, d: _Declare) -> None:
-        pushes = d.counters(
-            "pushes_total", PS, "Pushes answered, by what became of them.", "result"
+    def _declare_steps(self, place: _Place) -> None:
+        self.steps = Counter("steps", "Steps that this worker finished.", **place)
+        self.examples = Counter("examples", "Training examples in those steps.", **place)
+        self.train_loss = Level(Gauge("train_loss", "Loss of the last batch.", **place), nan)
+        self.step_duration_seconds = Histogram(
+            "step_duration_seconds",
+            "One step, from its first phase to its last.",
+            buckets=DURATION_S,
+            **place,
         )
-        self.pushes = _children(pushes, Pushes)
-        self.pulls = d.counter("pulls_total", PS, "Pulls answered.")
-        self.apply_duration_seconds = d.histogram(
-            "apply_duration_seconds", PS, "One update of the shard's parameters."
+        phases = Histogram(
+            "phase_duration_seconds",
+            "One phase of a step.",
+            ["phase"],
+            buckets=DURATION_S,
+            **place,
         )
-        self.staleness_versions = d.histogram(
+        self.phase_duration_seconds = _by_label(phases, Phases)
+
+    def _declare_shard(self, place: _Place) -> None:
+        pushes = Counter("pushes", "Pushes answered, by what became of them.", ["result"], **place)
+        self.pushes = _by_label(pushes, Pushes)
+        self.pulls = Counter("pulls", "Pulls answered.", **place)
+        self.apply_duration_seconds = Histogram(
+            "apply_duration_seconds",
+            "One update of the shard's parameters.",
+            buckets=DURATION_S,
+            **place,
+        )
+        self.staleness_versions = Histogram(
             "staleness_versions",
-            PS,
             "Updates that the shard applied between a gradient's pull and its push.",
             buckets=VERSIONS,
+            **place,
         )
-        self.parameter_version = d.gauge("parameter_version", PS, "Updates applied to this shard.")
-        self.parameter_bytes = d.gauge("parameter_bytes", PS, "Size of this shard's parameters.")
+        self.parameter_version = Level(
+            Gauge("parameter_version", "Updates applied to this shard.", **place)
+        )
+        self.parameter_bytes = Gauge("parameter_bytes", "Size of this shard's parameters.", **place)
+        self.auth_failures = Counter(
+            "auth_failures",
+            "Turned away for a key, or for what the role may not send.",
+            **place,
+        )
 
-    def _declare_job(self, d: _Declare) -> None:
-        self.global_step = d.gauge("global_step", LEAD, "Updates that the job applied.")
-        self.global_step_target = d.gauge(
-            "global_step_target", LEAD, "Global step at which the job ends.", initial=nan
+    def _declare_job(self, place: _Place) -> None:
+        self.global_step = Level(Gauge("global_step", "Updates that the job applied.", **place))
+        self.global_step_target = _unknown(
+            Gauge("global_step_target", "Global step at which the job ends.", **place)
         )
-        self.learning_rate = d.gauge(
-            "learning_rate", LEAD, "Learning rate of the last update.", initial=nan
+        self.learning_rate = Level(
+            Gauge("learning_rate", "Learning rate of the last update.", **place), nan
         )
-        self.expected_workers = d.gauge(
-            "expected_workers", LEAD, "Workers that the cluster should have.", initial=nan
+        self.expected_workers = _unknown(
+            Gauge("expected_workers", "Workers that the cluster should have.", **place)
         )
-        steps = d.gauges("worker_step", LEAD, "Step that each live worker has reached.", "worker")
-        self.worker_step = Children[int, Gauge](steps)
-        self.waiting_workers = d.gauge(
-            "waiting_workers", LEAD, "Workers that the policy holds back now."
+        steps = Gauge("worker_step", "Step that each live worker has reached.", ["worker"], **place)
+        self.worker_step = Series[int, Level](steps, Level)
+        self.waiting_workers = Gauge(
+            "waiting_workers", "Workers that the policy holds back now.", **place
         )
-        self.policy = d.info("policy", LEAD, "Policy in force.")
-        self.policy_switches = d.counter(
-            "policy_switches_total", LEAD, "Changes of policy while the job ran."
+        self.policy = Info("policy", "Policy in force.", **place)
+        self.policy_switches = Counter(
+            "policy_switches", "Changes of policy while the job ran.", **place
         )
-        self.staleness_bound_steps = d.gauge(
+        self.staleness_bound_steps = Gauge(
             "staleness_bound_steps",
-            LEAD,
             "How far ahead of the slowest worker the policy lets another run; +Inf is no bound.",
-            initial=inf,
+            **place,
         )
-        leases = d.counters(
-            "lease_expirations_total", LEAD, "Tasks declared dead, by role.", "role"
-        )
-        self.lease_expirations = Children[str, Counter](leases, sorted(ALL))
+        self.staleness_bound_steps.set(inf)
+        leases = Counter("lease_expirations", "Tasks declared dead, by role.", ["role"], **place)
+        self.lease_expirations = {role: leases.labels(role) for role in ROLES}
 
-    def _declare_chief(self, d: _Declare) -> None:
-        self.evaluation_loss = d.gauge(
-            "evaluation_loss", CHIEF, "Mean loss over the evaluation set.", initial=nan
+    def _declare_chief(self, place: _Place) -> None:
+        self.evaluation_loss = _unknown(
+            Gauge("evaluation_loss", "Mean loss over the evaluation set.", **place)
         )
-        self.evaluation_accuracy = d.gauge(
-            "evaluation_accuracy", CHIEF, "Share of the evaluation set that is right.", initial=nan
+        self.evaluation_accuracy = _unknown(
+            Gauge("evaluation_accuracy", "Share of the evaluation set that is right.", **place)
         )
-        self.checkpoint_interval_seconds = d.gauge(
+        self.checkpoint_interval_seconds = Gauge(
             "checkpoint_interval_seconds",
-            CHIEF,
             "Time that should lie between checkpoints; 0 is never.",
+            **place,
         )
-        self.checkpoint_last_success_timestamp_seconds = d.gauge(
+        self.checkpoint_last_success_timestamp_seconds = Gauge(
             "checkpoint_last_success_timestamp_seconds",
-            CHIEF,
             "When the newest checkpoint became complete, in Unix time; 0 is not yet.",
+            **place,
         )
-        self.checkpoint_duration_seconds = d.histogram(
+        self.checkpoint_duration_seconds = Histogram(
             "checkpoint_duration_seconds",
-            CHIEF,
             "One checkpoint, from the decision to its manifest on disk.",
             buckets=CHECKPOINT_S,
+            **place,
         )
-        self.checkpoint_bytes = d.gauge("checkpoint_bytes", CHIEF, "Size of the newest checkpoint.")
-        failures = d.counters(
-            "checkpoint_failures_total", CHIEF | PS, "Failures that this task met.", "stage"
-        )
-        self.checkpoint_failures = _children(failures, CheckpointStages)
+        self.checkpoint_bytes = Gauge("checkpoint_bytes", "Size of the newest checkpoint.", **place)
+
+
+def _by_label(metric: Counter | Histogram, kind: type[C]) -> C:
+    """Make the series of every label value that ``kind`` has a field for."""
+    values: dict[str, Any] = {
+        field.name: metric.labels(field.name)
+        for field in fields(kind)  # type: ignore[arg-type]
+    }
+    return kind(**values)
+
+
+def _unknown(gauge: Gauge) -> Gauge:
+    """Set a gauge to NaN: its value is not known yet."""
+    gauge.set(nan)
+    return gauge
