@@ -18,6 +18,7 @@ from typing import Any
 
 from zmqtrain.actors.work_queue import LONG_S
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Order
@@ -205,7 +206,7 @@ class Simulation:
             StuckError: the policy lets nobody go on.
         """
         for worker in range(len(self._workers)):
-            self._coordinator.join(worker, 1)
+            self._coordinator.handle(Joined(worker, 1))
             self._workers[worker].answers = 1
             self._clock.at(self._half_s, self._leader.receive, 0.0, self._pulled, worker)
         self._run_until(round(WARM_UP * gradients))
@@ -254,7 +255,7 @@ class Simulation:
     # The ps
 
     def _pulled(self, worker: int) -> None:
-        self._obey(self._coordinator.arrived(worker, 0, 0), is_pull=True)
+        self._obey(self._coordinator.handle(PullArrived(worker)), is_pull=True)
 
     def _pushed(self, worker: int) -> None:
         """A push has reached every ps."""
@@ -287,9 +288,10 @@ class Simulation:
             return
         started = time.perf_counter()
         batch = made.batches.pop(0)
-        orders = self._coordinator.arrived(worker, made.sequence, 0, batch=batch)
+        arrived = PushArrived(worker, made.sequence, 0, batch=batch)
+        orders = self._coordinator.handle(arrived)
         for shard in range(1, self._ps if self._is_coordinated else 1):
-            orders += self._coordinator.arrived(worker, made.sequence, shard)
+            orders += self._coordinator.handle(PushArrived(worker, made.sequence, shard))
         self._decided_s += time.perf_counter() - started
         self._obey(orders)
 

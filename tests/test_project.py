@@ -27,6 +27,7 @@ PURE = [
     "wire",
     "policies",
     "coordination/coordinator.py",
+    "coordination/events.py",
     "coordination/ledger.py",
     "optim",
     "store",

@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.policies import Held, make_policy
+from zmqtrain.coordination.events import (
+    CloseAsked,
+    GivenUp,
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+    SwitchAsked,
+)
+from zmqtrain.policies import Held
 from zmqtrain.wire.messages import Order
 
 Play = Callable[[Coordinator, str], None]
@@ -15,7 +24,7 @@ Play = Callable[[Coordinator, str], None]
 def play() -> Play:
     """Feed a coordinator a script of ``event -> answer`` lines.
 
-    Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (both are
+    Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (it is
     at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
     SPEC``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for BY...``. Nothing is
     written as ``-``.
@@ -38,36 +47,26 @@ def _answer(coordinator: Coordinator, event: str) -> str:
         case ["held"]:
             return _listed(map(_reason, coordinator.held()))
         case ["join", worker, incarnation]:
-            orders = coordinator.join(int(worker), int(incarnation))
+            orders = coordinator.handle(Joined(int(worker), int(incarnation)))
         case ["leave", worker]:
-            orders = coordinator.leave(int(worker))
-        case ["pull", worker, *where]:
-            orders = coordinator.arrived(int(worker), 0, _shard(where))
+            orders = coordinator.handle(Left(int(worker)))
+        case ["pull", worker]:
+            orders = coordinator.handle(PullArrived(int(worker)))
         case ["push", worker, sequence, batch, *where]:
-            shard = _shard(where)
-            orders = coordinator.arrived(
-                int(worker),
-                int(sequence),
-                shard,
-                finite="bad" not in where,
-                batch=int(batch) if shard == 0 else -1,
-            )
+            shard = int(where[where.index("at") + 1]) if "at" in where else 0
+            numbers = int(worker), int(sequence), shard
+            known_batch = -1 if shard else int(batch)
+            event = PushArrived(*numbers, finite="bad" not in where, batch=known_batch)
+            orders = coordinator.handle(event)
         case ["switch", spec]:
-            coordinator.switch(make_policy(spec))
-            orders = coordinator.settle()
+            orders = coordinator.handle(SwitchAsked(spec))
         case ["close"]:
-            coordinator.close()
-            orders = coordinator.settle()
+            orders = coordinator.handle(CloseAsked())
         case ["give-up"]:
-            coordinator.give_up()
-            orders = coordinator.settle()
+            orders = coordinator.handle(GivenUp())
         case _:
             raise ValueError(f"no such event: {event}")
     return _listed(map(_told, orders))
-
-
-def _shard(where: list[str]) -> int:
-    return int(where[where.index("at") + 1]) if "at" in where else 0
 
 
 def _told(order: Order) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined
 from zmqtrain.policies import make_policy
 
 Play = Callable[[Coordinator, str], None]
@@ -13,7 +14,7 @@ Play = Callable[[Coordinator, str], None]
 def coordinator(spec: str) -> Coordinator:
     run = Coordinator(make_policy(spec), shards=1, workers=2, steps=100, lookahead=0)
     for worker in (0, 1):
-        run.join(worker, 1)
+        run.handle(Joined(worker, 1))
     return run
 
 
@@ -73,7 +74,7 @@ def test_run_without_workers_ends_at_once(play: Play) -> None:
 
 def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
     run = Coordinator(make_policy("hogwild"), shards=1, workers=1, steps=1, lookahead=0)
-    run.join(0, 1)
+    run.handle(Joined(0, 1))
     play(
         run,
         """

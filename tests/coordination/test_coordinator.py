@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held, make_policy
 from zmqtrain.wire.messages import Order
@@ -32,7 +33,7 @@ def coordinator(
         workers=workers,
         steps=steps,
         version=version,
-        ledger=ledger,
+        ledger=ledger or Ledger(),
         lookahead=lookahead,
     )
 
@@ -57,11 +58,12 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> N
 
 def test_release_answers_one_push_of_one_life() -> None:
     run = coordinator("hogwild")
-    run.join(0, 3)
-    assert run.arrived(0, 0, 0) == [Order("release", (0,), "", 3, 0, (0,))]
-    assert run.arrived(0, 1, 0, batch=0)[-1] == Order("release", (0,), "", 3, 1, (1,))
-    run.join(0, 4)
-    assert run.arrived(0, 0, 0) == [Order("release", (0,), "", 4, 0, (1,))]
+    run.handle(Joined(0, 3))
+    assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 3, 0, (0,))]
+    orders = run.handle(PushArrived(0, 1, 0, batch=0))
+    assert orders[-1] == Order("release", (0,), "", 3, 1, (1,))
+    run.handle(Joined(0, 4))
+    assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 4, 0, (1,))]
 
 
 def test_repeated_report_changes_nothing(play: Play) -> None:
@@ -71,7 +73,6 @@ def test_repeated_report_changes_nothing(play: Play) -> None:
         pull 0          -> -
         join 0 1        -> -
         pull 0          -> release 0 with 0
-        pull 0 at 1     -> -
         pull 0          -> -
         push 0 1 0      -> -
         push 0 1 0      -> -
@@ -103,12 +104,12 @@ def test_new_life_ends_the_one_before(play: Play) -> None:
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
     run = coordinator("bounded-staleness:1", shards=3)
-    run.join(0, 1)
-    run.arrived(0, 0, 0)
+    run.handle(Joined(0, 1))
+    run.handle(PullArrived(0))
     for shard in {0, 1, 2} - {last}:
-        assert not run.arrived(0, 1, shard, batch=0 if shard == 0 else -1)
+        assert not run.handle(PushArrived(0, 1, shard, batch=0 if shard == 0 else -1))
         assert run.ledger.open_batches() == (0,)
-    orders = run.arrived(0, 1, last, batch=0 if last == 0 else -1)
+    orders = run.handle(PushArrived(0, 1, last, batch=0 if last == 0 else -1))
     assert [order.kind for order in orders] == ["apply", "release"]
 
 
@@ -117,7 +118,6 @@ def test_other_push_counts_once_it_is_at_the_lead_shard(play: Play) -> None:
         coordinator("hogwild", shards=3),
         """
         join 0 1        -> -
-        pull 0 at 1     -> -
         pull 0          -> release 0 with 0
         push 0 1 0 at 2 -> -
         push 0 1 0      -> apply 0, release 0 with 1
@@ -194,13 +194,17 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
     run = coordinator("sync-replicas", shards=shards, workers=workers, steps=4, lookahead=lookahead)
     leases: dict[int, list[int]] = {worker: [] for worker in range(workers)}
     for worker in range(workers):
-        run.join(worker, 1)
+        run.handle(Joined(worker, 1))
     for step in range(4):
         for worker in data.draw(st.permutations(range(workers))):
             batch = leases[worker].pop(0) if step else -1
             assert not step or batch == (step - 1) * workers + worker
-            for shard in range(shards):
-                for order in run.arrived(worker, step, shard, batch=batch if shard == 0 else -1):
+            arrivals = [
+                PushArrived(worker, step, shard, batch=-1 if shard else batch)
+                for shard in range(shards)
+            ]
+            for event in arrivals if step else [PullArrived(worker)]:
+                for order in run.handle(event):
                     if order.kind == "release":
                         leases[order.workers[0]] += order.batches
 
@@ -253,7 +257,7 @@ def test_workers_are_waited_for_if_any_of_them_is_there(
     workers: tuple[int, ...], is_alive: bool
 ) -> None:
     waiting = coordinator("sync-replicas")
-    waiting.join(0, 1)
+    waiting.handle(Joined(0, 1))
     assert waiting.is_alive(workers) is is_alive
 
 
@@ -274,8 +278,8 @@ def test_worker_without_a_batch_can_leave(play: Play) -> None:
 def test_coordinator_says_why_a_worker_has_no_batch() -> None:
     run = coordinator("hogwild", steps=1)
     for worker in (0, 1):
-        run.join(worker, 1)
-        run.arrived(worker, 0, 0)
+        run.handle(Joined(worker, 1))
+        run.handle(PullArrived(worker))
     assert list(run.held()) == [
         Held(1, "every step up to the last is being computed already", (0,))
     ]
@@ -371,9 +375,7 @@ def test_non_finite_gradient_does_not_move_a_clock(play: Play) -> None:
 
 
 def test_resumed_run_leases_what_was_open_first(play: Play) -> None:
-    run = coordinator(
-        "sync-replicas", version=7, ledger=Ledger(next_batch=20, open_batches=(17, 12))
-    )
+    run = coordinator("sync-replicas", version=7, ledger=Ledger(next_batch=20, returned=[17, 12]))
     play(
         run,
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, SwitchAsked
 from zmqtrain.policies import Decision, Release, make_policy
 from zmqtrain.wire.messages import Order
 
@@ -103,6 +105,7 @@ class World:
         self.coordinator = Coordinator(
             Watched(self, spec), shards=shards, workers=workers, steps=steps, lookahead=lookahead
         )
+        self.coordinator.make_policy = partial(Watched, self)  # type: ignore[misc]
 
     def expect(self, law: bool, broken: str) -> None:
         if not law:
@@ -136,11 +139,11 @@ class World:
     def join(self, worker: int) -> None:
         self.forget(worker)
         life = self.lives[worker] = Life(next(self.incarnations))
-        self.obey(f"join {worker}", self.coordinator.join(worker, life.incarnation))
+        self.obey(f"join {worker}", self.coordinator.handle(Joined(worker, life.incarnation)))
 
     def leave(self, worker: int) -> None:
         self.forget(worker)
-        self.obey(f"leave {worker}", self.coordinator.leave(worker))
+        self.obey(f"leave {worker}", self.coordinator.handle(Left(worker)))
 
     def forget(self, worker: int) -> None:
         self.lives.pop(worker, None)
@@ -156,7 +159,7 @@ class World:
         """The message arrives at a shard, or its arrival is reported once more."""
         is_new = shard not in life.reached
         life.reached.add(shard)
-        if shard and not self.coordinated:
+        if shard and not (life.sequence and self.coordinated):
             return  # such a shard decides for itself and reports nothing
         batch = life.gradient.batch if life.gradient and shard == 0 else -1
         if batch >= 0:
@@ -165,9 +168,14 @@ class World:
             life.state = "waiting"
             self.decided(worker, life)
         finite = shard != life.bad_shard
-        arrived = self.coordinator.arrived(worker, life.sequence, shard, finite=finite, batch=batch)
+        arrived = (
+            PushArrived(worker, life.sequence, shard, finite, batch)
+            if life.sequence
+            else PullArrived(worker)
+        )
         again = "" if is_new else " again"
-        self.obey(f"{worker}'s {life.sequence} is at shard {shard}{again}", arrived)
+        orders = self.coordinator.handle(arrived)
+        self.obey(f"{worker}'s {life.sequence} is at shard {shard}{again}", orders)
 
     def is_complete(self, life: Life) -> bool:
         everywhere = self.coordinated and life.sequence
@@ -188,8 +196,7 @@ class World:
         if self.finished:
             return
         self.switching = spec
-        self.coordinator.switch(Watched(self, spec))
-        self.obey(f"switch to {spec}", self.coordinator.settle())
+        self.obey(f"switch to {spec}", self.coordinator.handle(SwitchAsked(spec)))
 
     # What follows from it
 

@@ -81,7 +81,7 @@ def test_one_workers_batch_counts_alone() -> None:
 
 
 def test_ledger_of_a_checkpoint_goes_on_with_its_open_batches() -> None:
-    ledger = Ledger(next_batch=9, open_batches=(7, 2, 4))
+    ledger = Ledger(next_batch=9, returned=[7, 2, 4])
     assert [ledger.lease(0) for _ in range(5)] == [2, 4, 7, 9, 10]
 
 
@@ -107,7 +107,7 @@ def test_every_batch_is_counted_once_or_open(
 ) -> None:
     ledger, done = Ledger(), set[int]()
     _play(ledger, done, before)
-    restored = Ledger(ledger.next_batch, ledger.open_batches())
+    restored = Ledger(ledger.next_batch, list(ledger.open_batches()))
     assert restored.open_batches() == ledger.open_batches()
     _play(restored, done, after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import SwitchAsked
 from zmqtrain.policies import Apply, Decision, Held, Policy, Release, make_policy
 
 Play = Callable[[Coordinator, str], None]
@@ -49,6 +50,10 @@ class OnTheNextPush:
         return [Release(worker) for worker in released]
 
 
+def make(_: str) -> OnTheNextPush:
+    return OnTheNextPush()
+
+
 def coordinator(policy: Policy, steps: int) -> Coordinator:
     return Coordinator(policy, shards=1, workers=3, steps=steps, lookahead=1)
 
@@ -87,7 +92,7 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy(play: Play) -> No
         pull 2     -> -
         """,
     )
-    run.switch(OnTheNextPush())
+    run.handle(SwitchAsked(f"{__name__}:make"))
     play(
         run,
         """

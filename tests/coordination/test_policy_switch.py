@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, SwitchAsked
 from zmqtrain.policies import Held, make_policy
 
 Play = Callable[[Coordinator, str], None]
@@ -48,11 +49,10 @@ def test_everyone_is_held_until_no_worker_computes(play: Play) -> None:
 def test_coordinator_says_that_the_policy_changes() -> None:
     run = coordinator("hogwild")
     for worker in (0, 1):
-        run.join(worker, 1)
-        run.arrived(worker, 0, 0)
-    run.switch(make_policy("sync-replicas:aggregate=1"))
-    run.settle()
-    run.arrived(1, 1, 0, batch=1)
+        run.handle(Joined(worker, 1))
+        run.handle(PullArrived(worker))
+    run.handle(SwitchAsked("sync-replicas:aggregate=1"))
+    run.handle(PushArrived(1, 1, 0, batch=1))
     assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
 

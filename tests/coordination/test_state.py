@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
+from zmqtrain.coordination.events import (
+    CloseAsked,
+    Event,
+    GivenUp,
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+    SnapshotAsked,
+    SwitchAsked,
+)
+from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Order
 
@@ -32,14 +43,15 @@ def play(coordinator: Coordinator, events: list[tuple[str, int]]) -> list[Order]
     for kind, worker in events:
         member = coordinator.members.get(worker)
         if kind == "join" and member is None:
-            orders += coordinator.join(worker, worker + 1)
-            orders += coordinator.arrived(worker, 0, 0)
+            orders += coordinator.handle(Joined(worker, worker + 1))
+            orders += coordinator.handle(PullArrived(worker))
         elif kind == "leave" and member is not None:
-            orders += coordinator.leave(worker)
+            orders += coordinator.handle(Left(worker))
         elif kind == "go" and member is not None and member.computing:
             batch = coordinator.ledger.leases[worker][0]
             finite = batch % 7 != 0
-            orders += coordinator.arrived(worker, member.sequence + 1, 0, finite, batch, 10)
+            event = PushArrived(worker, member.sequence + 1, 0, finite, batch, 10)
+            orders += coordinator.handle(event)
     return orders
 
 
@@ -50,9 +62,9 @@ def test_coordinator_from_its_state_gives_the_same_orders(
 ) -> None:
     coordinator = Coordinator(make_policy(spec), shards=1, workers=2, steps=20)
     play(coordinator, [("join", 0), ("join", 1), *before])
-    other = coordinator_from(unpack(pack(state_of(coordinator))))
+    other = unpack(pack(coordinator))
     assert play(other, after) == play(coordinator, after)
-    assert state_of(other) == state_of(coordinator)
+    assert pack(other) == pack(coordinator)
 
 
 @pytest.mark.parametrize("switching", [False, True])
@@ -60,11 +72,29 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
     coordinator = Coordinator(make_policy("hogwild"), shards=1, workers=2, steps=20)
     play(coordinator, [("join", 0), ("join", 1)])
     if switching:
-        coordinator.switch(make_policy("sync-replicas"))
-    other = coordinator_from(unpack(pack(state_of(coordinator))))
+        coordinator.handle(SwitchAsked("sync-replicas"))
+    other = unpack(pack(coordinator))
     events = [("go", 0), ("go", 1), ("go", 0), ("go", 1)]
     assert play(other, events) == play(coordinator, events)
     assert other.policy.spec == ("sync-replicas" if switching else "hogwild")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Joined(3, 1_700_000_000_000),
+        Left(3),
+        PullArrived(3),
+        PushArrived(3, 7, 0, finite=False, batch=12, examples=100),
+        SwitchAsked("hogwild"),
+        SnapshotAsked("run/step-8"),
+        CloseAsked(),
+        GivenUp(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_event_is_read_from_the_journal_as_it_was(event: Event) -> None:
+    assert unpack(pack(event)) == event
 
 
 @pytest.mark.parametrize("value", [object(), {"a": {1, 2.5, "x"}.__iter__()}, 1j])

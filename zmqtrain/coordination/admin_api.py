@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.coordination.events import CloseAsked, SnapshotAsked, SwitchAsked
 from zmqtrain.coordination.status import status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import Policy, make_policy
@@ -150,7 +151,7 @@ class AdminApi:
             raise RefusedError(str(error)) from None
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._switch_requests.append(request)
-        self._leader.event("switch", policy.spec)
+        self._leader.event(SwitchAsked(policy.spec))
 
     def _on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._leader.ps.job.logdir:
@@ -178,11 +179,11 @@ class AdminApi:
             ledger.open_batches(),
             ledger.examples,
             tuple(
-                WorkerMark(worker, member.incarnation, max(0, member.sequence))
+                WorkerMark(worker, member.incarnation, member.sequence)
                 for worker, member in coordinator.members.items()
             ),
         )
-        self._leader.event("snapshot", message.directory)
+        self._leader.event(SnapshotAsked(message.directory))
 
     def _on_save_ended(self, request: Request, message: SaveEnded) -> None:
         self._leader.ps.peers.member(request)
@@ -199,7 +200,7 @@ class AdminApi:
         if coordinator is None:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
-        self._leader.event("close")
+        self._leader.event(CloseAsked())
 
     def _on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._leader.ps.peers.member(request)

@@ -1,4 +1,4 @@
-"""The leader's mind: events in, orders for every shard out. Pure, like the policies.
+"""The coordinator: events in, orders for every shard out. Pure, like the policies.
 
 It knows the workers, asks the policy, leases batches, stops the run at the last step, and changes
 the policy at a version barrier. Times, sockets and gradients are other people's business.
@@ -7,10 +7,31 @@ the policy at a version barrier. Times, sockets and gradients are other people's
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
+from zmqtrain.coordination.events import (
+    CloseAsked,
+    Event,
+    GivenUp,
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+    SnapshotAsked,
+    SwitchAsked,
+)
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.policies import Accumulate, Apply, Decision, Drop, Held, Policy, Reduce, Release
+from zmqtrain.policies import (
+    Accumulate,
+    Apply,
+    Decision,
+    Drop,
+    Held,
+    Policy,
+    Reduce,
+    Release,
+    make_policy,
+)
 from zmqtrain.wire.messages import Order
 
 
@@ -19,8 +40,9 @@ class Member:
     """A live worker, as the coordinator sees it."""
 
     incarnation: int
-    sequence: int = -1  # last arrival that is complete; 0 is the pull
-    arriving: int = -1  # sequence that lies ready on some shards
+    entered: bool = False  # its pull has arrived
+    sequence: int = 0  # last push that lies ready on all shards
+    arriving: int = 0  # push that lies ready on some shards
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
@@ -31,104 +53,59 @@ class Member:
     stopped: bool = False  # was told that the job needs no more gradients
 
 
+@dataclass
 class Coordinator:
     """Decides for all shards.
 
-    ``steps``: global step at which the job needs no more gradients. ``lookahead``: batches leased
-    to a worker beyond the one it computes on, so that it can prepare them.
+    All of it is plain data, with members, ledger and policies: see :mod:`.state`.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        shards: int,
-        workers: int,
-        steps: int,
-        version: int = 0,
-        ledger: Ledger | None = None,
-        lookahead: int = 1,
-    ) -> None:
-        self.policy = policy
-        self.shards = shards
-        self.steps = steps
-        self.version = version
-        self.ledger = ledger or Ledger()
-        self.lookahead = lookahead
-        self.members: dict[int, Member] = {}
-        self.next_policy: Policy | None = None
-        self.closing = False  # the run ends once no worker computes
-        self.applied = 0  # gradients that counted, accumulated ones included
-        self.dropped = 0
-        self.refused = 0  # pushes with non-finite gradients
-        policy.start(version, workers)
+    policy: Policy
+    _: KW_ONLY
+    shards: int
+    steps: int  # global step at which the job needs no more gradients
+    version: int = 0
+    lookahead: int = 1  # batches leased to a worker beyond the one it computes on
+    ledger: Ledger = field(default_factory=Ledger)
+    members: dict[int, Member] = field(default_factory=dict)
+    next_policy: Policy | None = None
+    closing: bool = False  # the run ends once no worker computes
+    applied: int = 0  # gradients that counted, accumulated ones included
+    dropped: int = 0
+    refused: int = 0  # pushes with non-finite gradients
+    workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
+
+    make_policy = staticmethod(make_policy)
+
+    def __post_init__(self, workers: int | None) -> None:
+        if workers is not None:
+            self.policy.start(self.version, workers)
 
     @property
     def finished(self) -> bool:
         return self.version >= self.steps
 
-    def join(self, worker: int, incarnation: int) -> list[Order]:
-        """A new life of a worker begins; it takes part once its pull has arrived."""
-        orders = self.leave(worker)
-        self.members[worker] = Member(incarnation)
-        return orders
-
-    def leave(self, worker: int) -> list[Order]:
-        """A worker is gone: what waits for it is released, what it held goes to others."""
-        member = self.members.pop(worker, None)
-        if member is None:
-            return []
-        self.ledger.leave(worker)
-        is_in = member.sequence >= 0 and not member.starved and not self.finished
-        decisions = self.policy.leave(worker) if is_in else []
-        return [Order("leave", (worker,)), *self._orders(decisions)]
-
-    def arrived(
-        self,
-        worker: int,
-        sequence: int,
-        shard: int,
-        finite: bool = True,
-        batch: int = -1,
-        examples: int = 0,
-    ) -> list[Order]:
-        """A worker's push (or its pull, sequence 0) lies ready on ``shard``.
-
-        ``batch`` of so many ``examples`` is known from its arrival at the leader.
-        """
-        member = self.members.get(worker)
-        if member is None or sequence <= member.sequence:
-            return []  # a repeated report
-        if sequence != member.arriving:
-            member.arriving, member.shards, member.finite = sequence, set(), True
-        member.shards.add(shard)
-        member.finite = member.finite and finite
-        if batch >= 0:
-            member.batch, member.examples = batch, examples
-        # A pull needs no agreement, and a shard that answered it by itself, under a policy that was
-        # not coordinated, would never report it.
-        needed = self.shards if sequence and self.policy.coordinated else 1
-        if len(member.shards) < needed or 0 not in member.shards:
-            return []
-        member.sequence, member.computing = sequence, False
-        if sequence and self.ledger.holds(worker, member.batch):
-            self.ledger.arrive(worker, member.batch, member.examples)
-        return self._orders(self._decide(worker, member))
-
-    def switch(self, policy: Policy) -> None:
-        """Change to ``policy`` once no worker computes; see :meth:`settle`."""
-        self.next_policy = policy
-
-    def close(self) -> None:
-        """End the run early, with what is being computed counted; see :meth:`settle`."""
-        self.closing = True
-
-    def give_up(self) -> None:
-        """End the run at once: nothing more is counted; see :meth:`settle`."""
-        self.steps = self.version
-
-    def settle(self) -> list[Order]:
-        """Carry out a switch or an end whose barrier is reached, feed starved workers."""
+    def handle(self, event: Event) -> list[Order]:
+        """Return what every shard has to do now that this has happened, in this order."""
+        match event:
+            case PushArrived():
+                return self._push_arrived(event)
+            case PullArrived(worker):
+                return self._pull_arrived(worker)
+            case Joined(worker, incarnation):
+                orders = self._left(worker)
+                self.members[worker] = Member(incarnation)
+                return orders
+            case Left(worker):
+                return self._left(worker)
+            case SnapshotAsked(directory):
+                return [Order("snapshot", text=directory)]
+            case SwitchAsked(spec):
+                self.next_policy = self.make_policy(spec)
+            case CloseAsked():
+                self.closing = True
+            case GivenUp():
+                self.steps = self.version
         return self._orders([])
 
     def held(self) -> Iterable[Held]:
@@ -140,7 +117,7 @@ class Coordinator:
             following = self.next_policy.spec if self.next_policy is not None else ""
             reason = "the run is ending" if self.closing else f"the policy changes to {following}"
             for worker, member in self.members.items():
-                if not member.computing and member.sequence >= 0:
+                if not member.computing and member.entered:
                     yield Held(worker, reason, by)
             return
         yield from self.policy.held()
@@ -152,11 +129,47 @@ class Coordinator:
         """Say whether any of them is: a policy may wait for workers that never came."""
         return any(worker in self.members for worker in workers)
 
+    def _left(self, worker: int) -> list[Order]:
+        """What waits for the worker is released, what it held goes to others."""
+        member = self.members.pop(worker, None)
+        if member is None:
+            return []
+        self.ledger.leave(worker)
+        is_in = member.entered and not member.starved and not self.finished
+        decisions = self.policy.leave(worker) if is_in else []
+        return [Order("leave", (worker,)), *self._orders(decisions)]
+
+    def _pull_arrived(self, worker: int) -> list[Order]:
+        member = self.members.get(worker)
+        if member is None or member.entered:
+            return []
+        member.entered = True
+        return self._orders([] if self.finished else self.policy.join(worker))
+
+    def _push_arrived(self, event: PushArrived) -> list[Order]:
+        """Decide on a push once it lies ready on all shards that have a say."""
+        worker, sequence = event.worker, event.sequence
+        member = self.members.get(worker)
+        if member is None or sequence <= member.sequence:
+            return []  # a repeated report
+        if sequence != member.arriving:
+            member.arriving, member.shards, member.finite = sequence, set(), True
+        member.shards.add(event.shard)
+        member.finite = member.finite and event.finite
+        if event.batch >= 0:
+            member.batch, member.examples = event.batch, event.examples
+        needed = self.shards if self.policy.coordinated else 1
+        if len(member.shards) < needed or 0 not in member.shards:
+            return []
+        member.sequence, member.computing = sequence, False
+        if self.ledger.holds(worker, member.batch):
+            self.ledger.arrive(worker, member.batch, member.examples)
+        return self._orders(self._decide(worker, member))
+
     def _decide(self, worker: int, member: Member) -> list[Decision]:
+        """Return what becomes of a worker's push."""
         if self.finished:
-            return [Drop(worker, "the job is complete")] if member.sequence else []
-        if member.sequence == 0:
-            return self.policy.join(worker)
+            return [Drop(worker, "the job is complete")]
         if not member.finite:
             self.refused += 1
             self.ledger.skip(worker)
@@ -222,7 +235,7 @@ class Coordinator:
         self.policy, following = self.next_policy, self.next_policy
         self.next_policy = None
         orders.append(Order("switch", (), following.spec))
-        joined = sorted(w for w, m in self.members.items() if m.sequence >= 0)
+        joined = sorted(w for w, m in self.members.items() if m.entered)
         following.start(self.version, len(joined))
         released: list[int] = []
         for worker in joined:
@@ -292,6 +305,6 @@ class Coordinator:
         for worker, member in self.members.items():
             if member.undecided:  # the run was given up
                 self._carry_out([Drop(worker, "the job was given up")], orders)
-            if member.sequence >= 0 and not member.computing and not member.stopped:
+            if member.entered and not member.computing and not member.stopped:
                 member.stopped = True
                 orders.append(self._release_order(worker, stop=True))

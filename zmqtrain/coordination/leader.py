@@ -9,16 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.delivery import OrderDelivery
+from zmqtrain.coordination.events import (
+    Event,
+    GivenUp,
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+)
 from zmqtrain.coordination.ledger import Ledger, LedgerState
 from zmqtrain.coordination.membership import PARKED, Peer
-from zmqtrain.coordination.state import coordinator_from, pack, state_of, unpack
+from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import (
     ConfigError,
@@ -110,7 +118,7 @@ class Leader:
             lookahead=ps.job.prefetch,
         )
         for peer in ps.peers.workers():
-            self.coordinator.join(peer.index, peer.incarnation)
+            self.coordinator.handle(Joined(peer.index, peer.incarnation))
         if self.policy != ps.job.policy:
             self.delivery.tell_others([Order("switch", text=self.policy)])
         self._begin_journal()
@@ -118,26 +126,26 @@ class Leader:
     def recovered(self) -> None:
         """Go on where a killed ps 0 was: decide anew what it decided, carry out what it did not."""
         state, *events = (unpack(entry) for entry in self._journal.read())
-        self.coordinator = coordinator_from(state["coordinator"])
+        self.coordinator = coordinator = state["coordinator"]
         self.policy = state["policy"]
         self.delivery.restore(state["delivery"])
         for event in events:
-            orders = self._happen(*event)
+            orders = coordinator.handle(event)
             self._follow_switches(orders)
             self.delivery.give(orders, again=True)
         self.delivery.resume()
         self._begin_journal()
-        self._reconcile(self.coordinator)
+        self._reconcile(coordinator)
 
     def _reconcile(self, coordinator: Coordinator) -> None:
         """Let happen what the segment's marks tell and the journal had not been told."""
         live = {peer.index: peer for peer in self.ps.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
-            self.event("leave", worker)
+            self.event(Left(worker))
         for worker, peer in live.items():
             member = coordinator.members.get(worker)
             if member is None or member.incarnation != peer.incarnation:
-                self.event("join", worker, peer.incarnation)
+                self.event(Joined(worker, peer.incarnation))
         for worker, pending in tuple(self.ps.pending.items()):
             self.arrived(worker, pending)
 
@@ -152,12 +160,12 @@ class Leader:
         if peer.role == Role.PS:
             self.admin.give_up_saves(FencedError(f"{peer} has a new life"))
         if peer.is_worker:
-            self.event("join", peer.index, peer.incarnation)
+            self.event(Joined(peer.index, peer.incarnation))
 
     def left(self, peer: Peer) -> None:
         if peer.is_worker:
             self.ps.metrics.worker_step.forget(peer.index)
-            self.event("leave", peer.index)
+            self.event(Left(peer.index))
 
     def check(self, worker: int, push: Push) -> None:
         if self.coordinator is not None and not self.coordinator.ledger.holds(worker, push.batch):
@@ -166,11 +174,13 @@ class Leader:
             )
 
     def arrived(self, worker: int, pending: Pending) -> None:
-        if pending.sequence:
-            self.loss = pending.loss
-            self.ps.metrics.worker_step[worker].set(pending.sequence)
+        if not pending.sequence:
+            self.event(PullArrived(worker))
+            return
+        self.loss = pending.loss
+        self.ps.metrics.worker_step[worker].set(pending.sequence)
         sequence, batch, examples = pending.sequence, pending.batch, pending.examples
-        self.event("arrived", worker, sequence, 0, pending.finite, batch, examples)
+        self.event(PushArrived(worker, sequence, 0, pending.finite, batch, examples))
 
     def applied(self, applied: Applied) -> None:
         version = applied.version
@@ -218,43 +228,21 @@ class Leader:
 
     # Events and orders
 
-    def event(self, name: str, *arguments: Any) -> None:
-        """Let something happen: note it for the next life, decide, and give the orders.
+    def event(self, event: Event) -> None:
+        """Note an event for the next life, decide on it, and give the orders.
 
         After the end nothing is decided any more: what would count then is in no checkpoint.
         """
         if self.coordinator is None or self.ps.shutdown is not None:
             return
-        entry = pack([name, *arguments])
+        entry = pack(event)
         if not self._journal.append(entry):
             self._begin_journal()
             self._journal.append(entry)
-        orders = self._happen(name, *arguments)
+        orders = self.coordinator.handle(event)
         self._follow_switches(orders)
         self.delivery.give(orders)
         self._tell_watchers(self.coordinator)
-
-    def _happen(self, name: str, *arguments: Any) -> Sequence[Order]:
-        """Change the coordinator; the same calls after the same state give the same orders."""
-        coordinator = self.coordinator
-        if coordinator is None:
-            return ()
-        match name:
-            case "arrived":
-                return coordinator.arrived(*arguments)
-            case "join":
-                return coordinator.join(*arguments)
-            case "leave":
-                return coordinator.leave(*arguments)
-            case "snapshot":
-                return (Order("snapshot", text=arguments[0]),)
-            case "switch":
-                coordinator.switch(make_policy(arguments[0]))
-            case "close":
-                coordinator.close()
-            case "give_up":
-                coordinator.give_up()
-        return coordinator.settle()
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -283,7 +271,7 @@ class Leader:
         if self.coordinator is None:
             return
         state = {
-            "coordinator": state_of(self.coordinator),
+            "coordinator": self.coordinator,
             "policy": self.policy,
             "delivery": self.delivery.state(),
         }
@@ -305,7 +293,7 @@ class Leader:
             return
         if arrived.sequence > member.sequence:  # else it is reported once more
             shard = peer.index
-            self.event("arrived", arrived.worker, arrived.sequence, shard, arrived.finite)
+            self.event(PushArrived(arrived.worker, arrived.sequence, shard, arrived.finite))
 
     def _fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""
@@ -313,7 +301,7 @@ class Leader:
             return
         log.error("%s", text)
         self.failure, self.failure_code = text, code
-        self.event("give_up")
+        self.event(GivenUp())
         self.admin.notify()
 
     def _restored_ledger(self) -> Ledger:
@@ -327,7 +315,7 @@ class Leader:
                 log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
                 return Ledger()
         state = LedgerState.model_validate(manifest.ledger)
-        return Ledger(state.next_batch, state.open_batches, state.examples)
+        return Ledger(state.next_batch, list(state.open_batches), state.examples)
 
     def _show_policy(self) -> None:
         policy = make_policy(self.policy)

@@ -9,7 +9,7 @@ be recorded in the same place as the update.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
@@ -28,19 +28,22 @@ class LedgerState(BaseModel):
         return sorted(set(range(self.next_batch)).difference(self.open_batches))
 
 
+@dataclass(slots=True)
 class Ledger:
-    """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for."""
+    """Leases batch numbers 0, 1, 2, ...; knows nothing of what they stand for.
 
-    def __init__(
-        self, next_batch: int = 0, open_batches: Iterable[int] = (), examples: int = 0
-    ) -> None:
-        """Go on where a checkpoint's ledger was; ``open_batches`` were leased but not counted."""
-        self.examples = examples  # counted
-        self.sizes: dict[int, int] = {}  # pending batch -> its examples
-        self.next_batch = next_batch
-        self.returned = sorted(open_batches)  # a heap
-        self.leases: dict[int, list[int]] = {}  # worker -> batches it holds, in leasing order
-        self.pending: dict[int, list[int]] = {}  # worker -> batches of gradients not yet counted
+    It goes on where a checkpoint's was, with the ``returned`` batches leased but not counted then.
+    """
+
+    next_batch: int = 0
+    returned: list[int] = field(default_factory=list)  # to be leased again; a heap
+    examples: int = 0  # counted
+    sizes: dict[int, int] = field(default_factory=dict)  # pending batch -> its examples
+    leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
+    pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
+
+    def __post_init__(self) -> None:
+        heapq.heapify(self.returned)
 
     @property
     def outstanding(self) -> int:

@@ -22,7 +22,7 @@ import mmap
 import struct
 from collections.abc import Sequence
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 """Rises with every change to what lies where in a segment."""
 
 MAGIC = b"zmqtrain"

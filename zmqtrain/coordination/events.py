@@ -1,0 +1,76 @@
+"""What can happen to a job. The leader writes each event into its journal, then decides on it.
+
+The same events after the same state lead to the same orders: the coordinator knows nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(slots=True)
+class Joined:
+    """A new life of a worker begins; it takes part once its pull has arrived."""
+
+    worker: int
+    incarnation: int
+
+
+@dataclass(slots=True)
+class Left:
+    """A worker said goodbye, or its lease expired."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class PullArrived:
+    """A worker that has joined asks the leader to be let in."""
+
+    worker: int
+
+
+@dataclass(slots=True)
+class PushArrived:
+    """Push ``sequence`` of a worker's life lies ready on ``shard``.
+
+    ``finite``: whether that shard's part is. ``batch``, of so many ``examples``, is known on shard
+    0 alone; -1 elsewhere.
+    """
+
+    worker: int
+    sequence: int
+    shard: int
+    finite: bool = True
+    batch: int = -1
+    examples: int = 0
+
+
+@dataclass(slots=True)
+class SwitchAsked:
+    """The policy is to become the one of ``spec``, once no worker computes."""
+
+    spec: str
+
+
+@dataclass(slots=True)
+class SnapshotAsked:
+    """Every shard is to write itself into ``directory``, all at one version."""
+
+    directory: str
+
+
+@dataclass(slots=True)
+class CloseAsked:
+    """The run is to end early; what is being computed still counts."""
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """The run cannot go on: nothing more counts."""
+
+
+Event: TypeAlias = (
+    PushArrived | PullArrived | Joined | Left | SwitchAsked | SnapshotAsked | CloseAsked | GivenUp
+)
