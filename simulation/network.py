@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from simulation.loop import Process, VirtualLoop
+from simulation.loop import Process, VirtualLoop, unseen
+from simulation.rules import Rule
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
@@ -28,6 +29,7 @@ from zmqtrain.transport.base import (
     ignore_trouble,
 )
 from zmqtrain.wire.buffers import Buffer
+from zmqtrain.wire.codec import decode
 
 Frames: TypeAlias = list[Buffer]
 
@@ -244,9 +246,15 @@ class SimulatedTransport:
 class Network:
     """Joins the endpoints of all processes."""
 
-    def __init__(self, loop: VirtualLoop, random: Random, weather: Weather, watch: Watch) -> None:
+    def __init__(
+        self, loop: VirtualLoop, random: Random, weather: Weather, watch: Watch,
+        rules: Sequence[Rule] = (),
+    ) -> None:  # fmt: skip
         self.weather = weather
         self.cuts: list[Cut] = []
+        self.matched = [0] * len(rules)  # messages that each rule matched so far
+        self._rules = rules
+        self._began_at = loop.time()
         self._loop = loop
         self._random = random
         self._watch = watch
@@ -317,13 +325,35 @@ class Network:
         """Send a message on its way, to the listener (``up``) or from it."""
         self._watch(connection, up, frames, "sent")
         weather = self.weather
+        ruled = self._ruled(connection, frames, up)
+        fates = {rule.fate for rule in ruled}
         earliest = self._reachable_at(connection)
-        if earliest is None or self._random.random() < weather.loss:
+        if "drop" in fates or earliest is None or self._random.random() < weather.loss:
             self._watch(connection, up, frames, "lost")
             return
+        if "delay" in fates:
+            earliest += max(rule.delay_s for rule in ruled)
         self._carry_once(connection, frames, up, earliest)
-        if self._random.random() < weather.repetition:
+        if "duplicate" in fates or self._random.random() < weather.repetition:
             self._carry_once(connection, frames, up, earliest)
+
+    def _ruled(self, connection: Connection, frames: Frames, up: bool) -> list[Rule]:
+        """Return the rules that this message is to follow."""
+        if not self._rules:
+            return []
+        assert connection.listener is not None
+        names = connection.end.process.name, connection.listener.process.name
+        sender, receiver = names if up else names[::-1]
+        at_s = self._loop.time() - self._began_at
+        ruled = []
+        with unseen():
+            message = decode(frames).message
+            for index, rule in enumerate(self._rules):
+                if rule.matches(message, sender, receiver, at_s):
+                    self.matched[index] += 1
+                    if rule.decides(self.matched[index]):
+                        ruled.append(rule)
+        return ruled
 
     def _carry_once(
         self, connection: Connection, frames: Frames, up: bool, earliest: float

@@ -36,11 +36,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a schedule; ``broken`` says what did not hold, "" if everything did."""
+    """What came of a schedule; ``broken`` says what did not hold, "" if everything did.
+
+    ``matched``: how many messages each of its rules matched.
+    """
 
     schedule: Schedule
     broken: str
     messages: int
+    matched: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.schedule}\n{self.broken or 'everything held'}"
@@ -56,7 +60,7 @@ def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
     random = Random(f"{schedule.seed} run")
     loop = VirtualLoop(random, STARTS_AT)
     observer = _Observer(loop, tell)
-    network = Network(loop, random, schedule.weather, observer.watch)
+    network = Network(loop, random, schedule.weather, observer.watch, schedule.rules)
     with (
         _directory() as directory,
         standing_in(loop, random, in_chunks=schedule.in_chunks),
@@ -70,7 +74,7 @@ def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
             broken = loop.run_until_complete(_live(cluster, observer, loop))
         finally:
             loop.close()
-    return Report(schedule, broken, observer.messages)
+    return Report(schedule, broken, observer.messages, tuple(network.matched))
 
 
 def run_seed(seed: int, policy: str = "") -> Report:

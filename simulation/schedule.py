@@ -8,6 +8,7 @@ from random import Random
 from typing import TypeAlias
 
 from simulation.network import Weather
+from simulation.rules import Rule
 from simulation.tally import EXAMPLES
 from zmqtrain.config.timing import Timing
 from zmqtrain.data.batches import BatchPlan
@@ -78,7 +79,8 @@ class Schedule:
 
     ``slow``: number of the worker that takes ``SLOWNESS`` times as long as the others, if there is
     one of this number. ``keeps``: whether checkpoints are written. ``bad``: examples without a
-    finite gradient. ``in_chunks``: whether even small tensors travel in chunks.
+    finite gradient. ``in_chunks``: whether even small tensors travel in chunks. ``rules``: decide
+    about single messages; none are drawn.
     """
 
     seed: int
@@ -97,6 +99,7 @@ class Schedule:
     save_secs: float
     bad: frozenset[int]
     faults: tuple[Fault, ...] = ()
+    rules: tuple[Rule, ...] = ()
 
     @property
     def names(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simulation.run import simulate
+from simulation.run import Report, simulate
 from simulation.schedule import LOCAL, Schedule, draw
 from zmqtrain.config.timing import Timing
 
@@ -52,10 +52,11 @@ def calm(**fields: Any) -> Schedule:
     return replace(_CALM, **fields)
 
 
-def held(schedule: Schedule) -> None:
-    """Run a schedule; that something does not hold is an error."""
+def held(schedule: Schedule) -> Report:
+    """Run a schedule; that something does not hold, or a rule decided nothing, is an error."""
     report = simulate(schedule)
-    assert not report.broken, str(report)
+    _check(report)
+    return report
 
 
 def tale_of(schedule: Schedule) -> Tale:
@@ -64,5 +65,13 @@ def tale_of(schedule: Schedule) -> Tale:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulation.run.decode", lambda frames: "a message")
         report = simulate(schedule, lines.append)
-    assert not report.broken, str(report)
+    _check(report)
     return Tale(tuple(lines))
+
+
+def _check(report: Report) -> None:
+    assert not report.broken, str(report)
+    for rule, matched in zip(report.schedule.rules, report.matched, strict=True):
+        assert matched >= min(rule.numbers or (1,)), (
+            f"{rule} decided about none of {matched} messages"
+        )

@@ -57,7 +57,7 @@ ROWS = (
         """
             integration/test_killed_worker.py::test_killed_worker_is_done_without_and_may_return_and
             faults/test_deaths.py::test_worker_killed_anywhere_in_its_code_costs_no_push
-            faults/test_lost_words.py::test_push_that_some_shard_never_got
+            faults/test_lost_messages.py::test_push_that_some_shard_never_got
             coordination/test_coordinator.py::test_accumulated_batch_of_a_worker_that_leaves_stays
             policies/test_sync_replicas.py::test_gradient_of_a_worker_that_rejoined_counts_once
         """,
@@ -68,15 +68,15 @@ ROWS = (
         """
             simulation/test_schedules.py::test_everything_holds_whatever_is_drawn
             actors/test_link_resends.py::test_push_whose_reply_was_lost_is_sent_again
-            faults/test_lost_words.py::test_report_of_a_written_slice_that_is_lost
-            faults/test_lost_words.py::test_report_of_a_written_slice_that_is_refused
-            faults/test_lost_words.py::test_checkpoint_is_written_once_although_the_word
-            faults/test_lost_words.py::test_last_orders_that_are_lost_again_and_again
-            faults/test_lost_words.py::test_push_that_is_lost_again_and_again
-            faults/test_lost_words.py::test_pull_that_was_released_before_it_came
-            faults/test_lost_words.py::test_word_to_leave_that_is_lost
-            faults/test_lost_words.py::test_word_to_end_that_is_lost
-            faults/test_lost_words.py::test_refusal_by_one_shard_is_heard
+            faults/test_lost_messages.py::test_report_of_a_written_slice_that_is_lost
+            faults/test_lost_messages.py::test_report_of_a_written_slice_that_is_refused
+            faults/test_lost_messages.py::test_checkpoint_is_written_once_although
+            faults/test_lost_messages.py::test_last_orders_that_are_lost_again_and_again
+            faults/test_lost_messages.py::test_push_that_is_lost_again_and_again
+            faults/test_lost_messages.py::test_pull_that_was_released_before_it_came
+            faults/test_lost_messages.py::test_order_to_end_that_is_lost_is_given_to_workers
+            faults/test_lost_messages.py::test_order_to_end_that_is_lost_is_given_to_the_ps
+            faults/test_lost_messages.py::test_refusal_by_one_shard_is_heard
             coordination/test_coordinator.py::test_repeated_report_changes_nothing
         """,
     ),
@@ -127,7 +127,7 @@ ROWS = (
         "a worker joins in the middle of a step",
         """
             policies/test_sync_replicas.py::test_joiner_takes_part_from_the_next_step_on
-            faults/test_lost_words.py::test_worker_that_never_comes
+            faults/test_lost_messages.py::test_worker_that_never_comes
             policies/test_policy_tables.py::test_joiner_starts_at_the_slowest_clock
             integration/test_late_start.py::test_late_tasks_are_waited_for_with_one_line
         """,
@@ -143,7 +143,7 @@ ROWS = (
             store/test_checkpoint_commit.py::test_next_life_saves_and_cleans_up_whatever_the_last
             store/test_checkpoint_commit.py::test_everything_is_flushed_before_it_is_published_and
             faults/test_deaths.py::test_ps_killed_between_a_drop_and_its_answer
-            faults/test_lost_words.py::test_ps_restarted_while_the_chief_begins
+            faults/test_lost_messages.py::test_ps_restarted_while_the_chief_begins
             faults/test_deaths.py::test_ps_killed_shortly_before_the_last_checkpoint
             faults/test_deaths.py::test_task_killed_while_a_checkpoint_is_written
         """,
@@ -183,7 +183,7 @@ ROWS = (
         "the chief is killed: another one comes, late or never",
         """
             faults/test_deaths.py::test_job_waits_complete_for_a_chief_that_returns
-            faults/test_lost_words.py::test_ps_that_gives_up_leaves_nothing
+            faults/test_lost_messages.py::test_ps_that_gives_up_leaves_nothing
             integration/test_supervised_tasks.py::test_job_of_honcho_ends_well_although_every_task
             bad_input/test_lost_tasks.py::test_killed_ps_ends_the_worker_and_the_chief
         """,
@@ -193,7 +193,7 @@ ROWS = (
         "a task stands still for less or for more than a lease",
         """
             faults/test_pauses.py::test_pause_shorter_than_a_lease_ends_no_life
-            faults/test_lost_words.py::test_worker_whose_lease_ran_out_hears_of_the_end
+            faults/test_lost_messages.py::test_worker_whose_lease_ran_out_hears_of_the_end
             faults/test_pauses.py::test_worker_that_stood_still_for_longer_than_its_lease_begins
             faults/test_pauses.py::test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for
             integration/test_lanes.py::test_worker_whose_lease_ran_out_joins_again
@@ -217,8 +217,8 @@ ROWS = (
         "the network is slow beside the tensors",
         """
             faults/test_partitions.py::test_link_that_takes_half_a_lease_for_a_chunk
-            faults/test_lost_words.py::test_worker_that_is_told_to_stop_is_sent_no_parameters
-            faults/test_lost_words.py::test_ps_waits_for_goodbyes_as_long_as
+            faults/test_lost_messages.py::test_worker_that_is_told_to_stop_is_sent_no_parameters
+            faults/test_lost_messages.py::test_ps_waits_for_goodbyes_as_long_as
             hosts/test_broken_links.py::test_slow_link_costs
         """,
         f"{NOT_THERE}a lease that suits a link which does not carry a chunk within it:"
@@ -336,7 +336,7 @@ ROWS = (
             policies/test_policy_tables.py::test_staleness_bound_holds_the_worker_that_runs_ahead
             policies/test_sync_replicas.py::test_backup_workers_late_gradients_are_dropped
             policies/test_sync_replicas.py::test_step_does_not_wait_for_a_worker_whose_gradient_will
-            faults/test_lost_words.py::test_steps_of_live_workers_may_take_longer
+            faults/test_lost_messages.py::test_steps_of_live_workers_may_take_longer
             simulation/test_checks.py::test_worker_that_is_too_far_ahead_is_found
             bench/test_simulate.py::test_looser_policies_bear_stragglers_better
         """,

@@ -1,9 +1,8 @@
-"""Single messages that are lost, and refusals that come while something else is waited for."""
+"""Single messages that are lost or late."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulation.cluster import SimulatedCluster
+from simulation.rules import drop
 from simulation.run import simulate
 from simulation.schedule import Fault
 from tests.tales import calm, held, tale_of
@@ -18,40 +18,15 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.errors import ExitCode, FencedError, RefusedError
 from zmqtrain.server.executor import Executor
-from zmqtrain.server.follower import Follower
-from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store import checkpoint
 from zmqtrain.training.worker import Worker
-from zmqtrain.wire.messages import Push, Release, Saved
+from zmqtrain.wire.messages import Orders, Pull, Push, Release, Saved, ShardWritten, Shutdown
 
 
-def losing_the_first(
-    patch: pytest.MonkeyPatch,
-    owner: type,
-    handler: str,
-    count: int = 1,
-    concerns: Callable[[Request], bool] = lambda request: True,
-) -> list[Request]:
-    """Have an actor never see the first messages of a kind; return those that came."""
-    handle, came = getattr(owner, handler), []
-
-    def lose(self: Any, request: Request, message: Any) -> None:
-        if concerns(request):
-            came.append(request)
-        if len(came) > count or not concerns(request):
-            handle(self, request, message)
-
-    patch.setattr(owner, handler, lose)
-    return came
-
-
-def test_report_of_a_written_slice_that_is_lost_is_given_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    came = losing_the_first(monkeypatch, AdminApi, "_on_shard_file")
-    held(calm(ps=2, keeps=True, save_secs=1000.0))
-    assert len(came) > 1
+def test_report_of_a_written_slice_that_is_lost_is_given_again() -> None:
+    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(drop(ShardWritten, 1),)))
+    assert report.matched == (2,)
 
 
 def test_report_of_a_written_slice_that_is_refused_is_given_again(
@@ -71,85 +46,47 @@ def test_report_of_a_written_slice_that_is_refused_is_given_again(
     assert len(came) == 2
 
 
-def test_checkpoint_is_written_once_although_the_word_that_it_is_was_lost(
+def test_checkpoint_is_written_once_although_the_reply_that_says_so_was_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reply, said = Request.reply, []
     write, written = checkpoint.copy_shard, []
-
-    def lose_the_first(request: Request, message: Any, tensors: Any = ()) -> None:
-        said.extend([message] if isinstance(message, Saved) else [])
-        if not isinstance(message, Saved) or len(said) > 1:
-            reply(request, message, tensors)
 
     def count(*arguments: Any) -> Path:
         written.append(arguments)
         return write(*arguments)
 
-    monkeypatch.setattr(Request, "reply", lose_the_first)
     monkeypatch.setattr(checkpoint, "copy_shard", count)
-    held(calm(ps=2, keeps=True, save_secs=1000.0))
-    assert len(said) == len(written) == 2
-    assert said[0] == said[1]
+    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(drop(Saved, 1),)))
+    assert report.matched == (2,)
+    assert len(written) == 2
 
 
-def test_last_orders_that_are_lost_again_and_again_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def are_last(request: Request) -> bool:
-        return any(order.stop for order in request.envelope.message.orders)
-
-    came = losing_the_first(monkeypatch, Follower, "_on_orders", 6, are_last)
-    held(calm(ps=2))
-    assert len(came) > 6
+def test_last_orders_that_are_lost_again_and_again_are_waited_for() -> None:
+    lost = drop(Orders, *range(1, 7), where=lambda orders: any(o.stop for o in orders.orders))
+    assert held(calm(ps=2, rules=(lost,))).matched > (6,)
 
 
-def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    take, came = Receiver._on_push, []
-
-    def lose_the_last(receiver: Receiver, request: Request, push: Push) -> None:
-        if receiver._ps.task.index == 1 and push.sequence == 4:
-            came.append(request)
-            if len(came) <= 12:
-                return
-        take(receiver, request, push)
-
-    monkeypatch.setattr(Receiver, "_on_push", lose_the_last)
-    held(calm(ps=2, policy="hogwild", workers=1, steps=4))
-    assert len(came) > 12
+def test_push_that_is_lost_again_and_again_is_waited_for_at_the_end() -> None:
+    lost = drop(Push, *range(1, 13), receiver="ps 1", where=lambda push: push.sequence == 4)
+    report = held(calm(ps=2, policy="hogwild", workers=1, steps=4, rules=(lost,)))
+    assert report.matched > (12,)
 
 
-def test_push_that_some_shard_never_got_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_that_some_shard_never_got_is_not_waited_for() -> None:
     """Its worker has died; the others tell that all of theirs have been answered."""
-    take, came = Receiver._on_push, []
-
-    def lose_the_last(receiver: Receiver, request: Request, push: Push) -> None:
-        if request.sender.index == 1 and push.sequence > 1:
-            came.append(request)
-            if receiver._ps.task.index == 1:
-                return
-        take(receiver, request, push)
-
-    monkeypatch.setattr(Receiver, "_on_push", lose_the_last)
+    lost = drop(Push, sender="worker 1", receiver="ps 1", where=lambda push: push.sequence > 1)
     kill = Fault(1.2, "kill", ("worker 1",), 1000.0)
-    tale = tale_of(calm(ps=2, policy="hogwild", faults=(kill,)))
-    assert came
+    tale = tale_of(calm(ps=2, policy="hogwild", faults=(kill,), rules=(lost,)))
     assert tale.of(r"chief 0 says: the shards end at versions \[10, 9\], not all at step 10")
 
 
-def test_word_to_leave_that_is_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    came = losing_the_first(monkeypatch, Worker, "_on_shutdown", 3)
-    tale = tale_of(calm(ps=1))
-    assert len(came) > 3
+def test_order_to_end_that_is_lost_is_given_to_workers_again() -> None:
+    tale = tale_of(calm(ps=1, rules=(drop(Shutdown, 1, 2, 3, receiver="worker"),)))
     assert len(tale.of("worker . ended: exit code 0")) == 3
 
 
-def test_word_to_end_that_is_lost_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    came = losing_the_first(monkeypatch, ParameterServer, "_on_shutdown")
-    tale = tale_of(calm(ps=1))
-    assert len(came) == 2
+def test_order_to_end_that_is_lost_is_given_to_the_ps_again() -> None:
+    tale = tale_of(calm(ps=1, rules=(drop(Shutdown, 1, receiver="ps 0"),)))
     assert tale.of("ps 0 ended: exit code 0")
     assert tale.of("it has not confirmed the end") == []
 
@@ -217,21 +154,12 @@ def test_ps_restarted_while_the_chief_begins_ends_no_job() -> None:
 
 @pytest.mark.parametrize("policy", ["sync-replicas", "bounded-staleness:0", "hogwild:whole"])
 def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+    policy: str,
 ) -> None:
     """A pull needs no agreement: ps 0 has it released on a shard that it has not reached yet."""
-    handle, lost_by = Receiver._on_pull, []
-
-    def lose_in_the_first_life(receiver: Receiver, request: Request, pull: Any) -> None:
-        if receiver._ps.task.index == 1 and lost_by in ([], [receiver]):
-            lost_by[:] = [receiver]
-        else:
-            handle(receiver, request, pull)
-
-    monkeypatch.setattr(Receiver, "_on_pull", lose_in_the_first_life)
+    lost = drop(Pull, receiver="ps 1", until_s=1.0)
     kill = Fault(1.0, "kill", ("ps 1",), 0.3)
-    held(calm(ps=2, lane="shm", policy=policy, faults=(kill,)))
-    assert lost_by
+    held(calm(ps=2, lane="shm", policy=policy, faults=(kill,), rules=(lost,)))
 
 
 def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:

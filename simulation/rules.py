@@ -1,0 +1,69 @@
+"""Rules that decide what happens to single messages, by their type, their way and their number.
+
+Weather is drawn at random. A rule is exact: ``drop(Push, 3, sender="worker 0", receiver="ps 1")``
+loses the third push that worker 0 sends to ps 1. A message that is sent again counts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+
+def anything(message: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What happens to some messages.
+
+    ``kind``: class of the message. ``numbers``: which of those that match, counted from 1; all, if
+    none is given. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or "" for all.
+    ``where``: says of a message whether it matches. ``until_s``: virtual time at which the rule
+    ends. ``delay_s``: virtual seconds that a message arrives later, as do those that follow it on
+    its connection.
+    """
+
+    fate: Literal["drop", "delay", "duplicate"]
+    kind: type
+    numbers: tuple[int, ...] = ()
+    sender: str = ""
+    receiver: str = ""
+    where: Callable[[Any], bool] = anything
+    until_s: float = inf
+    delay_s: float = 0.0
+
+    def decides(self, number: int) -> bool:
+        """Say whether the rule holds for this one of the messages that it matches."""
+        return not self.numbers or number in self.numbers
+
+    def matches(self, message: Any, sender: str, receiver: str, at_s: float) -> bool:
+        return (
+            isinstance(message, self.kind)
+            and at_s < self.until_s
+            and _is(sender, self.sender)
+            and _is(receiver, self.receiver)
+            and self.where(message)
+        )
+
+
+def drop(kind: type, *numbers: int, **which: Any) -> Rule:
+    """Return the rule that loses messages: those of these numbers; all, if none is given."""
+    return Rule("drop", kind, numbers, **which)
+
+
+def delay(kind: type, *numbers: int, by_s: float, **which: Any) -> Rule:
+    """Return the rule that delivers messages later."""
+    return Rule("delay", kind, numbers, delay_s=by_s, **which)
+
+
+def duplicate(kind: type, *numbers: int, **which: Any) -> Rule:
+    """Return the rule that delivers messages twice."""
+    return Rule("duplicate", kind, numbers, **which)
+
+
+def _is(name: str, wanted: str) -> bool:
+    return not wanted or name == wanted or name.partition(" ")[0] == wanted
