@@ -24,9 +24,9 @@ from bench.workload import MODES, Workload, push_pull_row
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys

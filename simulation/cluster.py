@@ -24,10 +24,10 @@ from zmqtrain.chief.chief import RETRYABLE, Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.training.worker import Worker
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
 RESTART_S = 0.3  # until a task that ended with an error is started again

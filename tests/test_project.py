@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors user_code models compute wire transport policies optim data store observe job config actors
-coordination server exchanges training chief roles local cli
+errors user_code models compute wire transport policies optim data store observe job training config
+actors coordination server exchanges chief roles local cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
 
@@ -67,6 +67,12 @@ def test_part_of_the_package_imports_one_way(part: str) -> None:
     for path in files_of(part):
         parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("zmqtrain.")}
         assert not parts & later, f"{path.relative_to(PACKAGE)} imports {sorted(parts & later)}"
+
+
+def test_trainer_knows_no_wire() -> None:
+    for path in files_of("training"):
+        parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("zmqtrain.")}
+        assert not parts & {"wire", "transport", "actors", "config"}, path.name
 
 
 @pytest.mark.parametrize("part", PURE)

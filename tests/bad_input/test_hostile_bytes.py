@@ -27,8 +27,8 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import MAX_FRAMES, Buffer, Tensor

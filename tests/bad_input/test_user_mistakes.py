@@ -180,7 +180,7 @@ def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
     assert (summary.global_step, summary.pushes["refused"]) == (0, 4)
     assert summary.checkpoint is not None
     assert [str(path) for path in checkpoints(tmp_path)] == [summary.checkpoint]
-    told = "push 1 was refused: the loss or the gradient is NaN or infinite"
+    told = "the gradient of batch 0 was refused: the loss or the gradient is NaN or infinite"
     assert told in caplog.messages
 
 
@@ -318,7 +318,7 @@ def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPa
     def buggy(self: Any) -> Any:
         raise AttributeError("a bug")
 
-    monkeypatch.setattr("zmqtrain.training.worker.Worker._check_shapes", buggy)
+    monkeypatch.setattr("zmqtrain.training.model_runner.ModelRunner._check_gradients", buggy)
     with pytest.raises(AttributeError, match="a bug"):
         zmqtrain.run(make_job())
 

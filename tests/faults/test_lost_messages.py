@@ -16,11 +16,10 @@ from simulation.schedule import Fault
 from tests.tales import calm, held, tale_of
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.errors import ExitCode, FencedError, RefusedError
+from zmqtrain.errors import ExitCode, FencedError
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store import checkpoint
-from zmqtrain.training.worker import Worker
 from zmqtrain.wire.messages import Orders, Pull, Push, Release, Saved, ShardWritten, Shutdown
 
 
@@ -89,15 +88,6 @@ def test_order_to_end_that_is_lost_is_given_to_the_ps_again() -> None:
     tale = tale_of(calm(ps=1, rules=(drop(Shutdown, 1, receiver="ps 0"),)))
     assert tale.of("ps 0 ended: exit code 0")
     assert tale.of("it has not confirmed the end") == []
-
-
-async def test_refusal_by_one_shard_is_heard_while_another_says_nothing() -> None:
-    silent, refused = (asyncio.get_running_loop().create_future() for _ in range(2))
-    refused.set_exception(RefusedError("no"))
-    requests: Any = [SimpleNamespace(future=future) for future in (silent, refused)]
-    worker: Any = None
-    with pytest.raises(RefusedError):
-        await asyncio.wait_for(Worker._replies(worker, requests), 5.0)
 
 
 def test_worker_that_is_told_to_stop_is_sent_no_parameters() -> None:

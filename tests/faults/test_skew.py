@@ -20,10 +20,10 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode, ProtocolError
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.training.worker import Worker
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer

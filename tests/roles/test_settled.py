@@ -10,8 +10,6 @@ import pytest
 from zmqtrain.coordination.coordinator import Member
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PARKED
-from zmqtrain.errors import FencedError
-from zmqtrain.training.worker import Worker
 
 
 @pytest.mark.parametrize(
@@ -37,19 +35,3 @@ def test_job_is_settled_when_orders_are_carried_out_and_stopped_workers_were_ans
 def test_job_that_has_not_begun_is_not_settled() -> None:
     leader: Any = SimpleNamespace(coordinator=None)
     assert not Leader.is_settled.fget(leader)  # type: ignore[attr-defined]
-
-
-async def test_worker_that_takes_part_again_tells_of_itself_that_it_is_not_parked() -> None:
-    async def join(links: Any) -> None:
-        raise FencedError("enough")
-
-    metrics = SimpleNamespace(role_state=SimpleNamespace(set=lambda state: None))
-    worker: Any = SimpleNamespace(
-        _is_parked=True, metrics=metrics, _join=join, _leases=[4], steps=3
-    )
-    forgotten: list[int] = []
-    prefetcher: Any = SimpleNamespace(forget=forgotten.extend)
-    with pytest.raises(FencedError):
-        await Worker._session(worker, [], prefetcher)
-    assert forgotten == [4]
-    assert Worker._facts(worker) == {"step": 3.0, PARKED: 0.0}

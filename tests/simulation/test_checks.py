@@ -21,7 +21,7 @@ from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.worker import Worker
+from zmqtrain.training.trainer import Trainer
 from zmqtrain.wire.messages import Order
 
 Patch = pytest.MonkeyPatch
@@ -129,7 +129,7 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
-    once(monkeypatch, Worker, "_compute", fail)
+    once(monkeypatch, Trainer, "_compute", fail)
     broken = simulate(calm(policy="hogwild")).broken
     assert "something is lost" in broken
     assert "the text names no task" in broken

@@ -7,15 +7,13 @@ go ahead of the push; the push itself follows when the loss is known.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.exchanges.lanes import Lane
-from zmqtrain.exchanges.memory import WorkerMemory
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.wire import chunks as chunks
@@ -30,20 +28,19 @@ class Overlap:
         links: Sequence[Link],
         lanes: Sequence[Lane],
         layouts: Sequence[ShardLayout],
-        gradients: WorkerMemory,
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._links, self._lanes, self._gradients = links, lanes, gradients
+        self._links, self._lanes = links, lanes
         self._loop = asyncio.get_running_loop()
         self._send = guarded(self._go_on, on_error)
         self._requests: dict[int, Outstanding] = {}  # of the present push, by shard
         self._left: list[list[int]] = []  # elements of every shard's chunks that are not complete
         self._untold: set[str] = set()
-        self._runs: dict[str, list[tuple[int, int, int]]] = {name: [] for name in gradients.values}
+        self._runs: dict[str, list[tuple[int, int, int]]] = {}  # (shard, start, stop) by variable
         for shard, layout in enumerate(layouts):
             for cut in layout.slices:
                 run = (shard, cut.offset, cut.offset + cut.size)
-                self._runs[cut.variable.name].append(run)
+                self._runs.setdefault(cut.variable.name, []).append(run)
 
     def begin(self, sequence: int) -> None:
         """Begin a push; its chunks go as :meth:`written` tells of them."""
@@ -57,16 +54,13 @@ class Overlap:
                     None, ahead=ahead, on_chunk=lane.take_chunk, sequence=sequence, reason=reason
                 )
 
-    def written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
+    def written(self, names: Sequence[str]) -> None:
         """Send what is complete now that these variables are. Called from the model's thread.
 
-        A gradient that holds NaN or infinity is not sent, nor is one that lies elsewhere.
+        A gradient that holds NaN or infinity is not sent.
         """
         for name in self._untold.intersection(names):
-            if values[name] is not self._gradients.values[name]:
-                continue
             self._untold.remove(name)
-            self._gradients.scatter(name)
             for shard, start, stop in self._runs[name]:
                 # Where no tensor travels, there is nothing to send.
                 if shard in self._requests and all_finite(self._lanes[shard].gradient[start:stop]):

@@ -20,11 +20,11 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
-from zmqtrain.training.worker import Worker
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Status
 

@@ -23,6 +23,7 @@ from zmqtrain.config.options import options_of
 from zmqtrain.config.task import ENVIRON, TaskConfig, load_overrides, load_task
 from zmqtrain.config.variables import mistyped
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, JobOverrides, load_job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles.hosting import (
@@ -33,7 +34,6 @@ from zmqtrain.roles.hosting import (
 )
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
-from zmqtrain.training.worker import Worker
 from zmqtrain.transport.router_dealer import ZmqTransport
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ import numpy as np
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import PATIENCE_S
-from zmqtrain.actors.offload import DaemonExecutor
 from zmqtrain.actors.shortcuts import open_shortcut
 from zmqtrain.actors.task import JobActor
+from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.membership import ORDERS, Peer, Peers

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.exchanges.lanes import Lane
-from zmqtrain.exchanges.memory import WorkerMemory
 from zmqtrain.exchanges.overlap import Overlap
-from zmqtrain.models.base import Buffers, written
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
+from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.messages import Push
 
@@ -62,13 +61,19 @@ class Situation:
         layouts = place(variables, shards, partition_nbytes=4 * 15)
         self.lanes = [_lane(layout.size) for layout in layouts]
         memory = WorkerMemory(variables, layouts, [lane.gradient for lane in self.lanes])
+        self._scatter = memory.scatter
         self.links = [FakeLink() for _ in layouts]
         self.errors: list[Exception] = []
         links: Any = self.links
-        self.overlap = Overlap(links, self.lanes, layouts, memory, self.errors.append)
-        self.out = Buffers(memory.values, self.overlap.written)
+        self.overlap = Overlap(links, self.lanes, layouts, self.errors.append)
+        self.out = memory.values
         for buffer in self.out.values():
             buffer[:] = np.nan  # of the step before
+
+    def written(self, *names: str) -> None:
+        """These gradients are complete."""
+        self._scatter(*names)
+        self.overlap.written(names)
 
     def complete(self) -> list[FakeRequest]:
         """Complete every push; return the requests, of shards whose gradient goes in chunks."""
@@ -106,7 +111,7 @@ def test_piece_goes_when_all_that_lies_in_it_is_written_and_not_before(
         for number, name in enumerate(order):
             situation.out[name][:] = number
             if number < told:
-                written(situation.out, name, *order[:number])  # some of them once more
+                situation.written(name, *order[:number])  # some of them once more
         await asyncio.sleep(0)  # what was told from the model's thread is heard now
         if told == len(order):  # all chunks are there, each as it is in the end
             for lane, link in zip(situation.lanes, situation.links, strict=True):
@@ -122,37 +127,12 @@ def test_piece_goes_when_all_that_lies_in_it_is_written_and_not_before(
     asyncio.run(compute())
 
 
-async def test_nothing_goes_ahead_of_what_is_told_in_a_plain_dict() -> None:
-    situation = Situation([50], 1)
-    situation.overlap.begin(1)
-    out = dict(situation.out)
-    out["v0"][:] = 1
-    written(out, "v0")
-    await asyncio.sleep(0)
-    (request,) = situation.complete()
-    assert request.sent == {}
-    assert request.completed == (PUSH, True)
-
-
-async def test_gradient_of_the_step_before_does_not_go_for_one_that_lies_elsewhere() -> None:
-    """It is copied to its place when the model is done."""
-    situation = Situation([50], 1)
-    situation.overlap.begin(1)
-    situation.out["v0"][:] = 7  # finite
-    situation.out["v0"] = np.ones(50, np.float32)
-    written(situation.out, "v0")
-    await asyncio.sleep(0)
-    (request,) = situation.complete()
-    assert request.sent == {}
-    assert request.completed == (PUSH, True)
-
-
 async def test_gradient_that_is_not_finite_does_not_go_ahead() -> None:
     situation = Situation([50, 50], 1)
     situation.overlap.begin(1)
     situation.out["v1"][:] = 1
     situation.out["v0"][:] = np.inf
-    written(situation.out, "v1", "v0")
+    situation.written("v1", "v0")
     await asyncio.sleep(0)
     (request,) = situation.complete()
     assert sorted(request.sent) == [5, 6, 7, 8, 9]
@@ -162,7 +142,7 @@ async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_chun
     situation = Situation([50, 50], 1)
     situation.overlap.begin(1)
     situation.out["v1"][:] = 1
-    written(situation.out, "v1")
+    situation.written("v1")
     await asyncio.sleep(0)
     push = replace(PUSH, finite=False)
     situation.overlap.complete(0, push)
@@ -181,7 +161,7 @@ async def test_what_goes_wrong_while_pieces_are_sent_is_told(
     monkeypatch.setattr(FakeLink, "go_on", fail)
     situation.overlap.begin(1)
     situation.out["v0"][:] = 1
-    written(situation.out, "v0")
+    situation.written("v0")
     await asyncio.sleep(0)
     assert situation.errors == [bug]
 
@@ -203,7 +183,7 @@ async def test_nothing_is_looked_for_in_a_gradient_that_does_not_travel(
     situation.overlap.begin(1)
     for buffer in situation.out.values():
         buffer[:] = 1.0
-    written(situation.out, *situation.out)
+    situation.written(*situation.out)
     await asyncio.sleep(0)
     assert situation.links[0].requests == []
     (request,) = situation.links[1].requests

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from zmqtrain.actors import offload as offload_module
-from zmqtrain.actors.offload import LONG_S, DaemonExecutor, Offload
+from zmqtrain.compute import offload as offload_module
+from zmqtrain.compute.offload import LONG_S, DaemonExecutor, Offload
 
 Within = Callable[[Any], Any]
 SHORT_S = LONG_S / 2
@@ -41,6 +42,12 @@ def offload(clock: Clock) -> Iterator[Offload]:
     offload = Offload("compute")
     yield offload
     offload.close()
+
+
+@pytest.fixture
+def within() -> Within:
+    """Await with a limit, so that a test that would hang fails."""
+    return partial(asyncio.wait_for, timeout=10)
 
 
 @pytest.fixture
@@ -110,7 +117,7 @@ def test_end_of_the_process_does_not_wait_for_a_daemon() -> None:
     """Nor does the cancelled wait for it say anything."""
     program = """
 import asyncio, threading
-from zmqtrain.actors.offload import LONG_S, DaemonExecutor, Offload
+from zmqtrain.compute.offload import LONG_S, DaemonExecutor, Offload
 async def main():
     begun = threading.Event()
     def work():

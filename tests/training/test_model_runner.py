@@ -1,0 +1,99 @@
+"""The model over an exchange's memory: what it tells of its gradients while it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain import Job
+from zmqtrain.compute.device import Host
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.data import Arrays
+from zmqtrain.errors import ConfigError
+from zmqtrain.models import written
+from zmqtrain.optim import SGD
+from zmqtrain.training.exchange import Membership
+from zmqtrain.training.model_runner import ModelRunner
+
+BATCH = (np.ones((2, 3), np.float32),)
+
+
+class Telling:
+    """Has two variables, and does what a test says to its gradients."""
+
+    def __init__(self, *, replaces: bool = False, copies: bool = False, extra: str = "") -> None:
+        self.replaces, self.copies, self.extra = replaces, copies, extra
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"a": np.zeros((4, 2), np.float32), "b": np.zeros(3, np.float32)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        out["b"][...] = 2.0
+        if self.copies:
+            out = dict(out)
+        if self.replaces:
+            out["a"] = np.ones((4, 2), np.float64)
+        else:
+            out["a"][...] = 1.0
+        if self.extra:
+            out[self.extra] = np.zeros(1)
+        written(out, "a", "b")
+        return 0.5
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {}
+
+
+class Bench:
+    """A model runner over two shards, one of which holds a part of ``a``."""
+
+    def __init__(self, model: Telling, **fields: Any) -> None:
+        job = Job(
+            model=model,
+            data=Arrays(BATCH, BATCH),
+            optimizer=SGD(),
+            batch_size=2,
+            partition_nbytes=16,
+            overlap=True,
+            **fields,
+        )
+        layouts = job.layouts(2)
+        self.gradients = [np.full(layout.size, np.nan, np.float32) for layout in layouts]
+        self.told: list[tuple[list[str], bool]] = []
+        parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
+        membership = Membership(layouts, parameters, self.gradients, ())
+        self.runner = ModelRunner(job, membership, Host(), ThreadTeam(1), self._written)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(np.isfinite(gradient).all() for gradient in self.gradients)
+
+    def _written(self, names: Sequence[str]) -> None:
+        self.told.append((sorted(names), self.is_complete))
+
+
+def test_what_is_told_lies_in_the_memory_already() -> None:
+    bench = Bench(Telling())
+    assert bench.runner.compute(BATCH) == (0.5, True)
+    assert bench.told == [(["a", "b"], True)]
+
+
+def test_nothing_is_told_of_an_array_that_lies_elsewhere_until_the_model_is_done() -> None:
+    bench = Bench(Telling(replaces=True))
+    bench.runner.compute(BATCH)
+    assert bench.told == [(["b"], False)]
+    assert bench.is_complete
+
+
+def test_nothing_is_told_in_a_plain_dict() -> None:
+    bench = Bench(Telling(copies=True))
+    bench.runner.compute(BATCH)
+    assert bench.told == []
+
+
+def test_gradient_of_no_parameter_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="'c', which is none of its parameters: a, b"):
+        Bench(Telling(extra="c")).runner.compute(BATCH)

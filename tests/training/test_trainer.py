@@ -1,0 +1,145 @@
+"""The training loop over an exchange that a test directs: no cluster, no messages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain import Job
+from zmqtrain.data import NoisyLine
+from zmqtrain.errors import FencedError, PeerLostError, ProtocolError
+from zmqtrain.models import LinearRegression
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.optim import SGD
+from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.training.trainer import Trainer
+
+JOB = Job(
+    model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
+)
+LAYOUTS = JOB.layouts(1)
+
+
+class Scripted:
+    """An exchange that answers steps with what a test gives, in order; an error is raised."""
+
+    def __init__(self, *answers: StepResult | Exception, batches: tuple[int, ...] = (0,)) -> None:
+        self._answers, self._batches = list(answers), batches
+        self.reports: list[StepReport] = []
+        self.gradients: list[list[float]] = []
+        self.joins = 0
+        self.is_over = False
+
+    async def join(self) -> Membership:
+        self.joins += 1
+        (layout,) = LAYOUTS
+        self._gradient = np.full(layout.size, np.nan, np.float32)
+        parameters = np.zeros(layout.size, np.float32)
+        return Membership(LAYOUTS, [parameters], [self._gradient], self._batches)
+
+    def begin(self) -> None:
+        self._gradient[...] = np.nan
+
+    def written(self, names: Sequence[str]) -> None:
+        raise AssertionError("the job's overlap is off")
+
+    def finish(self, report: StepReport) -> Awaitable[StepResult]:
+        self.reports.append(report)
+        self.gradients.append(self._gradient.tolist())
+        return self._answer(self._answers.pop(0))
+
+    async def park(self) -> None:
+        self.is_over = True
+
+    def leave(self, reason: str) -> None:
+        raise AssertionError("that is for who made the trainer")
+
+    async def _answer(self, answer: StepResult | Exception) -> StepResult:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def train(exchange: Scripted, job: Job = JOB) -> Metrics:
+    """Run a trainer until the exchange says that the job is over; return what it counted."""
+    dataset, _ = job.load_data()
+    metrics = Metrics("worker", 0)
+    trainer = Trainer(job, dataset, exchange, metrics)
+    try:
+        asyncio.run(trainer.run())
+    finally:
+        trainer.close()
+    return metrics
+
+
+STOP = StepResult("applied", stop=True)
+
+
+def test_batches_are_computed_in_the_order_in_which_they_were_given() -> None:
+    more = StepResult("applied", (7, 2))
+    exchange = Scripted(more, StepResult("dropped"), StepResult("applied"), STOP, batches=(5, 9))
+    train(exchange)
+    assert [report.batch for report in exchange.reports] == [5, 9, 7, 2]
+    assert {report.examples for report in exchange.reports} == {4}
+    assert np.isfinite(exchange.gradients).all()
+    assert exchange.is_over
+
+
+def test_every_step_is_counted_the_last_one_too() -> None:
+    metrics = train(Scripted(StepResult("applied", (1,)), STOP))
+    value = metrics.registry.get_sample_value
+    assert value("zmqtrain_examples_total") == 8
+    assert value("zmqtrain_step_duration_seconds_count") == 2
+
+
+def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:
+    exchange = Scripted(FencedError("a new life"), STOP, batches=(3, 4))
+    train(exchange)
+    assert exchange.joins == 2
+    assert [report.batch for report in exchange.reports] == [3, 3]
+
+
+def test_worker_whose_job_goes_back_while_it_is_parked_joins_again() -> None:
+    class GoesBack(Scripted):
+        async def park(self) -> None:
+            await super().park()
+            if self.joins == 1:
+                raise FencedError("a new generation")
+
+    exchange = GoesBack(STOP, STOP)
+    train(exchange)
+    assert exchange.joins == 2
+
+
+def test_other_errors_of_the_exchange_end_the_training() -> None:
+    with pytest.raises(PeerLostError, match="gone"):
+        train(Scripted(PeerLostError("gone")))
+
+
+def test_worker_that_may_go_on_without_a_batch_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="no batch"):
+        train(Scripted(StepResult("applied")))
+
+
+def test_gradient_that_is_not_finite_is_reported_as_such() -> None:
+    class Spoilt(LinearRegression):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            super().loss_and_gradients(parameters, batch, out)
+            out["bias"][...] = np.inf
+            return 0.0
+
+    exchange = Scripted(STOP)
+    metrics = train(exchange, JOB.model_copy(update={"model": Spoilt()}))
+    assert not exchange.reports[0].finite
+    assert metrics.registry.get_sample_value("zmqtrain_nonfinite_gradients_total") == 1
+
+
+def test_no_thread_is_left_when_a_trainer_is_closed() -> None:
+    before = set(threading.enumerate())
+    train(Scripted(StepResult("applied", (1,)), STOP))
+    assert set(threading.enumerate()) == before

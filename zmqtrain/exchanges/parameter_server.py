@@ -1,0 +1,170 @@
+"""The exchange with parameter servers: gradients are pushed, the answer brings new parameters.
+
+A step is one round trip to every ps. The answer of the leader also says which batches come next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+import numpy as np
+
+from zmqtrain.actors.joining import join_all
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.outstanding import Outstanding
+from zmqtrain.actors.task import JobActor
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.errors import CheckpointError, ProtocolError
+from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
+from zmqtrain.exchanges.overlap import Overlap
+from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.wire.codec import Envelope
+from zmqtrain.wire.messages import Leave, Pull, Push, Release
+
+
+class ParameterServerExchange:
+    """One worker's exchange with every ps of its cluster."""
+
+    def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:
+        """``actor``: the worker's task. ``links``: one to each ps, the leader's first."""
+        self._actor, self._links = actor, links
+        self._lanes: list[Lane] = []
+        self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
+        self._versions = [0] * len(links)  # of these
+        self._generations = [0] * len(links)  # of these
+        self._sequence = 0  # of the step under way; 0 asks to be let in
+        self._overlap: Overlap | None = None
+        self.is_parked = False
+
+    async def join(self) -> Membership:
+        """Begin a new life at every ps, agree on lanes, and wait to be let in.
+
+        Raises:
+            RefusedError, PeerLostError, ConfigError: some ps, or the lane to it, is not to be had.
+        """
+        self.is_parked, self._sequence = False, 0
+        self._lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
+        self._sources = [self._source(lane) for lane in self._lanes]
+        layouts = self._actor.job.layouts(len(self._links))
+        if self._actor.job.overlap:
+            self._overlap = Overlap(self._links, self._lanes, layouts, self._actor.crash)
+        release = await self._released(self._pull())
+        gradients = [lane.gradient for lane in self._lanes]
+        return Membership(layouts, self._sources, gradients, release.batches, release.stop)
+
+    def begin(self) -> None:
+        self._sequence += 1
+        if self._overlap is not None:
+            self._overlap.begin(self._sequence)
+
+    def written(self, names: Sequence[str]) -> None:
+        if self._overlap is not None:
+            self._overlap.written(names)
+
+    def finish(self, report: StepReport) -> Awaitable[StepResult]:
+        reason = f"it has not answered push {self._sequence}"
+        requests: list[Outstanding] = []
+        for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
+            push = Push(
+                self._sequence,
+                self._versions[shard],
+                report.batch,
+                report.examples,
+                report.loss,
+                report.finite,
+            )
+            request = self._overlap.complete(shard, push) if self._overlap is not None else None
+            if request is None:
+                ahead, tensors = lane.travelling(self._sequence) if push.finite else (None, ())
+                request = link.begin(
+                    push,
+                    tensors=tensors,
+                    ahead=ahead,
+                    on_chunk=lane.take_chunk,
+                    sequence=self._sequence,
+                    reason=reason,
+                )
+            requests.append(request)
+        return self._result(requests)
+
+    async def park(self) -> None:
+        """Wait for the chief to end the run, until the task is stopped.
+
+        Raises:
+            FencedError: some ps has a new life, and may need this worker again.
+            PeerLostError: some ps is given up.
+        """
+        self.is_parked = True
+        reason = "the job is complete; the chief has not ended it yet"
+        with self._actor.waits.on(self._links[0].peer, reason):
+            while True:
+                await asyncio.sleep(self._actor.timing.heartbeat_s)
+                for link in self._links:
+                    link.check()
+
+    def leave(self, reason: str) -> None:
+        for link in self._links:
+            if link.joined:
+                link.tell(Leave(reason))
+
+    def _source(self, lane: Lane) -> Flat:
+        """Return where the worker reads a shard's parameters: in place, or a copy."""
+        if self._actor.job.consistent_reads and lane.reached is not None:
+            return np.empty_like(lane.parameters)
+        return lane.parameters
+
+    def _pull(self) -> list[Outstanding]:
+        message = Pull(",".join(lane.name for lane in self._lanes))
+        return [
+            link.begin(
+                message, on_chunk=lane.take_chunk, sequence=0, reason="it has not let us in yet"
+            )
+            for link, lane in zip(self._links, self._lanes, strict=True)
+        ]
+
+    async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
+        release = await self._released(requests)
+        result = release.result
+        if result == "joined":
+            raise ProtocolError(f"{self._links[0].peer} answered a push as if it had been a pull")
+        return StepResult(result, release.batches, release.stop, release.reason, release.held_s)
+
+    async def _released(self, requests: Sequence[Outstanding]) -> Release:
+        """Wait until every shard has let this worker go on; take in their parameters.
+
+        Returns the leader's answer.
+        """
+        try:
+            replies = await _replies(requests)
+        finally:
+            for link, request in zip(self._links, requests, strict=True):
+                link.end(request)
+        for shard, reply in enumerate(replies):
+            self._take_in(shard, reply)
+        if self._actor.job.consistent_reads:  # on tcp they are copies anyway
+            for link, lane, source in zip(self._links, self._lanes, self._sources, strict=True):
+                if lane.reached is not None:
+                    await read_parameters(link, lane.reached, source)
+        return replies[0].expect(Release)
+
+    def _take_in(self, shard: int, reply: Envelope) -> None:
+        version, before = reply.expect(Release).version, self._versions[shard]
+        if version < before and reply.generation == self._generations[shard]:
+            raise CheckpointError(
+                f"{reply.sender} went back from version {before} to {version}: both it and the "
+                "chief were restarted, and no checkpoint holds what was learned; give the job a "
+                "logdir (--logdir DIR)"
+            )
+        self._generations[shard] = reply.generation
+        self._versions[shard] = version
+        self._actor.generation = max(self._actor.generation, reply.generation)
+        for tensor in reply.tensors:
+            tensor.copy_to(self._lanes[shard].parameters)
+
+
+async def _replies(requests: Sequence[Outstanding]) -> list[Envelope]:
+    if len(requests) == 1:  # which costs less
+        return [await requests[0].future]
+    # A refusal by one shard counts at once: the others may be waiting for that shard.
+    return await asyncio.gather(*(request.future for request in requests))

@@ -1,0 +1,76 @@
+"""The worker's task: a trainer whose gradients go to parameter servers.
+
+`python -m zmqtrain.roles.worker` starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.coordination.membership import PARKED
+from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.job import Job
+from zmqtrain.models.base import Dataset
+from zmqtrain.training.trainer import Trainer
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import Shutdown
+
+log = logging.getLogger(__name__)
+
+
+class Worker(JobActor):
+    """Computes gradients of one job until the job is over."""
+
+    def __init__(
+        self, config: TaskConfig, job: Job, transport: Transport, dataset: Dataset | None = None
+    ) -> None:
+        """``dataset``: the training set, loaded from the job's data unless given."""
+        super().__init__(config, job, transport)
+        self._threads = config.threads
+        self._dataset = dataset
+        self._exchange: ParameterServerExchange | None = None
+        self._trainer: Trainer | None = None
+        self._shutdown: Shutdown | None = None
+        self.report = self._facts
+        self.on(Shutdown, self._on_shutdown)
+
+    def ready(self) -> tuple[bool, str]:
+        is_in = self._trainer is not None and self._trainer.has_joined
+        return is_in, "training" if is_in else "joining"
+
+    async def main(self) -> int:
+        exchange = self._exchange = ParameterServerExchange(self, self.link_all())
+        if self._dataset is None:
+            self._dataset = (await asyncio.to_thread(self.job.load_data))[0]
+        trainer = self._trainer = Trainer(
+            self.job, self._dataset, exchange, self.metrics, threads=self._threads
+        )
+        self.spawn(trainer.run())
+        try:
+            await self.stopping.wait()
+            return self._farewell(trainer, exchange)
+        except asyncio.CancelledError:
+            exchange.leave("it ended with an error")  # or its lease would have to run out
+            raise
+        finally:
+            trainer.close()
+
+    def _farewell(self, trainer: Trainer, exchange: ParameterServerExchange) -> int:
+        reason = self._shutdown.reason if self._shutdown is not None else "stopped by a signal"
+        exchange.leave(reason)
+        log.info("leaving after %d steps: %s", trainer.steps, reason)
+        return self.stop_code
+
+    def _on_shutdown(self, request: Request, message: Shutdown) -> None:
+        if self._shutdown is None:
+            self._shutdown = message
+            self.stop(message.exit_code)
+
+    def _facts(self) -> dict[str, float]:
+        steps = self._trainer.steps if self._trainer is not None else 0
+        is_parked = self._exchange is not None and self._exchange.is_parked
+        return {"step": float(steps), PARKED: float(is_parked)}

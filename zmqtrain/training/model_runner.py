@@ -1,0 +1,125 @@
+"""Running a job's model on batches: gradients come out where an exchange wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zmqtrain.compute.device import Device
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.errors import ConfigError
+from zmqtrain.job import Job
+from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters
+from zmqtrain.optim import clip_by_global_norm
+from zmqtrain.store.finite import all_finite
+from zmqtrain.training.exchange import Membership
+from zmqtrain.training.memory import WorkerMemory
+from zmqtrain.user_code import user_code
+
+
+class ModelRunner:
+    """One job's model over the memory of one membership, on one device."""
+
+    def __init__(
+        self,
+        job: Job,
+        membership: Membership,
+        device: Device,
+        team: ThreadTeam,
+        on_written: Callable[[Sequence[str]], None],
+    ) -> None:
+        """``on_written`` is told which gradients are complete, if the job's ``overlap`` is on."""
+        self._job, self._membership = job, membership
+        self._device, self._team = device, team
+        self._on_written = on_written
+        variables, twins = job.variables(), device.twins
+        self._parameters = WorkerMemory(variables, membership.layouts, twins(membership.parameters))
+        self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
+        self._out: Gradients = dict(self._gradients.values)
+        if job.overlap:
+            self._out = Buffers(self._gradients.values, self._written)
+
+    def load_parameters(self) -> None:
+        """Bring the parameters from the exchange's memory to where the model reads them."""
+        self._device.load(self._membership.parameters, self._parameters.flats)
+        self._parameters.gather()
+
+    def compute(self, batch: Batch) -> tuple[float, bool]:
+        """Write the gradient of one batch, which is on the device, into the exchange's memory.
+
+        Returns (mean loss, whether loss and gradient are finite). A gradient that is not stays out
+        of the exchange's memory where the device has one of its own.
+
+        Raises:
+            ConfigError: the model raises, returns no number, or writes gradients that do not fit.
+        """
+        loss = self._call_model(self._parameters.values, batch)
+        self._check_gradients()
+        if self._job.clip_norm is not None:
+            clip_by_global_norm(self._out, self._job.clip_norm)
+        self._gradients.scatter()
+        flats = self._gradients.flats
+        finite = math.isfinite(loss) and all(all_finite(flat, self._team) for flat in flats)
+        if finite:
+            self._device.store(flats, self._membership.gradients)
+        return loss, finite
+
+    def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Pass on which gradients lie complete in the memory; the model tells in its own thread."""
+        own = self._gradients.values
+        # An array that the model put in place of the buffer is copied when the model is done.
+        complete = [name for name in names if name in own and values.get(name) is own[name]]
+        if complete:
+            self._gradients.scatter(*complete)
+            self._on_written(complete)
+
+    def _call_model(self, parameters: Parameters, batch: Batch) -> float:
+        model = self._job.model
+
+        def shapes() -> str:
+            return (
+                f"Parameters are {_shapes(parameters)}, the batch is "
+                f"{_shapes(dict(enumerate(batch)))}"
+            )
+
+        with user_code("loss_and_gradients()", model, details=shapes):
+            loss = model.loss_and_gradients(parameters, batch, self._out)
+        try:
+            return float(loss)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: "
+                "return the mean loss over the batch"
+            ) from None
+
+    def _check_gradients(self) -> None:
+        """Copy gradients that the model put in place of their buffers into these.
+
+        Raises:
+            ConfigError: some gradient does not fit its parameter, or belongs to none.
+        """
+        values = self._gradients.values
+        if unknown := sorted(self._out.keys() - values.keys(), key=repr):
+            raise ConfigError(
+                f"{self._job.model!r} wrote a gradient of {unknown[0]!r}, which is none of its "
+                f"parameters: {', '.join(values)}; use the names of parameters()"
+            )
+        for name, value in values.items():
+            gradient = self._out.get(name)
+            shape = getattr(gradient, "shape", None)
+            if shape != value.shape:
+                raise ConfigError(
+                    f"the gradient of {name!r} from {self._job.model!r} has shape {shape}, its "
+                    f"parameter {value.shape}: write it into the buffer that is given, with "
+                    "out= or [...]"
+                )
+            if gradient is not value and isinstance(gradient, type(value)):
+                value[...] = gradient
+                self._out[name] = value
+
+
+def _shapes(arrays: Mapping[Any, Any]) -> str:
+    return ", ".join(
+        f"{name} {list(getattr(array, 'shape', ['?']))}" for name, array in arrays.items()
+    )

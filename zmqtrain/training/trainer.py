@@ -1,0 +1,192 @@
+"""The training loop of one worker: take a batch, compute, exchange, count.
+
+Where gradients go and parameters come from is the exchange's affair; nothing here knows a wire.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from zmqtrain.compute.device import make_device
+from zmqtrain.compute.offload import Offload
+from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.errors import DataError, FencedError, ProtocolError
+from zmqtrain.job import Job
+from zmqtrain.models.base import Batch, Dataset
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.training.exchange import Exchange, StepReport, StepResult
+from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.user_code import user_code
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What a step's computing came to, and how long its parts took."""
+
+    report: StepReport
+    data_s: float  # getting the batch
+    read_s: float  # getting the parameters from the exchange's memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that is done; times are of the performance counter."""
+
+    computed: _Computed
+    result: StepResult
+    began_at: float
+    computed_at: float
+    ended_at: float
+
+
+class Trainer:
+    """Trains one job on one dataset, by way of one exchange."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        exchange: Exchange,
+        metrics: Metrics,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        """``threads``: so many look through a large gradient; None: one for each core.
+
+        Raises:
+            ConfigError: the job wants a GPU, and there is none.
+            DataError: the dataset is empty.
+        """
+        self._job, self._exchange, self._metrics = job, exchange, metrics
+        self._device = make_device(job.device, "--device")
+        self._prefetcher = Prefetcher(dataset, BatchPlan(len(dataset), job.batch_size, job.seed))
+        self._team = ThreadTeam(threads)
+        self._computing = Offload("compute")
+        self._batches: deque[int] = deque()  # that are this worker's to compute
+        self._runner: ModelRunner
+        self._last_step: _Step | None = None  # done, not yet counted
+        self.has_joined = False
+        self.steps = 0
+
+    async def run(self) -> None:
+        """Train until the job is over, joining again as often as it takes.
+
+        Raises:
+            ConfigError, DataError: the model or the dataset does what it must not.
+            ZmqTrainError: the exchange cannot go on.
+        """
+        while True:
+            try:
+                await self._train()
+                return await self._exchange.park()
+            except FencedError as error:
+                log.warning("%s; joining again", error)
+
+    def close(self) -> None:
+        """End the threads, waiting for what they do."""
+        self._prefetcher.close()
+        self._computing.close()
+
+    async def _train(self) -> None:
+        """Join, and make steps until the job needs no more of them."""
+        self._show("joining")
+        self._prefetcher.forget(self._batches)
+        self._batches.clear()
+        membership = await self._exchange.join()
+        self._runner = ModelRunner(
+            self._job, membership, self._device, self._team, self._exchange.written
+        )
+        self.has_joined = True
+        self._show("training")
+        self._add_batches(membership.batches)
+        stop = membership.stop
+        while not stop:
+            result = await self._step()
+            self._add_batches(result.batches)
+            stop = result.stop
+        self._count_last_step()
+        self._show("draining")
+
+    async def _step(self) -> StepResult:
+        if not self._batches:
+            raise ProtocolError("this worker is to go on, but was given no batch")
+        batch = self._batches.popleft()
+        began_at = time.perf_counter()
+        self._exchange.begin()
+        computed = await self._computing.run(partial(self._compute, batch))
+        computed_at = time.perf_counter()
+        answer = self._exchange.finish(computed.report)
+        self._count_last_step()  # while this one is on its way
+        result = await answer
+        self.steps += 1
+        self._last_step = _Step(computed, result, began_at, computed_at, time.perf_counter())
+        return result
+
+    def _compute(self, number: int) -> _Computed:
+        began_at = time.perf_counter()
+        batch = self._take(number)
+        examples = len(batch[0])
+        batch = self._device.batch(batch)
+        taken_at = time.perf_counter()
+        self._runner.load_parameters()
+        read_at = time.perf_counter()
+        loss, finite = self._runner.compute(batch)
+        report = StepReport(number, examples, loss, finite)
+        return _Computed(report, taken_at - began_at, read_at - taken_at)
+
+    def _take(self, number: int) -> Batch:
+        """Return a batch of at least one array.
+
+        Raises:
+            DataError: the dataset raises, or gives something else.
+        """
+        with user_code("take()", self._job.data, DataError, lambda: f"It was batch {number}"):
+            batch = self._prefetcher.take(number)
+        if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
+            raise DataError(
+                f"take() of {self._job.data!r} returned {batch!r:.80}; expected a tuple of arrays "
+                "with a row for each example, such as (features, labels)"
+            )
+        return batch
+
+    def _add_batches(self, numbers: Iterable[int]) -> None:
+        """Add batches to compute, and prepare those behind the next."""
+        self._batches.extend(numbers)
+        for number in tuple(self._batches)[1:]:
+            self._prefetcher.prepare(number)
+
+    def _show(self, state: Literal["joining", "training", "draining"]) -> None:
+        self._metrics.role_state.set(state)
+
+    def _count_last_step(self) -> None:
+        """Count the last step, and where its time went."""
+        step, self._last_step = self._last_step, None
+        if step is None:
+            return
+        computed, result, metrics = step.computed, step.result, self._metrics
+        phases = metrics.phase_duration_seconds
+        metrics.steps.inc()
+        metrics.examples.inc(computed.report.examples)
+        metrics.train_loss.set(computed.report.loss)
+        computing_s = step.computed_at - step.began_at
+        phases.data.observe(computed.data_s)
+        phases.pull.observe(computed.read_s)
+        phases.compute.observe(computing_s - computed.data_s - computed.read_s)
+        phases.wait.observe(result.held_s)
+        phases.push.observe(max(0.0, step.ended_at - step.computed_at - result.held_s))
+        metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
+        if not computed.report.finite:
+            metrics.nonfinite_gradients.inc()
+        if result.result == "refused":
+            log.warning("the gradient of batch %d was refused: %s",
+                        computed.report.batch, result.reason)  # fmt: skip
