@@ -136,7 +136,7 @@ class Worker(Actor):
 
     def heartbeat(self) -> Heartbeat:
         self.on_beat()
-        return Heartbeat(waits=self.waits.snapshot(), facts={"step": 7.0})
+        return Heartbeat(waits=self.waits.snapshot(), saved_step=7)
 
     async def main(self) -> int:
         self.link(Task(Role.PS, 0), ADDRESS).joined = self._joined

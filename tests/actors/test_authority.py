@@ -23,6 +23,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     ShardFailed,
+    ShardReport,
     ShardWritten,
     Shutdown,
     SwitchPolicy,
@@ -31,7 +32,7 @@ from zmqtrain.wire.messages import (
 FOR_SOME = {
     "worker": {Pull, Push, Chunk},
     "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave},
-    "ps": {Arrived, ShardWritten, ShardFailed},
+    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed},
     "client": {SwitchPolicy, RequestSave},
 }
 KINDS = get_args(Message)

@@ -186,7 +186,7 @@ async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
     assert not worker.ps.is_alive
     worker.ps.joined = True
     (beat,) = await ps.first(Heartbeat)
-    assert beat.message.facts == {"step": 7.0}
+    assert beat.message.saved_step == 7
 
 
 async def test_refused_heartbeat_fences_whatever_is_asked(

@@ -256,20 +256,6 @@ async def test_follower_takes_no_orders_but_from_its_link_to_the_lead(
         )
 
 
-async def test_facts_that_are_no_numbers_are_left_out_of_the_status(
-    table: Table, make_job: MakeJob
-) -> None:
-    async with table(make_job()) as t:
-        await t.begin()
-        worker, batches = await t.worker()
-        facts = {"step": float("nan"), "bytes": float("inf"), "orders": 1.0}
-        await worker.ask(Heartbeat(facts=facts))
-        status = (await t.someone("client", 1).ask(GetStatus())).message
-        assert isinstance(status, Status)
-        assert [task.facts for task in status.tasks if task.task == "worker 0"] == [{"orders": 1.0}]
-        await t.check(worker, batches)
-
-
 async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job: MakeJob) -> None:
     async with table(make_job()) as t:
         await t.begin()
@@ -279,17 +265,15 @@ async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job
         assert (error, text.endswith("has not joined")) == ("FencedError", True)
 
 
-async def test_waits_and_facts_without_end_are_cut_and_the_status_stays_readable(
+async def test_waits_without_end_are_cut_and_the_status_stays_readable(
     table: Table, make_job: MakeJob
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, batches = await t.worker()
         waits = tuple(Wait("worker 0", "ps 0", f"reason {number}", 1.0) for number in range(4000))
-        facts = {f"fact {number}": 1.0 for number in range(1000)}
-        await worker.ask(Heartbeat(waits=waits, facts=facts))
+        await worker.ask(Heartbeat(waits=waits))
         status = (await t.someone("client").ask(GetStatus())).message
         assert isinstance(status, Status)
         assert len(status.waits) < 40
-        assert all(len(task.facts) < 40 for task in status.tasks)
         await t.check(worker, batches)

@@ -97,6 +97,7 @@ def training() -> Status:
         stop="",
         failure="",
         failure_code=0,
+        all_delivered=False,
         save_wanted=False,
         seconds=12.0,
         steps_per_second=100.0,
@@ -105,9 +106,9 @@ def training() -> Status:
         pushes={"applied": 2400, "dropped": 3, "duplicate": 1, "refused": 0},
         staleness={"mean": 0.5, "p50": 0.0, "p99": 2.0, "max": 4.0},
         tasks=(
-            task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, facts={"bytes": 16384.0}),
-            task("ps 1", "alive", 1198, facts={"bytes": 2856.0, "step": 1198.0}),
-            task("chief 0", "alive", 800, facts={"step": 800.0}),
+            task("ps 0", "serving", 1200, incarnation=0, silent_s=0.0, nbytes=16384),
+            task("ps 1", "alive", 1198, nbytes=2856),
+            task("chief 0", "alive", 800),
             task("worker 0", "waiting", 1205, leases=(2410,), loss=0.25, lanes="shm,shm"),
             task(
                 "worker 1",
@@ -135,7 +136,6 @@ def task(name: str, state: State, step: int, **changes: Any) -> TaskStatus:
         "process": "host:100",
         "metrics": "127.0.0.1:9410",
         "lanes": "",
-        "facts": {},
     }
     role, index = name.split()
     return TaskStatus(role, int(index), state, step=step, **values | changes)

@@ -18,7 +18,6 @@ from simulation.schedule import Fault, draw
 from tests.tales import Tale, calm, held, tale_of
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.status import SETTLED
 from zmqtrain.errors import FencedError
 from zmqtrain.server.direction import Pending
 from zmqtrain.server.follower import Follower
@@ -176,11 +175,11 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
     is_given_up: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """``told``: step and whether all is settled, of one status after another."""
+    """``told``: step and whether all is delivered, of one status after another."""
 
     async def status() -> Any:
-        step, settled = told.pop(0)
-        return SimpleNamespace(step=step, tasks=[SimpleNamespace(facts={SETTLED: float(settled)})])
+        step, delivered = told.pop(0)
+        return SimpleNamespace(step=step, all_delivered=delivered)
 
     async def request(message: Any, reason: str) -> Any:
         return Envelope(Parameters(versions.pop(0)), Sender("ps", 0))
@@ -230,10 +229,9 @@ def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(release
         pending={0: pending},
         peers=SimpleNamespace(get=lambda role, worker: SimpleNamespace(released=released)),
         executor=SimpleNamespace(carry_out=ordered.extend),
-        heartbeat=lambda: None,
     )
     follower: Any = object.__new__(Follower)
-    follower.ps, follower.link = ps, SimpleNamespace(tell=lambda message: None)
+    follower.ps, follower._report_shard = ps, lambda: None
     follower._after_switch([(0, pending)])
     kinds = [order.kind for _, order in ordered]
     assert kinds == ([] if released == pending.sequence else ["apply", "release"])

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from zmqtrain.coordination.delivery import OrderDelivery
-from zmqtrain.coordination.membership import ORDERS
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import Order, Orders
@@ -24,7 +23,7 @@ class LeadShard:
         self.executor = SimpleNamespace(carry_out=self._carry_out)
         self.told: list[Orders] = []
         contact = SimpleNamespace(tell=self.told.append)
-        self.follower = SimpleNamespace(facts={ORDERS: 0.0}, gone=False, contact=contact)
+        self.follower = SimpleNamespace(orders=0, report=None, gone=False, contact=contact)
         self.peers = self
         self.carried_out: list[tuple[int, Order]] = []
         self.carries_out = True
@@ -86,8 +85,8 @@ def test_relay_is_done_when_the_others_tell_of_all_their_orders() -> None:
     delivery.begin("sync-replicas")
     assert delivery.is_done
     delivery.give([APPLY] * 2)
-    for told, is_done in ((1.0, False), (2.0, True)):
-        leader.follower.facts[ORDERS] = told
+    for told, is_done in ((1, False), (2, True)):
+        leader.follower.orders = told
         assert delivery.is_done == is_done
 
 
@@ -98,7 +97,7 @@ def test_orders_wait_until_the_others_know_of_a_switch() -> None:
     delivery.give([APPLY, Order("switch", text="hogwild"), Order("release", (0,))])
     assert leader.carried_out == []
     assert [orders.number for orders in leader.told] == [1]
-    leader.follower.facts[ORDERS] = 2.0
+    leader.follower.orders = 2
     delivery.carry_out_own()
     assert [number for number, _ in leader.carried_out] == [1, 2, 3]
     delivery.give([APPLY])  # by the policy now, every shard decides by itself
@@ -112,9 +111,9 @@ def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -> None
     delivery.begin("sync-replicas")
     orders = [Order("apply", (worker,)) for worker in range(4)]
     delivery.give(orders)
-    leader.follower.facts[ORDERS] = 2.0
+    leader.follower.orders = 2
     delivery.catch_up()
-    leader.follower.facts.clear()
+    leader.follower.orders = 0
     leader.told.clear()
     for _ in range(2):
         delivery.catch_up()

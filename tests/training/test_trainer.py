@@ -104,7 +104,7 @@ def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:
     assert [report.batch for report in exchange.reports] == [3, 3]
 
 
-def test_worker_whose_job_goes_back_while_it_is_parked_joins_again() -> None:
+def test_worker_whose_job_goes_back_after_it_has_finished_joins_again() -> None:
     class GoesBack(Scripted):
         async def park(self) -> None:
             await super().park()

@@ -163,9 +163,10 @@ def test_large_tensor_is_sent_without_a_copy() -> None:
 
 
 def test_nan_and_whole_numbers_are_floats_too() -> None:
-    sent = Envelope(Heartbeat(facts={"nan": float("nan"), "whole": 3}), Sender("worker", 0))
-    facts = decode(encode(sent)).message.facts
-    assert np.isnan(facts["nan"]) and type(facts["whole"]) is float
+    push = Push(1, 0, 0, 1, float("nan"))
+    assert np.isnan(decode(encode(Envelope(push, Sender("worker", 0)))).message.loss)
+    push.loss = 3
+    assert type(decode(encode(Envelope(push, Sender("worker", 0)))).message.loss) is float
 
 
 def test_nested_structures_get_their_types_back() -> None:

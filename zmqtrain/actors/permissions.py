@@ -15,6 +15,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     ShardFailed,
+    ShardReport,
     ShardWritten,
     Shutdown,
     SwitchPolicy,
@@ -26,7 +27,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push),
         ("chief",): (Initialize, Save, SaveEnded, Close, Shutdown),
-        ("ps",): (Arrived, ShardWritten, ShardFailed),
+        ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestSave),
     }.items()
     for kind in kinds

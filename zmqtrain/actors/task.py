@@ -1,10 +1,8 @@
-"""What ps, worker and chief have in common: a job, its fingerprint, and facts about themselves."""
+"""What ps, worker and chief have in common: a job, its fingerprint, and who they are."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import replace
 
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.joining import process_name
@@ -14,7 +12,6 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Heartbeat
 
 
 class JobActor(Actor):
@@ -38,7 +35,6 @@ class JobActor(Actor):
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
-        self.report: Callable[[], dict[str, float]] = dict  # facts for the heartbeats
 
     def link_all(self) -> list[Link]:
         """Connect to every ps."""
@@ -57,6 +53,3 @@ class JobActor(Actor):
     def ready(self) -> tuple[bool, str]:
         """Say whether the task does its part, and if not, why."""
         return True, "running"
-
-    def heartbeat(self) -> Heartbeat:
-        return replace(super().heartbeat(), facts=self.report())

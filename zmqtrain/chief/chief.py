@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.coordination.status import SETTLED
 from zmqtrain.errors import (
     CheckpointError,
     ConfigError,
@@ -42,6 +42,7 @@ from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
     GetStatus,
+    Heartbeat,
     Initialize,
     Parameters,
     Read,
@@ -78,7 +79,6 @@ class Chief(JobActor):
         self._segments: list[Reached | None] = []  # of the ps, where they can be reached
         self._saver = Saver(self)
         self._next_evaluation = job.evaluate_every or math.inf
-        self.report = self._facts
 
     @property
     def leader(self) -> Link:
@@ -345,7 +345,7 @@ class Chief(JobActor):
         """
         status = await self.status()
         while True:
-            was_settled = status.tasks[0].facts.get(SETTLED)
+            was_delivered = status.all_delivered
             replies = [
                 await link.request(Read(values=False), reason="it is asked for its version")
                 for link in self._links
@@ -354,7 +354,7 @@ class Chief(JobActor):
             status = await self.status()  # a step may have been made since
             if min(versions) >= status.step:
                 return
-            if was_settled and status.tasks[0].facts.get(SETTLED):
+            if was_delivered and status.all_delivered:
                 text = "the shards end at versions %s, not all at step %d"
                 log.warning(text, versions, status.step)
                 return
@@ -374,5 +374,5 @@ class Chief(JobActor):
             if isinstance(result, ZmqTrainError):
                 log.warning("%s", result)
 
-    def _facts(self) -> dict[str, float]:
-        return {"step": float(self._saver.last_step)}
+    def heartbeat(self) -> Heartbeat:
+        return replace(super().heartbeat(), saved_step=self._saver.last_step)

@@ -206,8 +206,8 @@ def _progress_cells(task: TaskStatus, fastest: int) -> tuple[str, str, str]:
 
 
 def _holding(task: TaskStatus) -> str:
-    if "bytes" in task.facts:
-        return data_size(task.facts["bytes"])
+    if task.nbytes:
+        return data_size(task.nbytes)
     if _is_chief(task) and task.step:
         return f"saved {task.step}"
     if not task.leases:

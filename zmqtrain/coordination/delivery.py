@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zmqtrain.coordination.membership import ORDERS
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import Order, Orders
@@ -33,7 +32,7 @@ class OrderDelivery:
         self._given = 0  # number of this shard's last order
         self._own: deque[tuple[int, Order]] = deque()  # until all know of the last switch
         self._under_way: deque[tuple[int, Order]] = deque()  # own, perhaps not carried out
-        self._sent = 0  # number of the others' last order
+        self.sent = 0  # number of the others' last order
         self._switch = 0  # number of the last switch among those
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
@@ -41,14 +40,14 @@ class OrderDelivery:
     def begin(self, policy: str) -> None:
         """Begin to count anew, under this policy: a new generation."""
         self._coordinated = make_policy(policy).coordinated
-        self._given = self._sent = self._switch = 0
+        self._given = self.sent = self._switch = 0
         for queue in (self._own, self._under_way, self._unacknowledged):
             queue.clear()
         self._acknowledged.clear()
         words = self._ps.shard.segment.words
         words[segment_layout.ORDERS] = words[segment_layout.ACKNOWLEDGED] = 0
         for peer in self._ps.peers:
-            peer.facts.pop(ORDERS, None)
+            peer.report = None
 
     def give(self, orders: Sequence[Order], *, again: bool = False) -> None:
         """Number orders, send the other shards what concerns them, carry out this shard's part.
@@ -72,7 +71,7 @@ class OrderDelivery:
     @property
     def is_done(self) -> bool:
         """Whether all other shards tell that they have carried out all of their orders."""
-        return self._others_have(self._sent)
+        return self._others_have(self.sent)
 
     def carry_out_own(self) -> None:
         """Carry out this shard's part, unless some other shard does not know of a switch yet.
@@ -112,7 +111,7 @@ class OrderDelivery:
             "coordinated": self._coordinated,
             "given": self._given,
             "own": [(number, order) for number, order in own if number > done],
-            "sent": self._sent,
+            "sent": self.sent,
             "switch": self._switch,
             "unacknowledged": list(self._unacknowledged),
         }
@@ -121,7 +120,7 @@ class OrderDelivery:
         """Go on from this state; :meth:`give` what was given since ``again``, then resume."""
         self._coordinated, self._given = state["coordinated"], state["given"]
         self._own = deque(state["own"])
-        self._sent, self._switch = state["sent"], state["switch"]
+        self.sent, self._switch = state["sent"], state["switch"]
         self._unacknowledged = deque(state["unacknowledged"])
 
     def resume(self) -> None:
@@ -139,10 +138,10 @@ class OrderDelivery:
     def _number(self, orders: Iterable[Order]) -> list[tuple[int, Order]]:
         numbered = []
         for order in orders:
-            self._sent += 1
-            numbered.append((self._sent, order))
+            self.sent += 1
+            numbered.append((self.sent, order))
             if order.kind == "switch":
-                self._switch = self._sent
+                self._switch = self.sent
         self._unacknowledged += numbered
         return numbered
 
@@ -173,8 +172,7 @@ class OrderDelivery:
         """Say whether all other shards tell that they have carried out the orders up to this."""
         for shard in range(1, self._ps.shards):
             peer = self._ps.peers.get("ps", shard)
-            known = 0.0 if peer is None else peer.facts.get(ORDERS, 0.0)
-            if known < number:
+            if (0 if peer is None else peer.orders) < number:
                 return False
         return True
 
@@ -182,7 +180,7 @@ class OrderDelivery:
         peer = self._ps.peers.get("ps", shard)
         if peer is None:
             return
-        got = int(peer.facts.get(ORDERS, 0))
+        got = peer.orders
         stuck = got == self._acknowledged.get(shard, -1)
         self._acknowledged[shard] = got
         # A new life has not told yet what it got, but has had all that is not kept any more.

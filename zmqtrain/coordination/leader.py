@@ -25,7 +25,7 @@ from zmqtrain.coordination.events import (
     PushArrived,
 )
 from zmqtrain.coordination.ledger import Ledger, LedgerState
-from zmqtrain.coordination.membership import PARKED, Peer
+from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import (
@@ -41,7 +41,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.manifest import read_manifest
-from zmqtrain.wire.messages import Arrived, Order, Push, ShardFile
+from zmqtrain.wire.messages import Arrived, Order, Push, ShardFile, ShardReport
 
 if TYPE_CHECKING:
     from zmqtrain.server.direction import Pending
@@ -75,6 +75,7 @@ class Leader:
         self._show_policy()
         self.admin = AdminApi(self)
         ps.on(Arrived, self._on_arrived)
+        ps.on(ShardReport, self._on_shard_report)
         if ps.shards > 1:
             ps.spawn(self.delivery.keep_others())
 
@@ -92,7 +93,7 @@ class Leader:
         return {name: getattr(made, name) if made is not None else 0 for name in names}
 
     @property
-    def is_settled(self) -> bool:
+    def all_delivered(self) -> bool:
         """Whether what was decided has come to every shard that it can come to.
 
         Orders go to all of them. Under a policy that is not coordinated, a worker's push has come
@@ -102,7 +103,7 @@ class Leader:
             return False
         told = [worker for worker, member in self.coordinator.members.items() if member.stopped]
         peers = [self.ps.peers.get("worker", worker) for worker in told]
-        return self.delivery.is_done and all(peer and peer.facts.get(PARKED) for peer in peers)
+        return self.delivery.is_done and all(peer and peer.finished for peer in peers)
 
     def generation_began(self) -> None:
         ps = self.ps
@@ -151,10 +152,6 @@ class Leader:
 
     def switched(self, spec: str) -> None:
         """It was seen when the order was given."""
-
-    def heard(self, peer: Peer) -> None:
-        if peer.role == Role.PS:
-            self.delivery.carry_out_own()
 
     def joined(self, peer: Peer) -> None:
         if peer.role == Role.PS:
@@ -208,9 +205,6 @@ class Leader:
             self._peopled_at = now
         if now - self._peopled_at > limit_s:
             self._fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
-        for peer in self.ps.peers:
-            if peer.facts.get("stuck"):
-                self._fail(ExitCode.USAGE, f"{peer} cannot update its parameters: see its log")
         if coordinator is None:
             return
         waiting = list(coordinator.held())
@@ -294,6 +288,17 @@ class Leader:
         if arrived.sequence > member.sequence:  # else it is reported once more
             shard = peer.index
             self.event(PushArrived(arrived.worker, arrived.sequence, shard, arrived.finite))
+
+    def _on_shard_report(self, request: Request, report: ShardReport) -> None:
+        peer = self.ps.peers.member(request)
+        if request.envelope.generation != self.ps.generation:
+            return
+        if report.orders > self.delivery.sent:
+            raise ProtocolError(f"{peer} tells of order {report.orders}, of {self.delivery.sent}")
+        peer.report = report
+        self.delivery.carry_out_own()
+        if report.failure:
+            self._fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
     def _fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""

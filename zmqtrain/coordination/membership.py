@@ -13,16 +13,9 @@ from zmqtrain.actors.process_identity import has_ended
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Join, Release, Wait
+from zmqtrain.wire.messages import Join, Release, ShardReport, Wait
 
 log = logging.getLogger(__name__)
-
-ORDERS = "orders"
-"""The fact in a follower's heartbeat: how many orders of this generation it has carried out."""
-
-PARKED = "parked"
-"""The fact in a worker's heartbeat that every shard has answered all that it pushed, and that the
-job needs no more of it."""
 
 AHEAD_MS = 10 * 365 * 86_400_000
 """How far the clock of one host may be ahead of another's. Nobody can lift numbers beyond that."""
@@ -55,7 +48,9 @@ class Peer:
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     untaken_nbytes: int = 0  # of them, not yet confirmed
     loss: float = 0.0
-    facts: dict[str, float] = field(default_factory=dict)
+    finished: bool = False  # a worker: told to stop, and answered by all shards
+    saved_step: int = 0  # the chief: of its last checkpoint
+    report: ShardReport | None = None  # another ps: its last of this generation
     waits: tuple[Wait, ...] = ()
 
     def __str__(self) -> str:
@@ -76,6 +71,11 @@ class Peer:
     @property
     def silent_s(self) -> float:
         return time.monotonic() - self.heard_at
+
+    @property
+    def orders(self) -> int:
+        """Orders of this generation that a ps tells to have carried out."""
+        return self.report.orders if self.report is not None else 0
 
     @property
     def is_revoked(self) -> bool:

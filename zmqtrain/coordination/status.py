@@ -12,9 +12,6 @@ from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 if TYPE_CHECKING:
     from zmqtrain.coordination.leader import Leader
 
-SETTLED = "settled"
-"""The fact of ps 0 that nothing is on its way to another shard; see :attr:`Leader.is_settled`."""
-
 
 def status_of(leader: Leader) -> Status:
     """Return the job's status as of now."""
@@ -33,6 +30,7 @@ def status_of(leader: Leader) -> Status:
         stop=_ending(leader.step, ps.job.steps) if finished else "",
         failure=leader.failure,
         failure_code=leader.failure_code,
+        all_delivered=leader.all_delivered,
         save_wanted=bool(leader.admin.save_requests),
         seconds=leader.throughput.seconds,
         steps_per_second=leader.throughput.steps_per_second,
@@ -97,31 +95,34 @@ def _own(leader: Leader) -> TaskStatus:
         process=ps.process,
         metrics=ps.metrics_address,
         lanes="",
-        facts={"bytes": float(ps.shard.layout.nbytes), SETTLED: float(leader.is_settled)},
+        nbytes=ps.shard.layout.nbytes,
     )
 
 
 def _task(leader: Leader, peer: Peer) -> TaskStatus:
     leases: tuple[int, ...] = ()
-    step = int(peer.facts.get("step", 0))
-    if peer.is_worker:
-        step = max(peer.received, 0)
-        if leader.coordinator is not None:
-            leases = tuple(leader.coordinator.ledger.leases.get(peer.index, ()))
+    if peer.is_worker and leader.coordinator is not None:
+        leases = tuple(leader.coordinator.ledger.leases.get(peer.index, ()))
     return TaskStatus(
         role=peer.role,
         index=peer.index,
         state=_state(leader, peer),
         incarnation=peer.incarnation,
-        step=step,
+        step=_step(peer),
         silent_s=peer.silent_s,
         leases=leases,
         loss=peer.loss,
         process=peer.process,
         metrics=peer.metrics,
         lanes=peer.lanes or ("" if peer.role == Role.PS else peer.lane),
-        facts=peer.facts,
+        nbytes=peer.report.nbytes if peer.report is not None else 0,
     )
+
+
+def _step(peer: Peer) -> int:
+    if peer.is_worker:
+        return max(peer.received, 0)
+    return peer.report.version if peer.report is not None else peer.saved_step
 
 
 def _state(leader: Leader, peer: Peer) -> State:

@@ -35,7 +35,7 @@ class ParameterServerExchange:
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way; 0 asks to be let in
         self._overlap: Overlap | None = None
-        self.is_parked = False
+        self.is_finished = False  # told to stop, and answered by all shards
 
     async def join(self) -> Membership:
         """Begin a new life at every ps, agree on lanes, and wait to be let in.
@@ -43,7 +43,7 @@ class ParameterServerExchange:
         Raises:
             RefusedError, PeerLostError, ConfigError: some ps, or the lane to it, is not to be had.
         """
-        self.is_parked, self._sequence = False, 0
+        self.is_finished, self._sequence = False, 0
         self._lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
         self._sources = [self._source(lane) for lane in self._lanes]
         layouts = self._actor.job.layouts(len(self._links))
@@ -95,7 +95,7 @@ class ParameterServerExchange:
             FencedError: some ps has a new life, and may need this worker again.
             PeerLostError: some ps is given up.
         """
-        self.is_parked = True
+        self.is_finished = True
         reason = "the job is complete; the chief has not ended it yet"
         with self._actor.waits.on(self._links[0].peer, reason):
             while True:

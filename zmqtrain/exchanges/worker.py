@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.coordination.membership import PARKED
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.training.trainer import Trainer
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Shutdown
+from zmqtrain.wire.messages import Heartbeat, Shutdown
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ class Worker(JobActor):
         self._exchange: ParameterServerExchange | None = None
         self._trainer: Trainer | None = None
         self._shutdown: Shutdown | None = None
-        self.report = self._facts
         self.on(Shutdown, self._on_shutdown)
 
     def ready(self) -> tuple[bool, str]:
@@ -70,7 +69,6 @@ class Worker(JobActor):
             self._shutdown = message
             self.stop(message.exit_code)
 
-    def _facts(self) -> dict[str, float]:
-        steps = self._trainer.steps if self._trainer is not None else 0
-        is_parked = self._exchange is not None and self._exchange.is_parked
-        return {"step": float(steps), PARKED: float(is_parked)}
+    def heartbeat(self) -> Heartbeat:
+        is_finished = self._exchange is not None and self._exchange.is_finished
+        return replace(super().heartbeat(), finished=is_finished)

@@ -48,9 +48,6 @@ class Direction(Protocol):
     def switched(self, spec: str) -> None:
         """The policy is another from this order on."""
 
-    def heard(self, peer: Peer) -> None:
-        """A heartbeat came, with a task's waits and facts."""
-
     def joined(self, peer: Peer) -> None:
         """A task has a new life."""
 

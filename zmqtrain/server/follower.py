@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.coordination.membership import ORDERS, Peer
+from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
@@ -27,6 +27,7 @@ from zmqtrain.wire.messages import (
     Push,
     ShardFailed,
     ShardFile,
+    ShardReport,
     ShardWritten,
 )
 
@@ -47,9 +48,8 @@ class Follower:
         self._coordinated = make_policy(self.policy).coordinated
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(ps.shard.segment)
-        self._stuck = False  # the update rule refused
+        self._failure = ""  # why the update rule refused
         self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
-        ps.report = self._report_facts
         ps.on(Orders, self._on_orders)
         ps.spawn(self._follow())
 
@@ -60,17 +60,16 @@ class Follower:
             await asyncio.sleep(self.ps.timing.heartbeat_s)
             if self.link.fenced:  # the leader has a new life
                 await join_all(self.ps, [self.link])
+            self._report_shard()
             if self._coordinated and self.ps.initialised:
                 for worker, pending in self.ps.pending.items():
-                    self._report(worker, pending)  # the first report may have been lost
+                    self._report_push(worker, pending)  # the first report may have been lost
 
-    def _report_facts(self) -> dict[str, float]:
-        return {
-            ORDERS: float(self.ps.shard.segment.words[segment_layout.ORDERS]),
-            "step": float(self.ps.shard.version),
-            "stuck": float(self._stuck),
-            "bytes": float(self.ps.shard.layout.nbytes),
-        }
+    def _report_shard(self) -> None:
+        shard = self.ps.shard
+        orders = shard.segment.words[segment_layout.ORDERS]
+        nbytes = shard.layout.nbytes
+        self.link.tell(ShardReport(orders, shard.version, nbytes, self._failure))
 
     # Direction
 
@@ -91,9 +90,6 @@ class Follower:
         self.policy = spec
         self._journal.begin(spec.encode())
 
-    def heard(self, peer: Peer) -> None:
-        """Nothing follows from it."""
-
     def joined(self, peer: Peer) -> None:
         """The leader says what follows from it."""
 
@@ -110,14 +106,14 @@ class Follower:
         if self._is_free(worker, pending):
             self._carry_out(self._at_once(worker, pending))
         else:
-            self._report(worker, pending)
+            self._report_push(worker, pending)
 
     def applied(self, applied: Applied) -> None:
         """The leader keeps the figures."""
 
     def cannot_update(self, error: ConfigError) -> None:
         log.error("%s", error)
-        self._stuck = True  # the leader hears of it, and the chief saves what was learned
+        self._failure = str(error)  # the leader hears of it, and the chief saves what was learned
 
     def written(self, directory: str, file: ShardFile) -> None:
         self.ps.spawn(self._tell_of_file(ShardWritten(directory, file)))
@@ -153,7 +149,9 @@ class Follower:
             return [release]
         return [Order("apply", (worker,)), release]
 
-    def _report(self, worker: int, pending: Pending) -> None:
+    def _report_push(self, worker: int, pending: Pending) -> None:
+        if not pending.sequence:
+            return  # a pull needs no agreement
         arrived = Arrived(worker, pending.incarnation, pending.sequence, pending.finite)
         self.link.tell(arrived)
 
@@ -173,7 +171,7 @@ class Follower:
             self.ps.executor.after_orders(partial(self._after_switch, held))
 
     def _after_switch(self, held: Sequence[tuple[int, Pending]]) -> None:
-        self.link.tell(self.ps.heartbeat())  # the leader waits to hear that it is known here
+        self._report_shard()  # the leader waits to hear that it is known here
         # What was released meanwhile has its orders already.
         self._decide_held([each for each in held if not self._is_released(*each)])
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from functools import partial
-from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.coordination.membership import ORDERS, Peer, Peers
+from zmqtrain.coordination.membership import Peer, Peers
 from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.observe.logs import StateLogger
@@ -62,7 +61,7 @@ from zmqtrain.wire.messages import (
 )
 
 FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye still live
-MAX_WAITS, MAX_FACTS = 16, 32  # of one task, that are told of in the status
+MAX_WAITS = 16  # of one task, that are told of in the status
 
 log = logging.getLogger(__name__)
 
@@ -267,11 +266,7 @@ class ParameterServer(JobActor):
     def _on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
         peer = self.peers.member(request)
         peer.waits = beat.waits[:MAX_WAITS]
-        facts = list(beat.facts.items())[:MAX_FACTS]
-        peer.facts = {name: fact for name, fact in facts if isfinite(fact)}
-        if request.envelope.generation != self.generation:
-            peer.facts.pop(ORDERS, None)  # it counts those of another generation
-        self.direction.heard(peer)
+        peer.finished, peer.saved_step = beat.finished, beat.saved_step
         request.reply(Alive(peer.received, peer.answered))
         if self.shutdown is not None and peer.is_worker:
             request.tell(self.shutdown)  # it was lost, or the worker has joined since

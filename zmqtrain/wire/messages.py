@@ -8,7 +8,7 @@ line connect to it. ps 0, the *leader*, takes the decisions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 PROTOCOL_VERSION = 6
@@ -185,10 +185,15 @@ class Wait:
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Sent over every link once a second. ``facts``: figures that the peer may need."""
+    """Sent over every link once a second.
+
+    ``finished``: a worker was told to stop, and every shard has answered all that it pushed.
+    ``saved_step``: of the chief's last checkpoint.
+    """
 
     waits: tuple[Wait, ...] = ()
-    facts: dict[str, float] = field(default_factory=dict)
+    finished: bool = False
+    saved_step: int = 0
 
 
 @dataclass(slots=True)
@@ -202,12 +207,26 @@ class Alive:
 
 @dataclass(slots=True)
 class Arrived:
-    """Other ps to leader: this worker's push (or pull, sequence 0) lies ready here."""
+    """Other ps to leader: this worker's push lies ready here."""
 
     worker: int
     incarnation: int
     sequence: int
     finite: bool
+
+
+@dataclass(slots=True)
+class ShardReport:
+    """Other ps to leader, once a heartbeat and after a switch: how far this shard is.
+
+    ``orders``: number of the last order of this generation that was carried out. ``nbytes``: of its
+    parameters. ``failure``: why it cannot update them, "" if it can.
+    """
+
+    orders: int
+    version: int
+    nbytes: int
+    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -355,7 +374,7 @@ class TaskStatus:
     process: str
     metrics: str
     lanes: str  # to each ps: memory, shm or tcp
-    facts: dict[str, float] = field(default_factory=dict)
+    nbytes: int = 0  # of a ps's parameters
 
     @property
     def task(self) -> str:
@@ -365,7 +384,11 @@ class TaskStatus:
 
 @dataclass(slots=True)
 class Status:
-    """The whole job as the leader sees it. ``event`` rises when the chief has to act."""
+    """The whole job as the leader sees it. ``event`` rises when the chief has to act.
+
+    ``all_delivered``: every shard has carried out all orders, and every worker that was told to
+    stop has been answered by all shards. So nothing that was decided is under way.
+    """
 
     event: int
     initialised: bool
@@ -376,6 +399,7 @@ class Status:
     stop: str  # why the job needs no more gradients, "" while it does
     failure: str  # why the job must end in failure, "" if it need not
     failure_code: int  # the exit code for it
+    all_delivered: bool
     save_wanted: bool
     seconds: float  # from the first to the last push
     steps_per_second: float
@@ -389,7 +413,7 @@ class Status:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
-    | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | Orders
-    | SwitchPolicy | RequestSave | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close
-    | Shutdown | GetStatus | Status
+    | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | ShardReport
+    | Orders | SwitchPolicy | RequestSave | SaveEnded | Save | ShardWritten | ShardFailed | Saved
+    | Close | Shutdown | GetStatus | Status
 )  # fmt: skip
