@@ -28,10 +28,10 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import Transport
+from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys
 from zmqtrain.transport.memory import MemoryTransport
-from zmqtrain.transport.router_dealer import ZmqTransport
 
 LANES = (*options.LANES, "memory")
 DEVICES = ("cpu", "gpu")
@@ -80,7 +80,7 @@ async def _run(
         memory = MemoryTransport()
 
         def transport(config: TaskConfig) -> Transport:
-            made = memory if config.lane == "memory" else ZmqTransport(config.security)
+            made = memory if config.lane == "memory" else TransportByAddress(config.security)
             stack.callback(made.close)
             return made
 

@@ -1,10 +1,9 @@
 """A network in memory that delays, loses, repeats and reorders messages, and comes apart.
 
-Its connections behave as ZeroMQ's do: a connected end keeps messages until somebody listens; when
-a connection breaks, what is on its way is lost and the listener knows the next one by another
-name. So do shortcuts, but that an end of theirs is not connected again. What the weather does
-beyond that (single messages lost, repeated or overtaken) no connection would do; the tasks should
-bear it all the same.
+Its connections behave as all do: a connected end keeps messages until somebody listens; when a
+connection breaks, what is on its way is lost and the listener knows the next one by another name.
+What the weather does beyond that (single messages lost, repeated or overtaken) no connection would
+do; the tasks should bear it all the same.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from simulation.rules import Rule
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
+    OnFailure,
     OnMessage,
-    OnTrouble,
     RoutingId,
     UnreachableError,
-    ignore_trouble,
 )
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import decode
@@ -113,6 +111,9 @@ class SimulatedEnd:
         else:
             self.network.carry(connection, _copied(frames), up=True)
 
+    def on_failure(self, callback: OnFailure) -> None:
+        """Nobody is refused here."""
+
     def close(self, *, discard: bool = False) -> None:
         """Stop receiving; what is on its way still arrives, ``discard`` or not."""
         if not self.is_closed:
@@ -123,21 +124,6 @@ class SimulatedEnd:
     def vanish(self) -> None:
         self.close()
         self.network.lose(self.connection)
-
-
-class SimulatedShortcut(SimulatedEnd):
-    """The connected end of a shortcut, which is told when its connection breaks."""
-
-    def __init__(self, network: Network, process: Process, address: str) -> None:
-        super().__init__(network, process, address)
-        self._on_trouble: OnTrouble = ignore_trouble
-
-    def tell(self, on_trouble: OnTrouble) -> None:
-        self._on_trouble = on_trouble
-
-    def broken(self) -> None:
-        if not self.is_closed:
-            self._on_trouble(f"{self.address} has ended", True)
 
 
 class SimulatedListener:
@@ -164,6 +150,9 @@ class SimulatedListener:
         if connection.under_way[False] >= self.high_water_mark:
             raise UnreachableError(f"{self.high_water_mark} messages wait for {peer!r}")
         self.network.carry(connection, _copied(frames), up=False)
+
+    def on_failure(self, callback: OnFailure) -> None:
+        """Nobody is refused here."""
 
     def close(self, *, discard: bool = False) -> None:
         """Stop receiving and give the address up; what is on its way still arrives.
@@ -220,19 +209,6 @@ class SimulatedTransport:
         self._endpoints.append(end)
         return end
 
-    def offer_shortcut(self, name: str) -> SimulatedListener:
-        try:
-            return self.bind(_shortcut(name))
-        except ConfigError as error:
-            raise UnreachableError(str(error)) from None
-
-    def take_shortcut(self, name: str) -> SimulatedShortcut:
-        if not self._network.is_listened(_shortcut(name)):
-            raise UnreachableError(f"nobody listens at {_shortcut(name)}")
-        end = SimulatedShortcut(self._network, self._process, _shortcut(name))
-        self._endpoints.append(end)
-        return end
-
     def close(self) -> None:
         for endpoint in self._endpoints:
             endpoint.close()
@@ -285,9 +261,6 @@ class Network:
         self._listeners[address] = listener
         return listener
 
-    def is_listened(self, address: str) -> bool:
-        return address in self._listeners
-
     def connected(self, end: SimulatedEnd) -> Connection:
         connection = Connection(end, self._new_name())
         self._connections.append(connection)
@@ -318,8 +291,6 @@ class Network:
         connection.life += 1
         connection.under_way = {True: 0, False: 0}
         connection.last_at = {True: 0.0, False: 0.0}
-        if isinstance(connection.end, SimulatedShortcut):
-            self._loop.call_soon(connection.end.broken, context=connection.end.process.context)
 
     def carry(self, connection: Connection, frames: Frames, *, up: bool) -> None:
         """Send a message on its way, to the listener (``up``) or from it."""
@@ -432,10 +403,6 @@ class Network:
 
     def _new_name(self) -> RoutingId:
         return b"%d" % next(self._numbers)
-
-
-def _shortcut(name: str) -> str:
-    return f"shortcut {name}"
 
 
 def _copied(frames: Sequence[Buffer]) -> Frames:

@@ -1,4 +1,4 @@
-"""Endpoints that tell of troubles, and peers with keys: what links and actors make of them."""
+"""Endpoints that tell of failures, and peers with keys: what links and actors make of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.transport.base import OnMessage, OnTrouble, RoutingId, UnreachableError
+from zmqtrain.transport.base import OnFailure, OnMessage, RoutingId, UnreachableError
 from zmqtrain.transport.gate import Key, KnownPeer
 from zmqtrain.transport.keys import Owner
 from zmqtrain.wire.buffers import Buffer
@@ -26,21 +26,21 @@ from zmqtrain.wire.messages import Done, GetStatus, Message, Push, Refusal
 PUSH = Push(1, 0, 7, 32, 0.5)
 
 
-class SelectiveEnd:
-    """An endpoint whose messages and troubles come from the test."""
+class ScriptedEnd:
+    """An endpoint whose messages and failures come from the test."""
 
     address = "tcp://ps-0:2222"
 
     def __init__(self) -> None:
         self.sent: list[tuple[RoutingId, Envelope]] = []
         self.deliver: OnMessage
-        self.trouble: OnTrouble
+        self.failure: OnFailure
 
     def start(self, on_message: OnMessage) -> None:
         self.deliver = on_message
 
-    def tell(self, on_trouble: OnTrouble) -> None:
-        self.trouble = on_trouble
+    def on_failure(self, callback: OnFailure) -> None:
+        self.failure = callback
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         if isinstance(peer, KnownPeer) and not peer.key.allowed:
@@ -51,14 +51,14 @@ class SelectiveEnd:
         pass
 
 
-class SelectiveTransport:
+class ScriptedTransport:
     def __init__(self) -> None:
-        self.end = SelectiveEnd()
+        self.end = ScriptedEnd()
 
-    def bind(self, address: str, high_water_mark: int = 64) -> SelectiveEnd:
+    def bind(self, address: str, high_water_mark: int = 64) -> ScriptedEnd:
         return self.end
 
-    def connect(self, address: str) -> SelectiveEnd:
+    def connect(self, address: str) -> ScriptedEnd:
         return self.end
 
     def close(self) -> None:
@@ -66,24 +66,24 @@ class SelectiveTransport:
 
 
 @pytest.fixture
-def end() -> SelectiveEnd:
-    return SelectiveEnd()
+def end() -> ScriptedEnd:
+    return ScriptedEnd()
 
 
 @pytest.fixture
-async def link(end: SelectiveEnd) -> AsyncIterator[Link]:
+async def link(end: ScriptedEnd) -> AsyncIterator[Link]:
     link = Link("ps 0", end, Client(3, 60.0))
     yield link
     link.close()
 
 
 async def test_end_that_is_not_let_in_fails_every_request_with_the_reason(
-    link: Link, end: SelectiveEnd
+    link: Link, end: ScriptedEnd
 ) -> None:
     under_way = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked"))
     silence = asyncio.ensure_future(link.silence())
     await asyncio.sleep(0)
-    end.trouble("it does not let in the key of worker 3", True)
+    end.failure("it does not let in the key of worker 3", True)
     for waiting in (under_way, silence, link.request(GetStatus(), reason="again")):
         with pytest.raises(RefusedError) as caught:
             await waiting
@@ -93,12 +93,12 @@ async def test_end_that_is_not_let_in_fails_every_request_with_the_reason(
 
 
 async def test_passing_trouble_is_logged_once_and_explains_a_deadline(
-    link: Link, end: SelectiveEnd, caplog: pytest.LogCaptureFixture
+    link: Link, end: ScriptedEnd, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked", timeout_s=0.05))
     await asyncio.sleep(0)
     for _ in range(3):
-        end.trouble("it breaks off every connection at once", False)
+        end.failure("it breaks off every connection at once", False)
     with pytest.raises(PeerLostError, match=r"0\.05 s .*: it breaks off every connection at once"):
         await asked
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -110,7 +110,7 @@ async def test_passing_trouble_is_logged_once_and_explains_a_deadline(
 class Ps(Actor):
     """Takes pushes, and notes whose."""
 
-    def __init__(self, transport: SelectiveTransport) -> None:
+    def __init__(self, transport: ScriptedTransport) -> None:
         super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), Timing())
         self.on(Push, self._take)
         self.on(GetStatus, self._take)
@@ -126,7 +126,7 @@ class Ps(Actor):
 
 @pytest.fixture
 def ps() -> Ps:
-    ps = Ps(SelectiveTransport())
+    ps = Ps(ScriptedTransport())
     ps.listen("tcp://ps-0:2222")
     return ps
 
@@ -189,5 +189,5 @@ async def test_peer_without_a_key_is_taken_at_its_word(ps: Ps) -> None:
 async def test_everyone_who_is_turned_away_is_counted(ps: Ps) -> None:
     end: Any = ps.transport.end
     for _ in range(3):
-        end.trouble("someone came without a key", False)
+        end.failure("someone came without a key", False)
     assert turned_away(ps) == 3

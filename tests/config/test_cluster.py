@@ -49,6 +49,7 @@ def test_without_a_chief_worker_0_hosts_it(chief: bool, host: str) -> None:
         ("[::1]:2222", "[::1]:2222"),
         ("[FE80:0:0::1]:2222", "[fe80::1]:2222"),
         ("ipc:///tmp/ps-0", "ipc:///tmp/ps-0"),
+        ("unix:///tmp/ps-0", "ipc:///tmp/ps-0"),
     ],
 )
 def test_address_has_one_spelling(text: str, canonical: str) -> None:
@@ -104,7 +105,7 @@ def test_wrong_address_is_refused_with_a_reason(text: str, sentence: str) -> Non
 def test_ipc_address_without_a_path_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         canonical_address("ipc://")
-    assert str(caught.value) == ("address 'ipc://' has no path; expected ipc:///path/to/socket")
+    assert str(caught.value) == ("address 'ipc://' has no path; expected unix:///path/to/socket")
 
 
 HOSTS = st.one_of(

@@ -145,18 +145,6 @@ def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> N
     assert f"pushes {STEPS} applied" in tasks[1].output
 
 
-@pytest.mark.parametrize(("lane", "shortcuts"), [("auto", 1), ("tcp", 0)])
-def test_worker_on_the_host_of_its_ps_pushes_by_a_shortcut(
-    stage: Stage, lane: str, shortcuts: int
-) -> None:
-    cluster = stage.cluster(stage.job("level_job", steps=STEPS))
-    worker = cluster.start("worker", 0, "--lane", lane)
-    tasks = [worker, cluster.start("ps"), cluster.start("chief")]
-    assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-    assert len(worker.lines("pushes to ps 0 take a shortcut")) == shortcuts, str(worker)
-    assert f"pushes {STEPS} applied" in tasks[-1].output
-
-
 def test_segment_of_a_killed_ps_stays_until_it_is_cleaned_away(stage: Stage) -> None:
     cluster = stage.cluster(stage.job())
     ps = cluster.start("ps")

@@ -60,11 +60,6 @@ def test_killed_ps_goes_on_where_it_was(
             assert clean.summary()["removed"] == 0
         servers[index] = cluster.start("ps", index, "--lane", lane)
         servers[index].until_line("this ps was killed at version .* of generation 1")
-    if lane == "shm":
-        stage.until(
-            lambda: all(len(worker.lines("take a shortcut")) > ps for worker in workers),
-            "shortcuts to the new lives",
-        )
     stage.open_gate()
 
     assert [task.exit_code() for task in [chief, *workers, *servers]] == [0] * (3 + ps), (

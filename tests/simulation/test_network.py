@@ -182,42 +182,6 @@ def test_broken_connection_loses_what_is_on_its_way_and_is_made_again() -> None:
     assert "lost" in world.fates
 
 
-@pytest.mark.parametrize("broken_by", ["break", "close", "vanish"])
-def test_end_of_a_shortcut_is_told_when_it_breaks_and_is_not_connected_again(
-    broken_by: str,
-) -> None:
-    world = World(CALM)
-    told: list[tuple[str, bool]] = []
-
-    async def main() -> None:
-        with pytest.raises(UnreachableError):
-            world.at_client.take_shortcut("s")
-        listener = world.at_server.offer_shortcut("s")
-        with pytest.raises(UnreachableError):
-            world.at_server.offer_shortcut("s")
-        listener.start(lambda peer, frames: listener.send(frames, peer))
-        left, end = (world.at_client.take_shortcut("s") for _ in range(2))
-        for shortcut in (left, end):
-            shortcut.start(lambda _, frames: world.answers.append((0, bytes(frames[0]))))
-            shortcut.tell(lambda text, is_final: told.append((text, is_final)))
-        left.close()
-        end.send([b"1"])
-        await asyncio.sleep(1)
-        assert (numbers(world), told) == ([1], [])
-        match broken_by:
-            case "break":
-                world.network.break_connections("worker 0")
-            case "close":
-                listener.close()
-            case "vanish":
-                world.at_server.vanish()
-        await asyncio.sleep(1)
-        end.close()
-
-    world.run(main())
-    assert told == [("shortcut s has ended", True)]
-
-
 def test_listener_does_not_reach_a_peer_by_the_name_of_its_broken_connection() -> None:
     world = World(CALM)
     peers: list[bytes] = []

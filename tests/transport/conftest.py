@@ -25,6 +25,7 @@ from zmqtrain.transport.base import (
     Transport,
     UnreachableError,
 )
+from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys, read_registry
 from zmqtrain.transport.memory import MemoryTransport
@@ -72,7 +73,7 @@ class Lane:
 
     def free(self) -> str:
         """An address that anyone can bind."""
-        return self.unused() if self.kind == "ipc" else "tcp://127.0.0.1:0"
+        return self.unused() if self.kind == "unix" else "tcp://127.0.0.1:0"
 
     def bind(self, address: str | None = None, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         address = self.free() if address is None else address
@@ -167,7 +168,7 @@ class Keyed:
         endpoint, inbox, troubles = transport.bind("tcp://127.0.0.1:0"), Inbox(), Troubles()
         self.servers[endpoint.address] = Owner("ps")
         endpoint.start(inbox)
-        endpoint.tell(troubles)
+        endpoint.on_failure(troubles)
         return endpoint, inbox, troubles
 
     def peer(
@@ -178,7 +179,7 @@ class Keyed:
         transport = self.transport(Security(owner, known, servers=self.servers))
         endpoint, inbox, troubles = transport.connect(address), Inbox(), Troubles()
         endpoint.start(inbox)
-        endpoint.tell(troubles)
+        endpoint.on_failure(troubles)
         return endpoint, inbox, troubles
 
     def other_directory(self, name: str, owner: Owner) -> Path:
@@ -219,9 +220,9 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
         addresses = {
             "memory": (f"tcp://127.0.0.1:{port}" for port in itertools.count(2000)),
             "tcp": unused_ports(),
-            "ipc": (f"ipc://{directory}/{number}" for number in itertools.count()),
+            "unix": (f"unix://{directory}/{number}" for number in itertools.count()),
         }[kind]
-        transport = MemoryTransport() if kind == "memory" else ZmqTransport()
+        transport = MemoryTransport() if kind == "memory" else TransportByAddress()
         lane = Lane(kind, transport, addresses)
         made = lane.made
         yield lane
@@ -252,7 +253,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[Keyed]:
     assert stray == []
 
 
-@pytest.fixture(params=["memory", "tcp", "ipc"])
+@pytest.fixture(params=["memory", "tcp", "unix"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[Lane]:
     async for lane in lane_of(request.param):
         yield lane
@@ -265,8 +266,8 @@ async def tcp() -> AsyncIterator[Lane]:
 
 
 @pytest.fixture
-async def ipc() -> AsyncIterator[Lane]:
-    async for lane in lane_of("ipc"):
+async def unix() -> AsyncIterator[Lane]:
+    async for lane in lane_of("unix"):
         yield lane
 
 

@@ -260,7 +260,7 @@ async def test_listener_tells_the_address_at_which_it_is_reached(lane: Lane) -> 
     listener, inbox = lane.listen(lane.free())
     other, _ = lane.listen(lane.free())
     assert listener.address != other.address
-    if lane.kind != "ipc":
+    if lane.kind != "unix":
         assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d+", listener.address)
     peer, _ = lane.peer(listener.address)
     assert peer.address == listener.address

@@ -45,7 +45,7 @@ class Watched:
         self.now_s = 0.0
         self.watch = PeerWatch(self.events, "tcp://ps:1", mechanism, "the key of worker 3")
         self.watch.start()
-        self.watch.tell(lambda text, is_final: self.told.append((text, is_final)))
+        self.watch.on_failure(lambda text, is_final: self.told.append((text, is_final)))
 
         async def mechanism_at(endpoint: str, own: str) -> str | None:
             self.asked += 1

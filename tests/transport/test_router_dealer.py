@@ -17,7 +17,8 @@ import pytest
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
 from zmqtrain.transport.base import UnreachableError
-from zmqtrain.transport.router_dealer import MAX_FRAME_NBYTES, ZmqTransport
+from zmqtrain.transport.framing import MAX_FRAME_NBYTES
+from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
 
 Lane = Any  # of conftest.py
@@ -181,7 +182,6 @@ transport.close()
     ("address", "reason"),
     [
         ("tcp://192.0.2.1:5555", "Cannot assign requested address"),
-        ("ipc:///nonexistent/directory/ps", "No such file or directory"),
     ],
 )
 async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
@@ -195,16 +195,6 @@ async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
         f"cannot listen at {address}: {reason}. Another ps may be running there; end it, or "
         "choose another address (--ps, --base-port)"
     )
-
-
-async def test_unix_socket_that_nobody_serves_is_bound_again(ipc: Lane) -> None:
-    address = ipc.unused()
-    with socket.socket(socket.AF_UNIX) as crashed:
-        crashed.bind(address.removeprefix("ipc://"))
-    _, inbox = ipc.listen(address)
-    peer, _ = ipc.peer(address)
-    peer.send([b"hello"])
-    assert await inbox.first(1) == [[b"hello"]]
 
 
 async def test_ipv6_addresses_are_served(tcp: Lane) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from zmqtrain.actors.link import Link
@@ -25,7 +26,6 @@ from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     Endpoint,
     RoutingId,
-    Selective,
     Transport,
     UnreachableError,
 )
@@ -177,17 +177,12 @@ class Actor:
         return True
 
     def listen(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
-        """Bind ``address`` and dispatch what arrives there."""
+        """Bind ``address`` and dispatch what arrives there, until the actor ends."""
         endpoint = self.transport.bind(address, high_water_mark)
-        self.serve(endpoint)
-        return endpoint
-
-    def serve(self, endpoint: Endpoint) -> None:
-        """Dispatch what arrives at an endpoint that listens, until the actor ends."""
         self._listeners.append(endpoint)
-        endpoint.start(lambda peer, frames: self._receive(endpoint, peer, frames))
-        if isinstance(endpoint, Selective):
-            endpoint.tell(lambda text, _: self._turned_away(text))
+        endpoint.start(partial(self._receive, endpoint))
+        endpoint.on_failure(lambda text, _: self._turned_away(text))
+        return endpoint
 
     def link(self, peer: Task, address: str) -> Link:
         """Connect to a ps and keep up a pulse with it."""

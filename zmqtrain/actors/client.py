@@ -12,7 +12,7 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint
-from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Heartbeat, Message
@@ -57,7 +57,7 @@ def ask(
 async def _ask(
     endpoint: str, message: Message, timeout_s: float, security: Security | None
 ) -> Message:
-    transport = ZmqTransport(security, linger_ms=0)  # what was not answered needs not be sent
+    transport = TransportByAddress(security, linger_s=0)  # what was not answered needs not be sent
     link = Link("ps 0", transport.connect(endpoint), Client(os.getpid(), timeout_s))
     try:
         reply = await link.request(message, reason="", timeout_s=timeout_s)

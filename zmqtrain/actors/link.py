@@ -3,8 +3,6 @@
 Every request has a reason that can be shown and ends by a reply, a refusal, its deadline, or the
 silence of the peer. What was lost on the way is sent again: pushes when the peer's answer to a
 heartbeat shows that it never saw them (or that its reply was lost), everything else periodically.
-
-Where there is a shortcut to the peer, pulls, pushes and heartbeats go by it, in one order.
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from zmqtrain.actors.outstanding import UNKNOWN, OnPiece, Outstanding
-from zmqtrain.actors.shortcut import Shortcut
 from zmqtrain.actors.waits import Waits
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.transport.base import Endpoint, RoutingId, Selective, UnreachableError
+from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import Chunks
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
@@ -73,7 +70,6 @@ class Link:
         self.lost: ZmqTrainError | None = None
         self._trouble = ""  # why no connection comes about, as far as it is known
         self.window_nbytes = 0  # chunks that may be under way, unconfirmed
-        self.shortcut = Shortcut(peer, self._receive)
         self._gone = asyncio.Event()
         self._owner = owner
         self._waits = owner.waits
@@ -83,8 +79,7 @@ class Link:
         self._beats: deque[int] = deque(maxlen=BEATS)  # request ids of the last heartbeats
         self.heard_at: float | None = None
         endpoint.start(self._receive)
-        if isinstance(endpoint, Selective):
-            endpoint.tell(self._on_trouble)
+        endpoint.on_failure(self._on_failure)
 
     async def request(
         self,
@@ -133,8 +128,6 @@ class Link:
         """
         if self.lost is not None:
             raise self.lost
-        if self.shortcut.is_sought and sequence is not None:
-            self.shortcut.take()  # one push after the other, so it overtakes none
         loop = asyncio.get_running_loop()
         self._last_id += 1
         sender, generation = self._owner.identify()
@@ -199,7 +192,6 @@ class Link:
         """Send heartbeats, resend what was lost, give up a silent peer. Runs until cancelled."""
         while True:
             if self.joined:
-                self.shortcut.seek()
                 self._pulse()
             timing, before = self._owner.timing, time.monotonic()
             await asyncio.sleep(timing.heartbeat_s)
@@ -238,7 +230,6 @@ class Link:
         self._beats.clear()
 
     def close(self) -> None:
-        self.shortcut.close()
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         self.endpoint.close(discard=self.heard_at is None)  # or its end waits for who never came
 
@@ -247,7 +238,7 @@ class Link:
         self._beats.append(self._last_id)
         sender, generation = self._owner.identify()
         beat = Envelope(self._owner.heartbeat(), sender, self._last_id, generation)
-        self._try_send(beat, by_shortcut=True)
+        self._try_send(beat)
 
     def _review(self, outstanding: Outstanding, now: float) -> None:
         if not outstanding.told and now - outstanding.asked_at > PATIENCE_S:
@@ -284,14 +275,11 @@ class Link:
             outstanding.untaken_nbytes += nbytes
         if outstanding.is_known and not outstanding.is_sent:
             outstanding.is_sent = True
-            self._try_send(whole, by_shortcut=outstanding.sequence is not None)
+            self._try_send(whole)
 
-    def _try_send(self, envelope: Envelope, *, by_shortcut: bool = False) -> None:
-        """Send an envelope, by the shortcut if that is wanted and possible."""
+    def _try_send(self, envelope: Envelope) -> None:
         frames = encode(envelope)
         self._metrics.bytes_sent.inc(sum(map(len, frames)))
-        if by_shortcut and self.shortcut.send(frames):
-            return
         try:
             self.endpoint.send(frames)
         except UnreachableError as error:
@@ -383,7 +371,7 @@ class Link:
                 )
             )
 
-    def _on_trouble(self, text: str, is_final: bool) -> None:
+    def _on_failure(self, text: str, is_final: bool) -> None:
         """The connection does not come about; if that is final, so is the link's end."""
         where = f"{self.peer} at {self.endpoint.address}"
         if is_final:

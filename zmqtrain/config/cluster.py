@@ -15,6 +15,7 @@ from zmqtrain.errors import ConfigError
 MAX_PORT = 65535
 MAX_TASKS = 100_000  # of one role
 IPC = "ipc://"
+UNIX = "unix://"  # the same
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
@@ -113,16 +114,18 @@ def parse_address(text: str) -> Address:
 def canonical_address(text: str) -> str:
     """Return the one way to write an address, so that equal ones compare equal.
 
-    ``ipc://path`` (a Unix socket, for a cluster on one host) is left as it is.
+    ``unix:///path`` (a socket for a cluster on one host) may also be written ``ipc:///path``.
 
     Raises:
-        ConfigError: see :func:`parse_address`; or an ``ipc://`` without a path.
+        ConfigError: see :func:`parse_address`; or there is no path.
     """
     text = text.strip()
+    if text.startswith(UNIX):
+        text = IPC + text.removeprefix(UNIX)
     if not text.startswith(IPC):
         return str(parse_address(text))
     if text == IPC:
-        raise ConfigError(f"address {text!r} has no path; expected ipc:///path/to/socket")
+        raise ConfigError(f"address {text!r} has no path; expected unix:///path/to/socket")
     return text
 
 

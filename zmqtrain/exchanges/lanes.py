@@ -15,7 +15,6 @@ import numpy as np
 
 from zmqtrain.actors.joining import Joined
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.shortcuts import shorten
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import (
     ConfigError,
@@ -81,11 +80,9 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
     size = actor.job.layouts(actor.shards)[shard].size
-    joined.link.shortcut.close()
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached
-        shorten(actor, joined.link, segment)
         try:
             return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
         except SegmentError as error:

@@ -37,7 +37,7 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.store.claim import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
-from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.wire.messages import Status
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
@@ -125,7 +125,7 @@ async def run_processes(
         if fork_server is None:
             fork_server = ForkServer()
             stack.callback(fork_server.close)
-        transport = ZmqTransport()
+        transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = Chief(config, job, transport, on_progress)

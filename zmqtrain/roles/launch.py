@@ -34,7 +34,7 @@ from zmqtrain.roles.hosting import (
 )
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
-from zmqtrain.transport.router_dealer import ZmqTransport
+from zmqtrain.transport.by_address import TransportByAddress
 
 log = logging.getLogger(__name__)
 
@@ -136,11 +136,11 @@ async def _serve(config: TaskConfig, job: Job) -> int:
     if config.hosts_chief:
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
         # A transport for each actor: each has a key of its own.
-        actors.append(Chief(as_chief, job, ZmqTransport(as_chief.security), ProgressLog()))
+        actors.append(Chief(as_chief, job, TransportByAddress(as_chief.security), ProgressLog()))
     if config.role is Role.PS:
-        actors.append(ParameterServer(config, job, ZmqTransport(config.security)))
+        actors.append(ParameterServer(config, job, TransportByAddress(config.security)))
     elif config.role is Role.WORKER:
-        actors.append(Worker(config, job, ZmqTransport(config.security)))
+        actors.append(Worker(config, job, TransportByAddress(config.security)))
     with contextlib.ExitStack() as stack:
         for actor in actors:
             stack.callback(actor.transport.close)

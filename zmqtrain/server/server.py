@@ -17,7 +17,6 @@ import numpy as np
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.link import PATIENCE_S
-from zmqtrain.actors.shortcuts import open_shortcut
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
@@ -114,7 +113,6 @@ class ParameterServer(JobActor):
         self._segment = segment
         self.shard = make_shard(self, layout, segment)
         self.marks = Marks(segment)
-        open_shortcut(self, segment, bound.address)
         tell_of_memory(self, bound.address)
         self.direction = Follower(self) if self.task.index else Leader(self)
         self.metrics.role_state.set("joining")

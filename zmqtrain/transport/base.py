@@ -8,7 +8,7 @@ never waits: what cannot be taken now is an error, and the request table above r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from zmqtrain.wire.buffers import Buffer
 
@@ -21,13 +21,13 @@ With keys it is a :class:`zmqtrain.transport.gate.KnownPeer`."""
 
 OnMessage: TypeAlias = Callable[[RoutingId, list[Buffer]], None]
 
-OnTrouble: TypeAlias = Callable[[str, bool], None]
-"""Told why another end does not get in here, or this one there, and whether it never will; also
-that a connection has ended which is not made again."""
+OnFailure: TypeAlias = Callable[[str, bool], None]
+"""Called with the reason why a connection was refused, here or at the other end, and whether it
+always will be."""
 
 
-def ignore_trouble(text: str, is_final: bool) -> None:
-    """An :data:`OnTrouble` for those who do not mind."""
+def ignore_failure(text: str, is_final: bool) -> None:
+    """An :data:`OnFailure` for those who do not mind."""
 
 
 COPIED_NBYTES = 1 << 16
@@ -65,6 +65,10 @@ class Endpoint(Protocol):
         """
         ...
 
+    def on_failure(self, callback: OnFailure) -> None:
+        """Call ``callback``, which must not raise, whenever a connection is refused."""
+        ...
+
     def close(self, *, discard: bool = False) -> None:
         """Stop delivering and release the address.
 
@@ -73,43 +77,9 @@ class Endpoint(Protocol):
         ...
 
 
-@runtime_checkable
-class Selective(Protocol):
-    """An endpoint that may turn others away, or be turned away or cut off."""
-
-    def tell(self, on_trouble: OnTrouble) -> None:
-        """Call ``on_trouble``, which must not raise, whenever that happens from now on."""
-        ...
-
-
-@runtime_checkable
-class HasShortcuts(Protocol):
-    """A transport with a shorter way between two processes of one host.
-
-    A shortcut takes messages of one frame that is not large, as
-    :func:`zmqtrain.transport.shortcut.fits` says. Its connected end is :class:`Selective`: it tells
-    when the other one is gone.
-    """
-
-    def offer_shortcut(self, name: str) -> Endpoint:
-        """Listen under a name.
-
-        Raises:
-            UnreachableError: that cannot be here.
-        """
-        ...
-
-    def take_shortcut(self, name: str) -> Endpoint:
-        """Connect to who listens under a name.
-
-        Raises:
-            UnreachableError: nobody does.
-        """
-        ...
-
-
 class Transport(Protocol):
-    """Makes endpoints. Addresses are ``tcp://host:port``; port 0 binds any free one."""
+    """Makes endpoints. An address begins with the scheme of its transport, as in
+    ``tcp://host:port``, where port 0 binds any free one, or ``unix:///path``."""
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         """Listen at ``address``, with up to so many messages on their way to each peer.

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from zmqtrain.transport.base import OnTrouble
+from zmqtrain.transport.base import OnFailure
 from zmqtrain.transport.gate import Gate, KnownPeer
 from zmqtrain.transport.handshake import ListenerWatch
 from zmqtrain.transport.zap import Doorkeeper
@@ -31,9 +31,9 @@ class Guard:
         self._doorkeeper.start()
         self._watch.start()
 
-    def tell(self, on_trouble: OnTrouble) -> None:
-        """Tell ``on_trouble`` of everyone who is turned away."""
-        self._doorkeeper.on_trouble = self._watch.on_trouble = on_trouble
+    def on_failure(self, callback: OnFailure) -> None:
+        """Call ``callback`` for everyone who is refused."""
+        self._doorkeeper.on_failure = self._watch.on_failure = callback
 
     def close(self) -> None:
         self._watch.close()

@@ -13,7 +13,7 @@ from collections import deque
 
 import zmq
 
-from zmqtrain.transport.base import Endpoint, OnTrouble, RoutingId, ignore_trouble
+from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, ignore_failure
 from zmqtrain.wire.buffers import Buffer
 
 BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
@@ -45,7 +45,7 @@ class ListenerWatch:
     def __init__(self, events: Endpoint) -> None:
         """``events`` delivers the messages of the listener's monitor."""
         self._events = events
-        self.on_trouble: OnTrouble = ignore_trouble
+        self.on_failure: OnFailure = ignore_failure
 
     def start(self) -> None:
         self._events.start(self._take)
@@ -57,7 +57,7 @@ class ListenerWatch:
         event, value = _parsed(frames)
         if event == _PROTOCOL:
             text = _TURNED_AWAY.get(value, "someone came who does not speak ZMTP")
-            self.on_trouble(text, False)
+            self.on_failure(text, False)
 
 
 class PeerWatch:
@@ -69,7 +69,7 @@ class PeerWatch:
         self._endpoint = endpoint
         self._mechanism = mechanism
         self._own_key = own_key
-        self._on_trouble: OnTrouble = ignore_trouble
+        self._on_failure: OnFailure = ignore_failure
         self._broken: deque[float] = deque(maxlen=BROKEN)
         self._explained = False  # why the present connection will end
         self._inquiry: asyncio.Task[None] | None = None
@@ -77,11 +77,11 @@ class PeerWatch:
     def start(self) -> None:
         self._events.start(self._take)
 
-    def tell(self, on_trouble: OnTrouble) -> None:
-        self._on_trouble = on_trouble
+    def on_failure(self, callback: OnFailure) -> None:
+        self._on_failure = callback
 
     def close(self) -> None:
-        self._on_trouble = ignore_trouble
+        self._on_failure = ignore_failure
         self._events.close()
         if self._inquiry is not None:
             self._inquiry.cancel()
@@ -92,7 +92,7 @@ class PeerWatch:
         if event == _SUCCEEDED:
             self._broken.clear()
         elif event == _AUTH and value == _DENIED:
-            self._on_trouble(
+            self._on_failure(
                 f"it does not let in {self._own_key}, which is not in its registry or was revoked; "
                 "look at zmqtrain keys list where it runs",
                 True,
@@ -114,9 +114,9 @@ class PeerWatch:
     async def _inquire(self) -> None:
         theirs = await mechanism_at(self._endpoint, self._mechanism)
         if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
-            self._on_trouble("it breaks off every connection at once", False)
+            self._on_failure("it breaks off every connection at once", False)
         else:
-            self._on_trouble(_REASONS.get((self._mechanism, theirs), _NO_PS), True)
+            self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), True)
 
     def _inquired(self, _: asyncio.Task[None]) -> None:
         self._inquiry = None

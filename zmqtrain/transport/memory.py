@@ -11,7 +11,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import HIGH_WATER_MARK, OnMessage, RoutingId, UnreachableError
+from zmqtrain.transport.base import (
+    HIGH_WATER_MARK,
+    OnFailure,
+    OnMessage,
+    RoutingId,
+    UnreachableError,
+)
 from zmqtrain.wire.buffers import Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
@@ -61,6 +67,9 @@ class MemoryEndpoint:
         waiting, self._waiting = self._waiting, []
         for frames in waiting:
             self._hub.forward(self._address, self._name, frames)
+
+    def on_failure(self, callback: OnFailure) -> None:
+        """Nobody is refused within a process."""
 
     def close(self, *, discard: bool = False) -> None:
         """``discard`` or not: what was sent has gone out, or nobody listens."""

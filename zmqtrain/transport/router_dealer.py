@@ -11,11 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from errno import EADDRINUSE, ECONNREFUSED, ENOENT
-from pathlib import Path
-from socket import AF_UNIX
-from socket import socket as PlainSocket
-from weakref import WeakSet
 
 import zmq
 
@@ -23,20 +18,20 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
     COPIED_NBYTES,
     HIGH_WATER_MARK,
+    OnFailure,
     OnMessage,
-    OnTrouble,
     RoutingId,
     UnreachableError,
 )
 from zmqtrain.transport.curve import secure_listener, secure_peer
+from zmqtrain.transport.framing import MAX_FRAME_NBYTES
 from zmqtrain.transport.gate import Gate, KnownPeer
 from zmqtrain.transport.guard import Guard
 from zmqtrain.transport.handshake import CURVE, NULL, ListenerWatch, PeerWatch, watch
 from zmqtrain.transport.security import Security
-from zmqtrain.transport.shortcut import ShortcutEndpoint, ShortcutListener
 from zmqtrain.transport.zap import ADDRESS as ZAP_ADDRESS
 from zmqtrain.transport.zap import Doorkeeper
-from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
+from zmqtrain.wire.buffers import Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
 WATCHDOG_S = 1.0
@@ -46,7 +41,6 @@ _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS, _READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
 
-MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
 HANDSHAKE_MS = 10_000
 UNHEARD_MS = 10_000  # twice the usual lease: a connection on which nothing gets through is given up
 
@@ -92,9 +86,9 @@ class ZmqEndpoint:
         if self._attendant is not None:
             self._attendant.start()
 
-    def tell(self, on_trouble: OnTrouble) -> None:
+    def on_failure(self, callback: OnFailure) -> None:
         if self._attendant is not None:
-            self._attendant.tell(on_trouble)
+            self._attendant.on_failure(callback)
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         socket = self._socket
@@ -189,7 +183,6 @@ class ZmqTransport:
         self._linger_ms = linger_ms
         self._context = zmq.Context()
         self._endpoints: set[ZmqEndpoint] = set()
-        self._shortcuts: WeakSet[ShortcutEndpoint | ShortcutListener] = WeakSet()
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
         self._security.check(address, listening=True)
@@ -202,8 +195,6 @@ class ZmqTransport:
             if guard is not None:
                 undo.callback(guard.close)
             try:
-                if _is_served(address):
-                    raise zmq.ZMQError(EADDRINUSE)
                 socket.bind(address)
             except zmq.ZMQError as error:
                 reason = zmq.strerror(error.errno or 0)
@@ -223,31 +214,20 @@ class ZmqTransport:
             undo.callback(socket.close, linger=0)
             if security.is_keyed(address):
                 secure_peer(socket, security.secret(), security.server_key(address))
-            attendant = self._watch(socket, address) if address.startswith("tcp://") else None
-            if attendant is not None:
-                undo.callback(attendant.close)
+            attendant = self._watch(socket, address)
+            undo.callback(attendant.close)
             try:
                 socket.connect(address)
             except zmq.ZMQError as error:
                 raise ConfigError(
                     f"cannot connect to {address}: {zmq.strerror(error.errno or 0)}; expected "
-                    "host:port, or ipc://path with a short path"
+                    "host:port"
                 ) from None
             undo.pop_all()
         return self._endpoint(socket, address, listening=False, attendant=attendant)
 
-    def offer_shortcut(self, name: str) -> ShortcutListener:
-        listener = ShortcutListener(name)
-        self._shortcuts.add(listener)
-        return listener
-
-    def take_shortcut(self, name: str) -> ShortcutEndpoint:
-        end = ShortcutEndpoint(name)
-        self._shortcuts.add(end)
-        return end
-
     def close(self) -> None:
-        for endpoint in (*self._endpoints, *self._shortcuts):
+        for endpoint in tuple(self._endpoints):
             endpoint.close()
         self._context.term()
 
@@ -313,13 +293,3 @@ class ZmqTransport:
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
         return socket
-
-
-def _is_served(address: str) -> bool:
-    """Whether someone listens at a Unix socket, which ZeroMQ would take over without a word."""
-    path = address.removeprefix("ipc://")
-    if path == address or not Path(path).is_socket():
-        return False
-    with PlainSocket(AF_UNIX) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(path) not in (ECONNREFUSED, ENOENT)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.transport.base import OnTrouble, RoutingId, UnreachableError, ignore_trouble
+from zmqtrain.transport.base import OnFailure, RoutingId, UnreachableError, ignore_failure
 from zmqtrain.transport.gate import Gate
 from zmqtrain.wire.buffers import Buffer
 
@@ -34,12 +34,12 @@ class Doorkeeper:
     def __init__(self, gate: Gate, listen: Callable[[], ZmqEndpoint]) -> None:
         """``listen`` makes the endpoint at which questions arrive; there can be one at a time.
 
-        ``on_trouble`` is told of everyone who is turned away.
+        ``on_failure`` is told of everyone who is turned away.
         """
         self._gate = gate
         self._listen = listen
         self._endpoint = listen()
-        self.on_trouble: OnTrouble = ignore_trouble
+        self.on_failure: OnFailure = ignore_failure
         self._timer: asyncio.TimerHandle | None = None
         self._trouble = ""
 
@@ -88,7 +88,7 @@ class Doorkeeper:
             return ADMITTED, public.encode()
         log.debug("key %s of %r is not allowed", public, address)
         who = address.decode("ascii", "replace")
-        self.on_trouble(f"{who} came with {self._gate.objection(public)}", False)
+        self.on_failure(f"{who} came with {self._gate.objection(public)}", False)
         return DENIED, b""
 
     def _tell(self, error: Exception) -> None:

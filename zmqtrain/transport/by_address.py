@@ -1,0 +1,44 @@
+"""A transport is chosen by its address: Unix sockets within a host, ZeroMQ between hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zmqtrain.transport.base import HIGH_WATER_MARK, Endpoint, Transport
+from zmqtrain.transport.security import Security
+from zmqtrain.transport.unix import LINGER_S, SCHEMES, UnixTransport
+
+if TYPE_CHECKING:
+    from zmqtrain.transport.router_dealer import ZmqTransport
+
+
+class TransportByAddress:
+    """Makes each endpoint by the transport that the scheme of its address names."""
+
+    def __init__(self, security: Security | None = None, linger_s: float = LINGER_S) -> None:
+        """``security`` is for connections by tcp; ``linger_s`` says how long ``close`` may take to
+        send what is still to be sent."""
+        self._security = security
+        self._linger_s = linger_s
+        self._unix = UnixTransport(linger_s)
+        self._zmq: ZmqTransport | None = None  # with its threads, if it is needed
+
+    def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
+        return self._of(address).bind(address, high_water_mark)
+
+    def connect(self, address: str) -> Endpoint:
+        return self._of(address).connect(address)
+
+    def close(self) -> None:
+        self._unix.close()
+        if self._zmq is not None:
+            self._zmq.close()
+
+    def _of(self, address: str) -> Transport:
+        if address.startswith(SCHEMES):
+            return self._unix
+        if self._zmq is None:
+            from zmqtrain.transport.router_dealer import ZmqTransport
+
+            self._zmq = ZmqTransport(self._security, int(1000 * self._linger_s))
+        return self._zmq

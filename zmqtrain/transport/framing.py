@@ -1,0 +1,99 @@
+"""Messages on a stream of bytes: the number of frames, their sizes, then the frames end to end.
+
+Numbers are unsigned, of 32 bits, the low byte first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
+
+MAX_FRAME_NBYTES = FRAME_NBYTES + 65536
+MAX_FRAMES = 1000  # of one message; sendmsg(2) takes 1024 parts
+MAX_MESSAGE_NBYTES = 64 * FRAME_NBYTES
+
+_COUNT = struct.Struct("<I")
+
+
+def heading(frames: Sequence[Buffer]) -> bytes:
+    """Return what goes before the frames of a message."""
+    return struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames))
+
+
+class Incoming:
+    """What has come of a stream, cut into messages."""
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._at = 0  # in the data, where the next message begins
+        self._sizes: tuple[int, ...] = ()
+        self._large: memoryview | None = None  # room for the frames of a message still to come
+        self._filled = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything has come that is not cut off yet."""
+        return self._at < len(self._data)
+
+    @property
+    def room(self) -> memoryview | None:
+        """Where the rest of a large message goes; None: give what comes to :meth:`add`."""
+        return None if self._large is None else self._large[self._filled :]
+
+    def fill(self, nbytes: int) -> None:
+        """Note that so many bytes have been written to ``room``."""
+        self._filled += nbytes
+
+    def add(self, data: bytes) -> None:
+        self._data = self._data[self._at :] + data if self.has_more else data
+        self._at = 0
+
+    def next(self) -> list[Buffer] | None:
+        """Return the next message if all of it has come.
+
+        Raises:
+            ProtocolError: what has come is no message, or too large.
+        """
+        large, data = self._large, self._data
+        if large is not None:
+            if self._filled < len(large):
+                return None
+            self._large = None
+            return _cut(large, 0, self._sizes)
+        left = len(data) - self._at
+        if left < _COUNT.size:
+            return None
+        (count,) = _COUNT.unpack_from(data, self._at)
+        if not 0 < count <= MAX_FRAMES:
+            raise ProtocolError(f"a message of {count} frames; expected 1 to {MAX_FRAMES}")
+        start = self._at + _COUNT.size * (count + 1)
+        if len(data) < start:
+            return None
+        sizes = struct.unpack_from(f"<{count}I", data, self._at + _COUNT.size)
+        nbytes = sum(sizes)
+        if nbytes > MAX_MESSAGE_NBYTES or max(sizes) > MAX_FRAME_NBYTES:
+            raise ProtocolError(
+                f"a message of {nbytes} B with a frame of {max(sizes)} B; expected at most "
+                f"{MAX_MESSAGE_NBYTES} B and {MAX_FRAME_NBYTES} B"
+            )
+        if start + nbytes <= len(data):
+            self._at = start + nbytes
+            return _cut(data, start, sizes)
+        self._large, self._sizes = np.empty(nbytes, np.uint8).data, sizes
+        self._filled = len(data) - start
+        self._large[: self._filled] = data[start:]
+        self._data, self._at = b"", 0
+        return None
+
+
+def _cut(data: bytes | memoryview, start: int, sizes: Sequence[int]) -> list[Buffer]:
+    frames: list[Buffer] = []
+    for size in sizes:
+        frames.append(data[start : start + size])
+        start += size
+    return frames
