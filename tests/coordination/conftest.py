@@ -60,8 +60,8 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             orders = coordinator.handle(event)
         case ["switch", spec]:
             orders = coordinator.handle(SwitchAsked(spec))
-        case ["close"]:
-            orders = coordinator.handle(CloseAsked())
+        case ["close", *how]:
+            orders = coordinator.handle(CloseAsked(at_once="at-once" in how))
         case ["give-up"]:
             orders = coordinator.handle(GivenUp())
         case _:

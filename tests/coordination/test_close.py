@@ -66,6 +66,43 @@ def test_worker_that_dies_meanwhile_is_not_waited_for(play: Play) -> None:
     assert run.ledger.open_batches() == (1,)
 
 
+def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short(play: Play) -> None:
+    run = coordinator("sync-replicas")
+    play(
+        run,
+        """
+        pull 0        -> -
+        pull 1        -> release 0 with 0, release 1 with 1
+        close         -> -
+        push 0 1 0    -> -
+        close at-once -> reduce 0, release 0 stop
+        push 1 1 1    -> drop 1 the job is complete, release 1 stop
+        """,
+    )
+    assert run.version == run.steps == 1
+    assert run.ledger.open_batches() == (1,)
+
+
+def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_end(
+    play: Play,
+) -> None:
+    """Its worker was told so, and begins no other step."""
+    run = coordinator("sync-replicas:aggregate=3")
+    play(
+        run,
+        """
+        pull 0        -> -
+        pull 1        -> release 0 with 0, release 1 with 1
+        push 0 1 0    -> accumulate 0, release 0 with 2
+        close         -> -
+        close at-once -> reduce
+        push 0 2 2    -> drop 0 the job is complete, release 0 stop
+        """,
+    )
+    assert run.applied == 1
+    assert run.ledger.open_batches() == (1, 2)
+
+
 def test_run_without_workers_ends_at_once(play: Play) -> None:
     run = Coordinator(make_policy("sync-replicas"), shards=1, workers=2, steps=100)
     play(run, "close -> -")

@@ -88,7 +88,7 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
         PushArrived(3, 7, 0, finite=False, batch=12, examples=100),
         SwitchAsked("hogwild"),
         SnapshotAsked("run/step-8"),
-        CloseAsked(),
+        CloseAsked(at_once=True),
         GivenUp(),
     ],
     ids=lambda event: type(event).__name__,

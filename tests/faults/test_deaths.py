@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from simulation.cluster import Life, SimulatedCluster
-from simulation.schedule import WIDE, Fault, draw
+from simulation.rules import delay
+from simulation.schedule import WIDE, Fault
 from tests.tales import calm, held, tale_of
 from zmqtrain.errors import ExitCode
+from zmqtrain.wire.messages import Parameters
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
 AT_S = 0.5
@@ -140,7 +142,19 @@ def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what
     None
 ):
     """A ps may begin on that order, and workers train, while its answer is still on the way."""
-    held(draw(600489))
+    late = delay(Parameters, 1, sender="ps", receiver="chief 0", by_s=1.0)
+    tale = tale_of(calm(keeps=True, faults=(Fault(0.5, "interrupt"),), rules=(late,)))
+    assert tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
+
+
+def test_interrupted_step_ends_without_the_worker_that_nobody_has_missed_yet() -> None:
+    """What others were told to be part of it is part of the checkpoint."""
+    timing = calm().timing.model_copy(update={"lease_s": 10.0})
+    faults = (kill("worker 0", 0.5, 30.0), Fault(0.7, "interrupt"))
+    policy = "sync-replicas:aggregate=8"
+    tale = tale_of(calm(policy=policy, keeps=True, timing=timing, faults=faults))
+    assert tale.of("chief 0 says: ps 0 .*workers finish their steps")
+    assert tale.of("chief 0 says: saved")
 
 
 def test_ps_that_leaves_lets_nobody_in_who_comes_for_its_next_life() -> None:

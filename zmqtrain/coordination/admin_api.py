@@ -194,13 +194,13 @@ class AdminApi:
                 waiting.reply(Done(message.path))
         self.save_requests.clear()
 
-    def _on_close(self, request: Request, _: Close) -> None:
+    def _on_close(self, request: Request, close: Close) -> None:
         coordinator = self._leader.coordinator
         self._leader.ps.peers.member(request)
         if coordinator is None:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
-        self._leader.event(CloseAsked())
+        self._leader.event(CloseAsked(close.at_once))
 
     def _on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._leader.ps.peers.member(request)

@@ -102,8 +102,10 @@ class Coordinator:
                 return [Order("snapshot", text=directory)]
             case SwitchAsked(spec):
                 self.next_policy = self.make_policy(spec)
-            case CloseAsked():
+            case CloseAsked(at_once):
                 self.closing = True
+                if at_once:
+                    return self._orders([], at_once=True)
             case GivenUp():
                 self.steps = self.version
         return self._orders([])
@@ -177,12 +179,15 @@ class Coordinator:
         member.undecided = True
         return self.policy.push(worker)
 
-    def _orders(self, decisions: list[Decision]) -> list[Order]:
-        """Turn decisions into orders, with all that follows from them."""
+    def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
+        """Turn decisions into orders, with all that follows from them.
+
+        ``at_once``: a barrier waits for nobody who computes.
+        """
         orders: list[Order] = []
         released = self._carry_out(decisions, orders)
         if self.closing or self.next_policy is not None:
-            released = self._at_barrier(orders)
+            released = self._at_barrier(orders, at_once)
         elif not released:
             released = self._carry_out(self._feed(), orders)
         while released and not self.finished:
@@ -223,9 +228,9 @@ class Coordinator:
                     self.members[worker].undecided = False
         return released
 
-    def _at_barrier(self, orders: list[Order]) -> list[int]:
+    def _at_barrier(self, orders: list[Order], at_once: bool) -> list[int]:
         """Hold everyone until no worker computes, then end, or begin the next policy with all."""
-        if any(member.computing for member in self.members.values()):
+        if not at_once and any(member.computing for member in self.members.values()):
             return []
         if not self.finished:
             self._carry_out(self.policy.drain(), orders)

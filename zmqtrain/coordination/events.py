@@ -63,7 +63,9 @@ class SnapshotAsked:
 
 @dataclass(slots=True)
 class CloseAsked:
-    """The run is to end early; what is being computed still counts."""
+    """The run is to end early; what is being computed still counts, unless it ends ``at_once``."""
+
+    at_once: bool = False
 
 
 @dataclass(slots=True)

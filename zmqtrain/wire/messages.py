@@ -333,7 +333,12 @@ class Saved:
 
 @dataclass(slots=True)
 class Close:
-    """Chief to leader: let workers finish what they compute, no more; answered when they have."""
+    """Chief to leader: let workers finish what they compute, no more; answered when they have.
+
+    ``at_once``: end with the gradients that are there; those still computed do not count.
+    """
+
+    at_once: bool = False
 
 
 @dataclass(slots=True)
