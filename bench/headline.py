@@ -144,7 +144,7 @@ class Stage:
 
     def job(self) -> RemoteJob:
         """Return the job as people see it, who have a key of their own."""
-        return find_job(",".join(self.addresses), keys=self.keys)
+        return find_job({"ps": tuple(self.addresses), "keys": self.keys})
 
     def is_over(self) -> bool:
         return self.processes["chief 0"].poll() is not None

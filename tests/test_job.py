@@ -10,7 +10,7 @@ import pytest
 
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.job import Job, JobOverrides, fingerprint_difference
+from zmqtrain.job import Job, fingerprint_difference
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.optim import SGD, Adam, Update
 
@@ -58,15 +58,10 @@ def test_job_of_three_fields_has_a_default_for_every_other() -> None:
     assert defaults.logdir is None
 
 
-FORMS = (
-    "expected hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, "
-    "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of an installed "
-    'plug-in, or "module:attr"'
-)
 MODEL = "it is no Model, which has loss_and_gradients, metrics, parameters"
 BOUND = "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000"
 
-ROOM = "Input should be less than 4611686018427387904"
+ROOM = "expected less than 4611686018427387904"
 AVERAGE = (
     "the job keeps no moving average; expected a decay for one, such as --moving-average 0.99; "
     "give it, or use --no-evaluate-average"
@@ -81,36 +76,37 @@ AVERAGE = (
         ("data", [1, 2], "it is no Data, which has load"),
         ("optimizer", "sgd", "it is no Rule, which has slots, update"),
         ("optimizer", SGD, "it is a class, expected an object: write SGD(...)"),
-        ("policy", "nope", f"unknown policy 'nope': {FORMS}"),
+        ("policy", "nope", "unknown policy 'nope'"),
         ("policy", "bounded-staleness:-1", BOUND),
-        ("policy", 3, "Input should be a valid string"),
-        ("batch_size", 0, "Input should be greater than or equal to 1"),
-        ("batch_size", 1.5, "Input should be a valid integer, got a number with a fractional part"),
+        ("policy", 3, "expected a text"),
+        ("batch_size", 0, "expected at least 1"),
+        ("batch_size", 1.5, "expected a whole number"),
         ("steps", 1 << 62, ROOM),
         ("batch_size", 1 << 64, ROOM),
         ("evaluate_average", True, AVERAGE),
-        ("steps", -5, "Input should be greater than or equal to 1"),
-        ("seed", -1, "Input should be greater than or equal to 0"),
-        ("evaluate_every", -1, "Input should be greater than or equal to 0"),
-        ("save_secs", -1.5, "Input should be greater than or equal to 0"),
-        ("keep_checkpoints", 0, "Input should be greater than or equal to 1"),
-        ("l2", -0.1, "Input should be greater than or equal to 0"),
-        ("l2", float("inf"), "Input should be a finite number"),
-        ("clip_norm", 0, "Input should be greater than 0"),
-        ("clip_norm", float("nan"), "Input should be a finite number"),
-        ("moving_average", 1, "Input should be less than 1"),
-        ("max_nonfinite", -1, "Input should be greater than or equal to 0"),
-        ("partition_nbytes", -1, "Input should be greater than or equal to 0"),
-        ("prefetch", 65, "Input should be less than or equal to 64"),
-        ("placement", "random", "Input should be 'round-robin' or 'greedy'"),
-        ("device", "tpu", "Input should be 'cpu' or 'gpu'"),
-        ("stepz", 3, "Extra inputs are not permitted"),
+        ("steps", -5, "expected at least 1"),
+        ("seed", -1, "expected at least 0"),
+        ("evaluate_every", -1, "expected at least 0"),
+        ("save_secs", -1.5, "expected at least 0"),
+        ("keep_checkpoints", 0, "expected at least 1"),
+        ("l2", -0.1, "expected at least 0"),
+        ("l2", float("inf"), "expected a finite number"),
+        ("clip_norm", 0, "expected more than 0"),
+        ("clip_norm", float("nan"), "expected a finite number"),
+        ("moving_average", 1, "expected less than 1"),
+        ("max_nonfinite", -1, "expected at least 0"),
+        ("partition_nbytes", -1, "expected at least 0"),
+        ("prefetch", 65, "expected at most 64"),
+        ("placement", "random", "expected 'round-robin' or 'greedy'"),
+        ("device", "tpu", "expected 'cpu' or 'gpu'"),
+        ("stepz", 3, "did you mean steps?"),
     ],
 )
 def test_wrong_field_is_a_config_error(field: str, value: Any, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         job(**{field: value})
-    assert str(raised.value) == f"the job is not valid: {field}: {problem} (got {value!r})"
+    assert field in str(raised.value)
+    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +122,7 @@ def test_overlap_is_refused_with_what_needs_the_whole_gradient(
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         job(**{field: value}).with_overrides(overlap=True)
-    assert str(raised.value) == (
-        f"the job is not valid: overlap: {name} needs the whole gradient before any of it is sent; "
-        f"use --no-overlap, or leave out {name} (got True)"
-    )
+    assert f"{name} needs the whole gradient" in str(raised.value)
 
 
 def test_average_is_evaluated_by_a_job_that_keeps_one() -> None:
@@ -140,27 +133,22 @@ def test_average_is_evaluated_by_a_job_that_keeps_one() -> None:
 def test_every_wrong_field_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         job(steps=0, device="tpu")
-    assert str(raised.value) == (
-        "the job is not valid: steps: Input should be greater than or equal to 1 (got 0); "
-        "device: Input should be 'cpu' or 'gpu' (got 'tpu')"
-    )
+    assert "steps is 0; expected at least 1" in str(raised.value)
+    assert "device is 'tpu'; expected 'cpu' or 'gpu'" in str(raised.value)
 
 
 def test_job_without_its_objects_is_a_config_error() -> None:
     with pytest.raises(ConfigError) as raised:
         Job(model=LinearRegression())
-    assert str(raised.value).startswith("the job is not valid: data: Field required")
+    for name in ("data", "optimizer"):
+        assert f"{name} is missing" in str(raised.value)
 
 
 def test_optimizer_that_tasks_could_not_compare_is_a_config_error() -> None:
     rule = HandmadeRule()
     with pytest.raises(ConfigError) as raised:
         job(optimizer=rule)
-    assert str(raised.value) == (
-        "the job is not valid: optimizer: its repr differs from process to process, but tells the "
-        "tasks whether they run the same job: make the update rule a frozen dataclass "
-        f"(got {rule!r:.80})"
-    )
+    assert "make the update rule a frozen dataclass" in str(raised.value)
 
 
 def test_job_does_not_change() -> None:
@@ -192,22 +180,15 @@ def test_overrides_of_a_zero_are_not_taken_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        ({"steps": 0}, "steps: Input should be greater than or equal to 1 (got 0)"),
-        ({"policy": "x"}, f"policy: unknown policy 'x': {FORMS} (got 'x')"),
-        ({"modell": 1}, "modell: Extra inputs are not permitted (got 1)"),
+        ({"steps": 0}, "steps is 0; expected at least 1"),
+        ({"policy": "x"}, "unknown policy 'x'"),
+        ({"modell": 1}, "did you mean model?"),
     ],
 )
 def test_wrong_override_is_a_config_error(overrides: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         job().with_overrides(**overrides)
-    assert str(raised.value) == f"the job is not valid: {problem}"
-
-
-def test_every_field_but_the_objects_is_an_option() -> None:
-    options = set(JobOverrides.model_fields)
-    assert options == set(Job.model_fields) - {"model", "optimizer", "data_dir"}
-    given = JobOverrides(steps=3, data="here").model_dump()
-    assert given == dict.fromkeys(options) | {"steps": 3, "data": "here"}
+    assert problem in str(raised.value)
 
 
 # Parameters and data

@@ -22,6 +22,8 @@ def line(steps):
 
 """
 FILES = {
+    "notes.txt": "",
+    "notes.py": "",
     "named.py": HEADER + "first = line(1)\njob = line(2)\nlast = line(3)\n",
     "only.py": HEADER + "anything = line(4)\n",
     "several.py": HEADER + "a = line(5)\nb = line(6)\n",
@@ -113,7 +115,7 @@ def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
 
 
 ONE = "expected one called job, or say which"
-STEPS = "steps: Input should be greater than or equal to 1 (got 0)"
+STEPS = "steps is 0; expected at least 1"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,14 @@ STEPS = "steps: Input should be greater than or equal to 1 (got 0)"
         ("lost.py", "job file lost.py does not exist (looked in HOME)"),
         ("package.py", "job file package.py does not exist (looked in HOME)"),
         ("", "job '' is neither a file.py nor the name of a module"),
+        ("a:b/job.py", "job file a:b/job.py does not exist (looked in HOME)"),
+        (
+            "notes.txt",
+            (
+                "job 'notes.txt' is a file, but no Python file; expected the file.py that makes "
+                "the job; did you mean notes.py?"
+            ),
+        ),
         ("configs/job", "job 'configs/job' is neither a file.py nor the name of a module"),
         ("invalid.py", f"invalid.py, line 7: the job is not valid: {STEPS}"),
         ("none.py", f"none.py has no Job: {ONE}: none.py:NAME"),

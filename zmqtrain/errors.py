@@ -7,7 +7,11 @@ codes fit TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are 
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Collection, Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -88,3 +92,43 @@ class OrphanedError(ZmqTrainError):
     """This task has to leave although the chief did not end the run."""
 
     exit_code = ExitCode.ORPHANED
+
+
+_EXPECTED = {
+    "int_parsing": "expected a whole number",
+    "int_parsing_size": "expected a smaller number",
+    "int_from_float": "expected a whole number",
+    "int_type": "expected a whole number",
+    "float_parsing": "expected a number",
+    "float_type": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text",
+    "string_too_short": "expected a text that is not empty",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected at least {ge}",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected at most {le}",
+    "literal_error": "expected {expected}",
+    "missing": "it is not given",
+}
+"""What is said for each type of mistake that pydantic finds."""
+
+
+def expectation(mistake: Mapping[str, Any]) -> str:
+    """Return what was expected instead of a wrong value: of one of a ValidationError's errors()."""
+    kind, context = mistake["type"], mistake.get("ctx", {})
+    if kind == "value_error":  # of a validator of ours, which says it all
+        return str(context["error"])
+    if kind not in _EXPECTED:
+        return str(mistake["msg"])
+    text = _EXPECTED[kind].format_map(context)
+    choices = re.findall(r"'([^']+)'", context.get("expected", ""))
+    return text + did_you_mean(str(mistake["input"]), choices)
+
+
+def did_you_mean(word: str, choices: Collection[str], prefix: str = "") -> str:
+    """Return "; did you mean ...?" if one of the choices is close to the word, else ""."""
+    close = difflib.get_close_matches(word, choices, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

@@ -23,13 +23,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    create_model,
+    ValidationInfo,
     field_validator,
 )
-from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
@@ -41,7 +41,9 @@ from zmqtrain.wire import compression
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
-def _policy_spec(spec: str) -> str:
+def _policy_spec(spec: str, info: ValidationInfo) -> str:
+    if info.context == "option" and policies.is_own(spec):
+        return spec  # its module may lie beside the job's file, which is not loaded yet
     try:
         policies.make_policy(spec)
     except ConfigError as error:
@@ -83,7 +85,9 @@ class Job(BaseModel):
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     steps: Count = Field(1000, ge=1, description="global steps after which the run ends")
     seed: int = Field(0, ge=0, description="of the initial parameters and of the data's order")
-    data_dir: str | None = Field(None, description="directory that holds the data's files")
+    data_dir: str | None = Field(
+        None, title="data", description="directory that holds the data's files"
+    )
     evaluate_every: Count = Field(
         0, ge=0, description="evaluate every that many global steps; 0: only at the end"
     )
@@ -196,7 +200,9 @@ class Job(BaseModel):
             raise ConfigError(f"the job is not valid: {_sentences(error)}") from None
 
     def with_overrides(self, **overrides: Any) -> Job:
-        """Return this job with the fields of :data:`JobOverrides` replaced; None leaves one.
+        """Return this job with other values of these options; None leaves one as it is.
+
+        ``data`` is the directory of the data's files, as it is for the flag.
 
         Raises:
             ConfigError: a value is out of range or of the wrong type.
@@ -277,30 +283,6 @@ class Job(BaseModel):
         }
 
 
-def _overrides_of(job: type[Job]) -> type[BaseModel]:
-    """Derive the options that override a job's fields, each optional."""
-    objects = {"model", "data", "optimizer"}
-    fields: dict[str, Any] = {
-        "data" if name == "data_dir" else name: (
-            _annotated(field) | None,
-            Field(None, description=field.description),
-        )
-        for name, field in job.model_fields.items()
-        if name not in objects
-    }
-    config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    return create_model("JobOverrides", __config__=config, **fields)
-
-
-def _annotated(field: FieldInfo) -> Any:
-    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-
-
-JobOverrides = _overrides_of(Job)
-"""What flags and variables may say of a job; None leaves the job's own value. The directory of the
-data is called ``data`` here."""
-
-
 def fingerprint_difference(
     theirs: dict[str, str], ours: dict[str, str], there: str = "there", here: str = "here"
 ) -> str:
@@ -320,7 +302,8 @@ def load_job(reference: str) -> Job:
     Raises:
         ConfigError: there is no such file, it does not import, or holds no such job.
     """
-    source, _, name = reference.partition(":")
+    is_path = reference.endswith(".py")  # with a colon in it or not
+    source, _, name = (reference, "", "") if is_path else reference.partition(":")
     namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     if name:
@@ -342,18 +325,30 @@ def _run_file(path: Path) -> dict[str, Any]:
     directory = str(path.parent.resolve())
     if directory not in sys.path:
         sys.path.insert(0, directory)  # as `python file.py` would
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: what lies here hides nothing
     with _importing(f"job file {path}"):
         return runpy.run_path(str(path), run_name=path.stem)
 
 
 def _import(module: str) -> dict[str, Any]:
     if not all(part.isidentifier() for part in module.split(".")):
-        hint = f"; did you mean {module}.py?" if Path(f"{module}.py").is_file() else ""
-        raise ConfigError(f"job {module!r} is neither a file.py nor the name of a module{hint}")
+        raise ConfigError(
+            f"job {module!r} is neither a file.py nor the name of a module{_meant(f'{module}.py')}"
+        )
+    if Path(module).is_file():
+        raise ConfigError(
+            f"job {module!r} is a file, but no Python file; expected the file.py that makes the "
+            f"job{_meant(str(Path(module).with_suffix('.py')))}"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with _importing(f"job module {module}"):
         return vars(importlib.import_module(module))
+
+
+def _meant(path: str) -> str:
+    return f"; did you mean {path}?" if Path(path).is_file() else ""
 
 
 @contextmanager
@@ -369,11 +364,16 @@ def _importing(what: str) -> Iterator[None]:
 
 
 def _sentences(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc']))}: "
-        f"{problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r:.80})"
-        for problem in error.errors()
-    )
+    return "; ".join(map(_sentence, error.errors()))
+
+
+def _sentence(mistake: ErrorDetails) -> str:
+    name = str(mistake["loc"][0])
+    if name not in Job.model_fields:
+        return f"a job has no field {name!r}{did_you_mean(name, Job.model_fields)}"
+    if mistake["type"] == "missing":
+        return f"{name} is missing; expected {Job.model_fields[name].description}"
+    return f"{name} is {mistake['input']!r:.80}; {expectation(mistake)}"
 
 
 def _names(jobs: dict[str, Job]) -> str:

@@ -1,91 +1,234 @@
-"""`zmqtrain check`: what the doctor says reaches the user, with an exit code."""
+"""`zmqtrain check`: what is wrong with a task is told before it is started."""
 
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zmqtrain.cli import check
 from zmqtrain.cli.main import main
-from zmqtrain.config.cluster import Role
-from zmqtrain.config.findings import Finding, Severity
 from zmqtrain.errors import ExitCode
+from zmqtrain.transport.keys import Owner, Pair, add_keys
 
-CLUSTER = {"ps": ["p:1"], "worker": ["w:1"]}
+JOB = """
+import numpy as np
+from zmqtrain import Job
+from zmqtrain.data import ArrayDataset
+from zmqtrain.models import MLP
+from zmqtrain.optim import SGD
+
+X = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+class Pair:
+    def __init__(self, x=X, y=Y):
+        self.x, self.y = x, y
+    def __repr__(self):
+        return "Pair()"
+    def load(self, directory):
+        return ArrayDataset(self.x, self.y), None
+
+class Net(MLP):
+    def __init__(self):
+        super().__init__(features=3, hidden=4, classes=2)
+
+class Double(Net):
+    def parameters(self, seed):
+        return {k: v.astype(np.float64) for k, v in super().parameters(seed).items()}
+
+class Twice(Net):
+    def loss_and_gradients(self, parameters, batch, out):
+        loss = super().loss_and_gradients(parameters, batch, out)
+        out["layer1/weights"] *= 2
+        return loss
+
+def job(model=Net(), data=Pair(), **fields):
+    return Job(model=model, data=data, optimizer=SGD(0.1), **{"batch_size": 20} | fields)
+
+good = job()
+double = job(Double())
+twice = job(Twice())
+nan = job(data=Pair(np.where(X > 2, np.nan, X).astype(np.float32)))
+labels = job(data=Pair(y=Y + 1))
+rows = job(data=Pair(X[:, :2]))
+empty = job(data=Pair(X[:0], Y[:0]))
+large = job(batch_size=61)
+"""
 
 
-def write(path: Path, role: str, cluster: dict[str, list[str]] = CLUSTER) -> str:
-    path.write_text(json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}))
-    return str(path)
+@pytest.fixture(autouse=True)
+def on_a_trusted_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQTRAIN_INSECURE", "1")
+    monkeypatch.setenv("ZMQTRAIN_METRICS_PORT", "0")
 
 
-def test_sound_task_is_summed_up_and_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--role", "worker", "--ps", "ipc:///tmp/a", "--workers", "2", "--index", "1"]
-    assert main(["check", *arguments, "--metrics-port", "0"]) == ExitCode.OK
-    assert capsys.readouterr().out == (
-        "ok: this is worker 1 of a cluster with 1 ps (ipc:///tmp/a), 2 workers and a chief of its "
-        "own\n"
-    )
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
-def test_mistakes_of_task_and_job_are_told_and_exit_with_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["check", "--index", "3", "--policy", "hogwlid"]) == ExitCode.USAGE
-    out = capsys.readouterr().out
-    assert "error: --policy (or ZMQTRAIN_POLICY) is 'hogwlid'" in out
-    assert "error: --index (or ZMQTRAIN_INDEX) is 3; expected 0 for a worker" in out
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code and what is said."""
+    code = main(["check", *arguments])
+    said = capsys.readouterr()
+    return code, said.out + said.err
 
 
-def test_tf_config_of_the_environment_is_read(
+def tf_config(role: str, index: int, **cluster: Any) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def test_sound_task_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--ps", "ipc:///tmp/a", "--workers", "2", "--index", "1", "--no-chief"]
+    code, said = check(capsys, *arguments)
+    assert code == ExitCode.OK
+    for text in ("worker 1", "1 ps (ipc:///tmp/a)", "2 workers", "the chief in worker 0"):
+        assert text in said
+
+
+def test_task_of_the_environment_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TF_CONFIG", "{")
-    assert main(["check"]) == ExitCode.USAGE
-    assert capsys.readouterr().out.startswith("error: TF_CONFIG is not valid JSON")
+    cluster = {"ps": ["127.0.0.1:1", "127.0.0.2:1"], "worker": ["127.0.0.3:1"]}
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", 0, **cluster))
+    assert "worker 0 of a cluster with 2 ps" in check(capsys)[1]
+    monkeypatch.delenv("TF_CONFIG")
+    monkeypatch.setenv("HONCHO_PROCESS_NAME", "chief.1")
+    monkeypatch.setenv("ZMQTRAIN_PS", "1")
+    monkeypatch.setenv("ZMQTRAIN_WORKERS", "1")
+    assert "this is chief 0" in check(capsys)[1]
 
 
-def test_role_and_reach_are_the_doctor_s(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--index", "3"], ["--index", "3"]),
+        (["--ps", "127.0.0.1:1,192.0.2.1:1"], ["--ps", "127.0.0.1:1"]),
+        (["--ps", "no-such-host.invalid:1"], ["ps 0 at no-such-host.invalid:1"]),
+        (["--role", "ps", "--segment-dir", "/dev/null/x"], ["--segment-dir", "/dev/null"]),
+        (["--role", "ps", "--metrics-cert", "/none", "--metrics-key", "/none"], ["/none"]),
+        (["--job", "none.py"], ["none.py"]),
+    ],
+)
+def test_mistake_is_an_error(
+    arguments: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Any] = []
-
-    def diagnose(role: Role | None, flags: dict[str, Any], *, reach: bool) -> list[Finding]:
-        asked.append((role, flags["ps"], reach))
-        return [Finding(Severity.WARNING, "strange"), Finding(Severity.OK, "fine")]
-
-    monkeypatch.setattr(check, "diagnose", diagnose)
-    assert main(["check", "--role", "ps", "--reach", "--ps", "a:1"]) == ExitCode.OK
-    assert main(["check"]) == ExitCode.OK
-    assert asked == [(Role.PS, "a:1", True), (None, None, False)]
-    assert capsys.readouterr().out == "warning: strange\nok: fine\n" * 2
+    code, said = check(capsys, *arguments)
+    assert code == ExitCode.USAGE
+    for text in told:
+        assert text in said
 
 
-def test_files_that_agree_are_told_and_exit_with_0(
+def test_every_mistake_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, said = check(capsys, "--index", "3", "--job", "none.py")
+    assert "--index" in said
+    assert "none.py" in said
+
+
+def test_shared_directory_is_refused_without_advice_that_would_harm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [write(tmp_path / f"{role}.json", role) for role in CLUSTER]
-    assert main(["check", *files]) == ExitCode.OK
-    assert capsys.readouterr().out == "ok: 2 TF_CONFIGs agree on the cluster\n"
+    tmp_path.chmod(0o1777)
+    code, said = check(capsys, "--role", "ps", "--segment-dir", str(tmp_path))
+    assert code == ExitCode.USAGE
+    assert str(tmp_path) in said
+    assert "chmod" not in said
 
 
-def test_files_that_differ_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [
-        write(tmp_path / "ps.json", "ps"),
-        write(tmp_path / "worker.json", "worker", {**CLUSTER, "ps": ["q:1"]}),
-    ]
-    assert main(["check", *files, str(tmp_path / "none.json")]) == ExitCode.USAGE
-    out = capsys.readouterr().out
-    assert "differ: ps 0 is p:1 in the first and q:1 in the second" in out
-    assert "none.json cannot be read" in out
-
-
-@pytest.mark.parametrize("option", [["--role", "ps"], ["--reach"], ["--workers", "2"]])
-def test_files_and_options_of_a_task_exclude_each_other(
-    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_connection_beyond_this_host_needs_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", write(tmp_path / "ps.json", "ps"), *option]) == ExitCode.USAGE
-    assert "FILES are compared with each other" in capsys.readouterr().err
+    monkeypatch.delenv("ZMQTRAIN_INSECURE")
+    assert check(capsys, "--ps", "192.0.2.1:1")[0] == ExitCode.USAGE
+    keys = tmp_path / "keys"
+    owners = [Owner("ps", 0), Owner("worker", 0)]
+    add_keys(keys, {owner: Pair(str(i) * 64, "e" * 64) for i, owner in enumerate(owners)})
+    assert check(capsys, "--ps", "192.0.2.1:1", "--keys", str(keys))[0] == ExitCode.OK
+
+
+def test_taken_port_is_an_error(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = check(capsys, "--role", "ps", "--ps", f"127.0.0.1:{taken}")
+    assert code == ExitCode.USAGE
+    assert f"port {taken}" in said
+    code, said = check(capsys, "--role", "ps", "--metrics-port", str(taken), "--base-port", "1")
+    assert f"metrics of ps 0 cannot listen on 127.0.0.1 port {taken}" in said
+
+
+def test_ps_are_connected_to_on_request(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(capsys, "--reach", "--ps", f"127.0.0.1:{taken}")[0] == ExitCode.OK
+    assert check(capsys, "--ps", "127.0.0.1:1")[0] == ExitCode.OK
+    code, said = check(capsys, "--reach", "--ps", "127.0.0.1:1")
+    assert code == ExitCode.USAGE
+    assert "ps 0 at 127.0.0.1:1" in said
+
+
+def test_sources_that_differ_and_variables_that_nobody_reads_are_warnings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", 1, **cluster))
+    monkeypatch.setenv("ZMQTRAIN_STEPZ", "1")
+    code, said = check(capsys, "--index", "0")
+    assert code == ExitCode.OK
+    assert "warning: the index" in said
+    assert "ZMQTRAIN_STEPS" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("double", ["'layer0/weights'", "float64"]),
+        ("twice", ["'layer1/weights'", "wrong"]),
+        ("nan", ["training set is nan"]),
+        ("labels", ["labels"]),
+        ("rows", ["(20, 2)"]),
+        ("empty", ["empty"]),
+    ],
+)
+def test_faulty_step_of_the_job_is_an_error(
+    name: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    code, said = check(capsys, "--job", f"{tmp_path}/job.py:{name}")
+    assert code != ExitCode.OK
+    assert "error" in said
+    for text in told:
+        assert text in said
+
+
+def test_job_that_learns_is_right_and_a_batch_beyond_the_data_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    code, said = check(capsys, "--job", f"{tmp_path}/job.py:large")
+    assert code == ExitCode.OK
+    assert "--batch-size" in said
+    assert check(capsys, "--job", f"{tmp_path}/job.py:good")[1].startswith("ok: ")
+
+
+def test_directory_without_room_for_the_shard_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full:
+        free = 1000
+
+    (tmp_path / "job.py").write_text(JOB)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Full)
+    code, said = check(capsys, "--role", "ps", "--job", f"{tmp_path}/job.py:good")
+    assert code == ExitCode.USAGE
+    assert "--segment-dir" in said
+
+
+def test_place_that_is_no_logdir_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    job = ["--job", f"{tmp_path}/job.py:good", "--logdir", f"{tmp_path}/job.py/x"]
+    assert check(capsys, "--role", "chief", *job)[0] == ExitCode.USAGE
+    assert check(capsys, "--role", "worker", *job)[0] == ExitCode.OK

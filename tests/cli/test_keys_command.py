@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from zmqtrain.cli.main import main
-from zmqtrain.cli.remote import find_job
-from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.transport.keys import Owner, read_registry, read_secret
 from zmqtrain.wire.messages import GetStatus, Status
@@ -48,10 +46,7 @@ def test_directory_is_that_of_the_variable_unless_a_flag_says_another(
     directory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["keys", "list"]) == ExitCode.USAGE
-    assert capsys.readouterr().err == (
-        "error: --keys (or ZMQTRAIN_KEYS) is not given; expected the directory of keys; give one "
-        "of the two\n"
-    )
+    assert "--keys (or ZMQTRAIN_KEYS) is not given" in capsys.readouterr().err
     monkeypatch.setenv("ZMQTRAIN_KEYS", directory)
     assert main(["keys", "new"]) == 0
     assert main(["keys", "new", "--keys", f"{directory}-2", "--workers", "2"]) == 0
@@ -164,26 +159,3 @@ def test_question_is_asked_with_the_key_of_the_first_client(
     monkeypatch.setenv("ZMQTRAIN_INSECURE", "1")
     assert main(["why"]) == ExitCode.OK
     assert (ps.security.directory, ps.security.insecure) == (None, True)
-
-
-@pytest.mark.parametrize(
-    ("keys", "insecure", "environ", "expected"),
-    [
-        (None, None, {}, (None, False)),
-        ("a", None, {"ZMQTRAIN_KEYS": "b"}, (Path("a"), False)),
-        (None, None, {"ZMQTRAIN_KEYS": "b"}, (Path("b"), False)),
-        (None, True, {}, (None, True)),
-        (None, True, {"ZMQTRAIN_INSECURE": "0"}, (None, True)),
-        (None, None, {"ZMQTRAIN_INSECURE": "yes"}, (None, True)),
-    ],
-)
-def test_flag_comes_before_variable(
-    keys: str | None,
-    insecure: bool | None,
-    environ: dict[str, str],
-    expected: tuple[Path | None, bool],
-    jobs: list[RunningJob],
-) -> None:
-    security = find_job("h:1", environ=environ, keys=keys, insecure=insecure).security
-    assert (security.directory, security.insecure) == expected
-    assert security.owner == Owner("client", 0)

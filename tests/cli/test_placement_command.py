@@ -127,8 +127,11 @@ def test_variable_decides_as_it_does_for_the_tasks(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--placement", "random"], "--placement (or ZMQTRAIN_PLACEMENT) is 'random'; it should"),
-        (["--partition-nbytes", "-1"], "--partition-nbytes (or ZMQTRAIN_PARTITION_NBYTES) is '-1'"),
+        (["--placement", "random"], "'--placement' (env var: 'ZMQTRAIN_PLACEMENT'): 'random'"),
+        (
+            ["--partition-nbytes", "-1"],
+            "'--partition-nbytes' (env var: 'ZMQTRAIN_PARTITION_NBYTES'): '-1'",
+        ),
     ],
 )
 def test_wrong_option_is_told(

@@ -11,7 +11,7 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ProtocolError
+from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError
 from zmqtrain.wire.messages import Done, GetStatus, Status
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
@@ -29,10 +29,7 @@ def tf_config(**cluster: Any) -> dict[str, str]:
         ("b:1,c:1", {}, "b:1"),
         ("ipc:///tmp/socket", {}, "ipc:///tmp/socket"),
         ("2", {}, "127.0.0.1:2222"),
-        ("2", {"ZMQTRAIN_BASE_PORT": "3000"}, "127.0.0.1:3000"),
-        ("b:1", {"ZMQTRAIN_PS": "c:1", **tf_config(ps=["d:1"])}, "b:1"),
-        (None, {"ZMQTRAIN_PS": "c:1", **tf_config(ps=["d:1"])}, "c:1"),
-        (None, {"ZMQTRAIN_PS": "c:1", "ZMQTRAIN_INDEX": "7"}, "c:1"),
+        ("b:1", tf_config(ps=["d:1"]), "b:1"),
         (None, tf_config(ps=["d:1", "e:1"], worker=["w:1"]), "d:1"),
         (None, tf_config(worker=["w:1"]), "127.0.0.1:2222"),
         (None, tf_config(ps={"1": "e:1"}), "127.0.0.1:2222"),
@@ -40,20 +37,20 @@ def tf_config(**cluster: Any) -> dict[str, str]:
         (None, {}, "127.0.0.1:2222"),
     ],
 )
-def test_flag_comes_before_variable_before_tf_config_before_this_host(
+def test_flag_comes_before_tf_config_before_this_host(
     flag: str | None, environ: Mapping[str, str], address: str, jobs: list[RunningJob]
 ) -> None:
     jobs.append(DIGITS)
-    assert find_job(flag, environ=environ).address == address
+    assert find_job({"ps": flag}, environ=environ).address == address
 
 
 def test_job_of_this_host_has_its_name_even_if_its_address_is_given(
     jobs: list[RunningJob],
 ) -> None:
     jobs += [DIGITS, LINE]
-    assert find_job("127.0.0.1:2222").name == "digits.py"
-    assert find_job("ipc:///tmp/ps-0").name == "line.py"
-    assert find_job("127.0.0.1:2223").name == ""
+    assert find_job({"ps": "127.0.0.1:2222"}).name == "digits.py"
+    assert find_job({"ps": "ipc:///tmp/ps-0"}).name == "line.py"
+    assert find_job({"ps": "127.0.0.1:2223"}).name == ""
 
 
 def test_no_job_is_told_with_what_to_give(
@@ -78,20 +75,37 @@ def test_several_jobs_are_listed_as_they_can_be_given(
     )
 
 
+def test_variable_names_the_job_as_the_flag_does(
+    ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps.replies[GetStatus] = [training]
+    monkeypatch.setenv("ZMQTRAIN_PS", "2")
+    monkeypatch.setenv("ZMQTRAIN_BASE_PORT", "3000")
+    assert main(["why"]) == ExitCode.OK
+    assert main(["why", "--ps", "b:1"]) == ExitCode.OK
+    assert [address for address, _, _ in ps.asked] == ["127.0.0.1:3000", "b:1"]
+
+
 @pytest.mark.parametrize(
-    ("flag", "environ", "complaint"),
+    ("arguments", "document", "told"),
     [
-        ("b", {}, "--ps (or ZMQTRAIN_PS) is 'b'; address 'b' has no port; expected host:port"),
-        (None, {"ZMQTRAIN_PS": "b:x"}, "address 'b:x' has the port 'x'"),
-        (None, {"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
+        (["--ps", "b"], "", ["--ps", "'b'", "host:port"]),
+        (["--ps", "0"], "", ["--ps"]),
+        ([], "{", ["TF_CONFIG"]),
     ],
 )
 def test_wrong_address_is_refused_with_its_source(
-    flag: str | None, environ: Mapping[str, str], complaint: str
+    arguments: list[str],
+    document: str,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        find_job(flag, environ=environ)
-    assert complaint in str(caught.value)
+    monkeypatch.setenv("TF_CONFIG", document)
+    assert main(["status", *arguments]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    for text in told:
+        assert text in err
 
 
 def test_timeout_is_that_of_the_flag(ps: Any, training: Status) -> None:
@@ -134,7 +148,7 @@ def test_reply_of_another_kind_is_refused(ps: Any) -> None:
 
 def test_job_has_ended_once_its_chief_is_gone(jobs: list[RunningJob]) -> None:
     jobs.append(DIGITS)
-    near, far = find_job(None), find_job("far:2222")
+    near, far = find_job({}), find_job({"ps": "far:2222"})
     assert not near.has_ended()
     jobs.clear()
     assert near.has_ended()

@@ -7,24 +7,22 @@ from typing import Any, Literal
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pydantic import BaseModel, Field
 
 from zmqtrain.config.options import (
     fields_of,
     flag_of,
-    given,
-    load,
+    mistyped,
     names_of,
+    option_of,
     options_of,
+    values_of,
     variable_of,
 )
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ConfigError
-from zmqtrain.job import JobOverrides
+from zmqtrain.job import Job
 from zmqtrain.local.processes import LocalCluster
-
-MODELS = (TaskConfig, JobOverrides)
 
 OPTIONS = """
     job index base_port ps workers chief bind keys insecure lane segment_dir crash_safe
@@ -36,33 +34,22 @@ OPTIONS = """
 """.split()
 
 
-def command_of(*models: type[BaseModel]) -> click.Command:
+def invoke(
+    model: type[BaseModel], *arguments: str, environ: dict[str, str] | None = None
+) -> Result:
+    """Run a command with all options of a model, which prints those that were given."""
+
     @click.command()
-    @options_of(*models)
+    @options_of(model, optional=True)
     def show(**flags: Any) -> None:
-        click.echo(repr({name: value for name, value in flags.items() if value is not None}))
+        click.echo(repr(values_of(model, flags)))
 
-    return show
-
-
-def run(*arguments: str, environ: dict[str, str] | None = None) -> str:
-    result = CliRunner().invoke(command_of(*MODELS), list(arguments), env=environ)
-    assert result.exit_code == 0, result.output
-    return result.output.strip()
+    return CliRunner().invoke(show, list(arguments), env=environ, terminal_width=200)
 
 
 def test_list_of_options_is_known() -> None:
     """A new option is a promise to users: it is added here on purpose."""
-    assert [name for model in MODELS for name in fields_of(model)] == OPTIONS
-
-
-def test_flags_variables_and_fields_are_the_same_list() -> None:
-    options = [p for p in command_of(*MODELS).params if isinstance(p, click.Option)]
-    assert [option.name for option in options] == OPTIONS
-    assert [option.opts[0] for option in options] == [flag_of(name) for name in OPTIONS]
-    assert [option.envvar for option in options] == [variable_of(name) for name in OPTIONS]
-    descriptions = [f.description for model in MODELS for f in fields_of(model).values()]
-    assert [option.help for option in options] == descriptions
+    assert [name for model in (TaskConfig, Job) for name in fields_of(model)] == OPTIONS
 
 
 def test_names_follow_from_the_field() -> None:
@@ -71,52 +58,73 @@ def test_names_follow_from_the_field() -> None:
     assert names_of("batch_size") == "--batch-size (or ZMQTRAIN_BATCH_SIZE)"
 
 
-def test_option_is_none_unless_it_is_given() -> None:
-    assert run() == "{}"
-
-
-def test_flags_arrive_as_typed() -> None:
-    assert ast.literal_eval(run("--batch-size", "x", "--no-chief", "--evaluate-average")) == {
-        "chief": False,
-        "batch_size": "x",
-        "evaluate_average": True,
-    }
-
-
-def test_variables_are_left_to_the_configuration() -> None:
-    assert run(environ={"ZMQTRAIN_BATCH_SIZE": "5"}) == "{}"
+@pytest.mark.parametrize(
+    ("model", "arguments", "environ", "values"),
+    [
+        (Job, [], {}, {}),
+        (Job, ["--steps", "1"], {"ZMQTRAIN_STEPS": "2"}, {"steps": 1}),
+        (Job, [], {"ZMQTRAIN_STEPS": "2"}, {"steps": 2}),
+        (Job, [], {"ZMQTRAIN_STEPS": ""}, {}),
+        (Job, [], {"ZMQTRAIN_WORKERS": "2"}, {}),
+        (Job, ["--data", "here"], {}, {"data": "here"}),
+        (Job, ["--l2", "0"], {}, {"l2": 0.0}),
+        (Job, [], {"ZMQTRAIN_OVERLAP": "yes"}, {"overlap": True}),
+        (Job, ["--no-overlap"], {"ZMQTRAIN_OVERLAP": "1"}, {"overlap": False}),
+        (TaskConfig, ["--ps", "h:1, H:2"], {}, {"ps": ("h:1", "h:2")}),
+        (TaskConfig, ["--ps", "2"], {}, {"ps": ("", "")}),
+        (TaskConfig, ["--no-chief"], {}, {"chief": False}),
+    ],
+)
+def test_flag_beats_variable_and_an_empty_one_says_nothing(
+    model: type[BaseModel], arguments: list[str], environ: dict[str, str], values: dict[str, Any]
+) -> None:
+    assert ast.literal_eval(invoke(model, *arguments, environ=environ).output) == values
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "said"),
+    ("model", "name", "value", "expected"),
     [
-        ({"steps": "1"}, {"ZMQTRAIN_STEPS": "2"}, {"steps": "1"}),
-        ({"steps": None}, {"ZMQTRAIN_STEPS": "2"}, {"steps": "2"}),
-        (
-            {"evaluate_average": False},
-            {"ZMQTRAIN_EVALUATE_AVERAGE": "1"},
-            {"evaluate_average": False},
-        ),
-        ({"steps": None}, {"ZMQTRAIN_STEPS": ""}, {}),
-        ({"index": "1"}, {"ZMQTRAIN_WORKERS": "2"}, {}),
+        (Job, "steps", "x", "a whole number"),
+        (Job, "steps", "1.5", "a whole number"),
+        (Job, "steps", "0", "at least 1"),
+        (Job, "moving_average", "1", "less than 1"),
+        (Job, "clip_norm", "0", "more than 0"),
+        (Job, "policy", "hogwlid", "did you mean hogwild?"),
+        (Job, "compression", "fp17", "fp16"),
+        (TaskConfig, "metrics_port", "65536", "at most 65535"),
+        (TaskConfig, "threads", "1025", "at most 1024"),
+        (TaskConfig, "grace_s", "soon", "a number"),
+        (TaskConfig, "log_level", "inof", "did you mean info?"),
+        (TaskConfig, "bind", "", "not empty"),
+        (TaskConfig, "ps", "h:1,grpc://h:2", "grpc://"),
+        (TaskConfig, "chief", "maybe", "boolean"),
     ],
 )
-def test_flag_beats_variable(
-    flags: dict[str, Any], environ: dict[str, str], said: dict[str, Any]
+def test_wrong_value_is_refused_with_its_flag_its_variable_and_what_was_expected(
+    model: type[BaseModel], name: str, value: str, expected: str
 ) -> None:
-    assert given(JobOverrides, flags, environ) == said
+    is_switch = name == "chief"
+    result = (
+        invoke(model, environ={variable_of(name): value})
+        if is_switch
+        else invoke(model, flag_of(name), value)
+    )
+    assert result.exit_code == 2
+    for text in (flag_of(name), variable_of(name), repr(value), expected):
+        assert text in result.output
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize("model", [*MODELS, LocalCluster])
+@pytest.mark.parametrize("model", [TaskConfig, Job, LocalCluster])
 def test_numbers_are_finite(model: type[BaseModel], text: str) -> None:
-    options = [p for p in command_of(model).params if getattr(p, "metavar", "") == "NUMBER"]
-    names = [str(option.name) for option in options]
-    assert len(names) > 3
-    with pytest.raises(ConfigError) as caught:
-        load(model, dict.fromkeys(names, text))
+    names = [name for name, field in fields_of(model).items() if field.annotation is float]
+    assert names
     for name in names:
-        assert f"{names_of(name)} is {text!r}; it should be a finite number" in str(caught.value)
+        assert "expected a finite number" in invoke(model, flag_of(name), text).output
+
+
+def test_mistyped_flag_is_answered_with_a_similar_one() -> None:
+    assert "--batch-size" in invoke(Job, "--batchsize", "3").output
 
 
 class Base(BaseModel):
@@ -131,11 +139,16 @@ class Example(Base):
 
 
 def test_help_shows_type_description_variable_and_default() -> None:
-    text = CliRunner().invoke(command_of(Example), ["--help"], terminal_width=200).output
+    @click.command()
+    @options_of(Example)
+    def command(**flags: Any) -> None:
+        pass
+
+    text = CliRunner().invoke(command, ["--help"], terminal_width=200).output
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("--")]
     assert [" ".join(line.split()) for line in lines] == [
         "--count INTEGER how many [env var: ZMQTRAIN_COUNT]",
-        "--size INTEGER how large [env var: ZMQTRAIN_SIZE]",
+        "--size INTEGER how large [env var: ZMQTRAIN_SIZE; required]",
         "--mode [slow|fast] how fast [env var: ZMQTRAIN_MODE; default: (slow)]",
         (
             "--inherited-s NUMBER seconds of something [env var: ZMQTRAIN_INHERITED_S; "
@@ -145,6 +158,37 @@ def test_help_shows_type_description_variable_and_default() -> None:
     ]
 
 
-def test_field_without_a_description_is_no_option() -> None:
-    assert "internal" not in fields_of(Example)
-    assert "role" not in fields_of(TaskConfig)
+def test_option_may_mean_something_narrower() -> None:
+    @click.command()
+    @option_of(Example, "size", help="of the box", optional=True)
+    def command(**flags: Any) -> None:
+        pass
+
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "of the box" in text
+    assert "required" not in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("ZMQTRAIN_WORKER", "ZMQTRAIN_WORKERS"),
+        ("ZMQTRAIN_PSS", "ZMQTRAIN_PS"),
+        ("ZMQTRAIN_ELEPHANT", "remove it"),
+    ],
+)
+def test_variable_that_nobody_reads_is_told(variable: str, meant: str) -> None:
+    (text,) = mistyped({variable: "1", "OTHER": "1"}, TaskConfig, Job)
+    assert variable in text
+    assert meant in text
+
+
+def test_variables_of_ours_and_of_kubernetes_are_passed_over() -> None:
+    ours = {variable_of(name): "1" for name in [*OPTIONS, "max_restarts", "dashboards"]}
+    services = {
+        "ZMQTRAIN_PORT": "tcp://10.0.0.1:2222",
+        "ZMQTRAIN_PS_SERVICE_HOST": "10.0.0.1",
+        "ZMQTRAIN_PS_SERVICE_PORT_METRICS": "9410",
+        "ZMQTRAIN_PS_PORT_2222_TCP_ADDR": "10.0.0.1",
+    }
+    assert not list(mistyped(ours | services, TaskConfig, Job))

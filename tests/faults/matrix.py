@@ -302,8 +302,8 @@ ROWS = (
             faults/test_resources.py::test_listener_without_descriptors_keeps_its_peers_and_lets
             faults/test_resources.py::test_name_is_looked_up_until_it_is_there_and_again_when_its
             bad_input/test_wrong_starts.py::test_mistake_ends_in_its_exit_code_with_a_remedy
-            config/test_doctor.py::test_unresolvable_host_is_an_error
-            config/test_doctor.py::test_taken_port_is_an_error
+            cli/test_check_command.py::test_mistake_is_an_error
+            cli/test_check_command.py::test_taken_port_is_an_error
         """,
     ),
     Row(

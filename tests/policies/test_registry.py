@@ -27,6 +27,13 @@ def broken(options):
 
 def nothing(options):
     return options
+
+class Plain(BoundedStaleness):
+    def __init__(self):
+        super().__init__(2)
+
+def plain():
+    return Plain()
 """
 
 
@@ -56,7 +63,7 @@ FORMS = (
     "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of "
     'an installed plug-in, or "module:attr"'
 )
-NO_MODULE = "no module 'no.such' where Python looks (PYTHONPATH)"
+NO_MODULE = "no module 'no.such' beside the job's file"
 WHOLE = (
     "expected hogwild, or hogwild:whole for steps that count on every ps or on none, even if "
     "their worker dies"
@@ -75,8 +82,8 @@ OPTIONS = (
     [
         ("", f"unknown policy '': {FORMS}"),
         ("nope", f"unknown policy 'nope': {FORMS}"),
-        ("bounded_staleness:2", f"unknown policy 'bounded_staleness:2': {FORMS}"),
-        ("no.such:policy", f"unknown policy 'no.such:policy': {NO_MODULE}; {FORMS}"),
+        ("bounded_staleness:2", "did you mean bounded-staleness?"),
+        ("no.such:policy", NO_MODULE),
         ("json.decoder", f"unknown policy 'json.decoder': {FORMS}"),
         (":attr", f"unknown policy ':attr': {FORMS}"),
         (".json:loads", f"unknown policy '.json:loads': {FORMS}"),
@@ -132,7 +139,7 @@ OPTIONS = (
 def test_wrong_spec_is_a_config_error(spec: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make_policy(spec)
-    assert str(raised.value) == sentence
+    assert sentence in str(raised.value)
 
 
 @pytest.fixture
@@ -153,18 +160,25 @@ def test_module_and_attribute_make_a_policy(plug_in: str, rest: str, options: st
     assert policy.options == options
 
 
+@pytest.mark.parametrize("name", ["Plain", "plain"])
+def test_class_without_a_parameter_is_called_without_options(plug_in: str, name: str) -> None:
+    assert type(make_policy(f"{plug_in}:{name}")).__name__ == "Plain"
+
+
 @pytest.mark.parametrize(
     ("attribute", "problem"),
     [
         ("Missing", ": module patience_plug_in has no 'Missing'"),
         ("broken:x", " cannot be made: KeyError: 'x'"),
-        ("nothing", " made a str, which lacks methods of zmqtrain.policies.Policy"),
+        ("nothing", " made a str, which lacks spec, coordinated"),
+        ("Patiant", "; did you mean Patient?"),
     ],
 )
 def test_wrong_attribute_is_a_config_error(plug_in: str, attribute: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make_policy(f"{plug_in}:{attribute}")
-    assert str(raised.value) == f"policy '{plug_in}:{attribute}'{problem}"
+    assert f"policy '{plug_in}:{attribute}'" in str(raised.value)
+    assert problem in str(raised.value)
 
 
 @pytest.mark.usefixtures("plug_in")

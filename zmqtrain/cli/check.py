@@ -1,51 +1,287 @@
-"""`zmqtrain check`: the doctor, before anything is started."""
+"""`zmqtrain check`: what a task does before it begins, and one step of its job."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from zmqtrain.config.cluster import Role
-from zmqtrain.config.doctor import diagnose, diagnose_files
-from zmqtrain.config.findings import exit_code, report
-from zmqtrain.config.options import options_of
-from zmqtrain.config.task import TaskConfig
-from zmqtrain.job import JobOverrides
+from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
+from zmqtrain.config.options import mistyped, names_of, options_of, values_of
+from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
+from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
+from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.job import Job, load_job
+from zmqtrain.models.base import Dataset
+from zmqtrain.models.check import mistakes_of_a_step
+from zmqtrain.observe.health import tls_context
+from zmqtrain.store import own_directory
+from zmqtrain.store.segment_files import default_directory
+from zmqtrain.store.shard import segment_layout
+from zmqtrain.training.evaluation import evaluate
+from zmqtrain.user_code import user_code
+
+CONNECT_TIMEOUT_S = 2.0
+EXAMPLES = 4096
+"""Examples of each data set that are measured, from all over it."""
 
 
 @click.command("check")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--role", type=click.Choice([str(role) for role in Role]), help="role of the task")
 @click.option("--reach", is_flag=True, help="connect to every ps, which has to run then")
-@options_of(TaskConfig, JobOverrides)
-def check_command(files: tuple[Path, ...], role: str | None, reach: bool, **flags: Any) -> int:
-    """Say what is wrong with a configuration.
+@options_of(TaskConfig, optional=True)
+@options_of(Job, optional=True)
+def check_command(role: str | None, reach: bool, **flags: Any) -> int:
+    """Say what is wrong with a task before it is started.
 
-    Without FILES it is that of one task, given as to the task itself: by flags, variables,
-    TF_CONFIG. FILES hold the TF_CONFIGs of the tasks of one job, which have to agree. Nothing is
-    started, but the job's file is run if it is given, as by each task. The exit code is 2 if
-    anything is wrong.
+    It is given as to the task itself: by flags, variables, TF_CONFIG. Its addresses are looked up
+    and its ports tried. With --job the job is loaded and makes one step, whose gradient is compared
+    with the slope of the loss. Nothing is started. The exit code is 2 if anything is wrong.
 
     \b
     Examples:
+      zmqtrain check --job job.py
       zmqtrain check --role ps --ps a:2222,b:2222 --index 1
       TF_CONFIG='{"cluster": ...}' zmqtrain check --reach
-      zmqtrain check ps-0.json worker-0.json worker-1.json
     """
-    if files:
-        _check_alone(role, reach, flags)
-        findings = diagnose_files(files)
-    else:
-        findings = diagnose(Role(role) if role else None, flags, reach=reach)
-    click.echo(report(findings))
-    return exit_code(findings)
+    problems = Problems()
+    task = Role(role) if role else _role_of_environment()
+    problems.warnings += mistyped(ENVIRON, TaskConfig, Job)
+    config = job = None
+    with problems.caught():
+        _check_index(flags, problems)
+        # A check needs no job, whereas a task does.
+        config = load_task(task, flags | {"job": flags["job"] or "not given"})
+    with problems.caught():
+        if flags["job"] is not None:
+            job = load_job(flags["job"]).with_overrides(**values_of(Job, flags))
+            _check_job(job, task, problems)
+    if config is not None:
+        _check_machine(config, job, problems)
+        _check_peers(config, problems, reach=reach)
+    for level, texts in (("error", problems.errors), ("warning", problems.warnings)):
+        for text in texts:
+            click.echo(f"{level}: {text}")
+    if problems.errors or config is None:
+        return ExitCode.USAGE
+    click.echo(f"ok: {_summary(config)}")
+    return ExitCode.OK
 
 
-def _check_alone(role: str | None, reach: bool, flags: dict[str, Any]) -> None:
-    if role or reach or any(value is not None for value in flags.values()):
-        raise click.UsageError(
-            "FILES are compared with each other, options describe one task; give the one or the "
-            "other"
+class Problems:
+    """What is wrong, and what may be."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def caught(self, advice: str = "") -> Iterator[None]:
+        """Count an error that the block raises, and go on after it."""
+        try:
+            yield
+        except (ZmqTrainError, OSError) as error:
+            text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            self.errors.append(advice.format(text) if advice else text)
+
+
+def _role_of_environment() -> Role:
+    """Return the role that TF_CONFIG or honcho names, else a worker."""
+    try:
+        task = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task
+    except ConfigError:  # which is told when the configuration is loaded
+        task = None
+    if task is not None:
+        return task.role
+    process = process_of(ENVIRON)
+    return Role(process.type) if process and process.type in set(Role) else Role.WORKER
+
+
+def _check_index(flags: Mapping[str, Any], problems: Problems) -> None:
+    """Warn of sources that differ, where two tasks may come to the same index."""
+    task, process = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task, process_of(ENVIRON)
+    told = {names_of("index"): flags["index"]}
+    told |= {TF_CONFIG: task.index} if task else {}
+    told |= {PROCESS_NAME: process.index} if process else {}
+    known = {source: index for source, index in told.items() if index is not None}
+    if len(set(known.values())) > 1:
+        (first, _), *_ = known.items()
+        texts = ", ".join(f"{source} says {index}" for source, index in known.items())
+        problems.warnings.append(f"the index is told twice: {texts}; {first} counts")
+
+
+def _check_job(job: Job, role: Role, problems: Problems) -> None:
+    """Look at the job's directory, its data, and one step."""
+    if role is not Role.WORKER and job.logdir and (obstacle := _obstacle(job.logdir)):
+        problems.errors.append(
+            f"the job's logdir is {job.logdir!r}, but {obstacle} is no directory that this user "
+            f"can write to; correct {names_of('logdir')}"
         )
+    parameters = job.initial_parameters()
+    training, evaluation = job.load_data()
+    if len(training) == 0:
+        problems.errors.append("the training set is empty; expected at least one example")
+        return
+    if job.batch_size > len(training):
+        problems.warnings.append(
+            f"{names_of('batch_size')} is {job.batch_size}, more than the {len(training)} examples "
+            "of the training set: a batch holds some of them several times"
+        )
+    rows = min(job.batch_size, len(training))
+    with user_code("take()", training):
+        batch = tuple(map(np.asarray, training.take(np.arange(rows, dtype=np.int64))))
+    if uneven := [array.shape for array in batch if array.shape[:1] != (rows,)]:
+        problems.errors.append(
+            f"take() of {rows} examples returned an array of shape {uneven[0]}; expected {rows} "
+            "rows in each"
+        )
+        return
+    if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in batch):
+        problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
+        return
+    problems.errors += mistakes_of_a_step(job.model, parameters, batch)
+    for name, data in (("training", training), ("evaluation", evaluation)):
+        if data is not None and len(data):
+            measures = evaluate(job.model, parameters, _Sample(data))
+            problems.errors += [
+                f"{measure} of the {name} set is {value}; expected a finite number"
+                for measure, value in measures.items()
+                if not np.isfinite(value)
+            ]
+
+
+class _Sample:
+    """Some examples of a dataset, from all over it."""
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+        count = min(EXAMPLES, len(data))
+        self._indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices: Any) -> Any:
+        return self._data.take(self._indices[indices])
+
+
+def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:
+    """Look for keys, files, room for a segment, and free ports."""
+    security = config.security
+    with problems.caught():
+        if config.role is Role.PS:
+            security.check(config.bind_endpoint, listening=True)
+        for endpoint in security.servers:
+            security.check(endpoint, listening=False)
+            if security.is_keyed(endpoint):
+                security.server_key(endpoint)
+                security.secret()
+    with problems.caught():
+        if config.metrics_tls is not None:
+            tls_context(*config.metrics_tls)
+    with problems.caught():
+        if config.role is Role.PS:
+            _check_segment(config, job)
+    host, port = config.metrics_address
+    _check_port(f"the metrics of {config.task}", host, port, problems)
+    if config.role is Role.PS and not config.bind_endpoint.startswith(IPC):
+        host, _, port_text = config.bind_endpoint.removeprefix("tcp://").rpartition(":")
+        _check_port(str(config.task), host.strip("[]"), int(port_text), problems)
+
+
+def _check_segment(config: TaskConfig, job: Job | None) -> None:
+    """Refuse a directory that cannot hold the memory of a ps.
+
+    Raises:
+        ConfigError, SegmentError: it cannot be written, is not the user's alone, or is too small.
+    """
+    directory = Path(config.segment_dir) if config.segment_dir else default_directory()
+    if directory is None:
+        return
+    if obstacle := _obstacle(str(directory)):
+        raise ConfigError(
+            f"{names_of('segment_dir')} is {str(directory)!r}, but {obstacle} is no directory that "
+            "this user can write to"
+        )
+    if directory.exists():
+        own_directory.check(directory)
+    if job is None:
+        return
+    layout = segment_layout(job.layouts(len(config.ps))[config.index], job.update())
+    needed = layout.nbytes(config.workers)
+    free = shutil.disk_usage(_nearest(directory)).free
+    if needed > free:
+        raise ConfigError(
+            f"{config.task} needs {needed / 1e6:.1f} MB for {config.workers} workers, but "
+            f"{directory} has room for {free / 1e6:.1f} MB; give a larger one by "
+            f"{names_of('segment_dir')}, or in Docker by --shm-size"
+        )
+
+
+def _check_port(what: str, host: str, port: int, problems: Problems) -> None:
+    if port == 0:
+        return
+    advice = f"{what} cannot listen on {host} port {port} ({{}}); is an earlier run of it there?"
+    with problems.caught(advice):
+        interfaces = {name for _, name in socket.if_nameindex()}
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            None if host in {"*", "", *interfaces} else host,
+            port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+
+
+def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None:
+    """Look up the addresses of the ps, and connect to them if that is asked for."""
+    try:
+        others = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses or {}
+    except ConfigError:
+        others = {}
+    near = [address for address in config.ps if is_loopback(address)]
+    if near and not all(map(is_loopback, [*config.ps, *others.values()])):
+        problems.errors.append(
+            f"{names_of('ps')} or TF_CONFIG has the loopback address {near[0]} beside those of "
+            "other hosts; expected names that every host can reach"
+        )
+    for index, text in enumerate(config.ps):
+        if text.startswith(IPC):
+            continue
+        address = parse_address(text)
+        with problems.caught(f"ps {index} at {text} cannot be reached ({{}}); is it started?"):
+            if ip_of(address.host) is None:
+                socket.getaddrinfo(address.host, address.port)
+            if reach and config.task != Task(Role.PS, index):
+                target = address.host, address.port
+                socket.create_connection(target, timeout=CONNECT_TIMEOUT_S).close()
+
+
+def _obstacle(directory: str) -> Path | None:
+    """Return what keeps this user from writing into a directory, or from making it."""
+    there = _nearest(Path(directory))
+    return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else there
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the first of the directories above it that is there."""
+    path = path.absolute()
+    return next(each for each in (path, *path.parents) if os.path.exists(each))
+
+
+def _summary(config: TaskConfig) -> str:
+    chief = "a chief of its own" if config.chief else "the chief in worker 0"
+    return (
+        f"this is {config.task} of a cluster with {len(config.ps)} ps ({', '.join(config.ps)}), "
+        f"{config.workers} worker{'s' * (config.workers > 1)} and {chief}"
+    )

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
 from zmqtrain.cli.run_directories import remove_run, run_directories
-from zmqtrain.config.options import given, names_of
-from zmqtrain.config.task import ENVIRON, TaskConfig
+from zmqtrain.config.options import names_of, option_of
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.store.segment_files import default_directory, remove_dead, segment_files
 
@@ -36,11 +36,11 @@ class Found:
 
 
 @click.command("clean")
-@click.option(
-    "--segment-dir",
-    metavar="DIR",
-    help="where to look for segments, if the job was given this option or ZMQTRAIN_SEGMENT_DIR "
-    "(the user's own directory in /dev/shm)",
+@option_of(
+    TaskConfig,
+    "segment_dir",
+    help="where to look for segments, if the job was given this option (the user's own directory "
+    "in /dev/shm)",
 )
 @click.option("--dry-run", is_flag=True, help="remove nothing")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
@@ -125,22 +125,20 @@ def _is_in_use(one: Found) -> bool:
     return one.ps_alive or one.workers_alive
 
 
-def _directory(given_by_flag: str | None) -> Path | None:
+def _directory(segment_dir: str | None) -> Path | None:
     """Return where to look for segments; None where this host has no place for them by default.
 
     Raises:
         ConfigError: the place that was named is no directory, or may not be looked into.
     """
-    named = given(TaskConfig, {"segment_dir": given_by_flag}, ENVIRON).get("segment_dir")
-    if named is None:
+    if segment_dir is None:
         return default_directory()
-    if not (os.path.isdir(named) and os.access(named, os.R_OK | os.X_OK)):
+    if not (os.path.isdir(segment_dir) and os.access(segment_dir, os.R_OK | os.X_OK)):
         raise ConfigError(
-            f"{names_of('segment_dir')} is {named!r}; expected a directory that this user can "
-            "read, the one that was given to the ps; correct it, or leave it out for the one in "
-            "/dev/shm"
+            f"{names_of('segment_dir')} is {segment_dir!r}; expected a directory that this user "
+            "can read, the one that was given to the ps; correct it, or leave it out"
         )
-    return Path(named)
+    return Path(segment_dir)
 
 
 def _age_s(modified_at: float) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 from rich.console import RenderableType
 
 from zmqtrain.cli.output import cell, show, show_json, table
-from zmqtrain.config.options import given, names_of
-from zmqtrain.config.task import ENVIRON, TaskConfig
+from zmqtrain.config.options import names_of, option_of
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import (
@@ -27,15 +25,7 @@ from zmqtrain.transport.keys import (
     secrets_in,
 )
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _keys_option(command: Command) -> Command:
-    return click.option(
-        "--keys", metavar="DIR", help="the directory of keys (or ZMQTRAIN_KEYS, else required)"
-    )(command)
-
-
+_keys_option = option_of(TaskConfig, "keys", help="the directory of keys, required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
 
 
@@ -180,10 +170,7 @@ def _view(entries: tuple[Entry, ...], held: set[Owner]) -> RenderableType:
     return result
 
 
-def _directory(given_by_flag: str | None) -> Path:
-    named = given(TaskConfig, {"keys": given_by_flag}, ENVIRON).get("keys")
-    if named is None:
-        raise ConfigError(
-            f"{names_of('keys')} is not given; expected the directory of keys; give one of the two"
-        )
-    return Path(named)
+def _directory(keys: str | None) -> Path:
+    if keys is None:
+        raise ConfigError(f"{names_of('keys')} is not given; expected the directory of keys")
+    return Path(keys)

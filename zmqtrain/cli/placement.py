@@ -6,23 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from pydantic import create_model
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, data_size, show, show_json, table
-from zmqtrain.config.options import options_of
-from zmqtrain.config.task import load_overrides
-from zmqtrain.job import JobOverrides, load_job
+from zmqtrain.config.options import option_of
+from zmqtrain.job import Job, load_job
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
-
-_FIELDS: dict[str, Any] = {
-    name: (JobOverrides.model_fields[name].annotation, JobOverrides.model_fields[name])
-    for name in ("placement", "partition_nbytes", "ps_device")
-}
-PlacementOptions = create_model("PlacementOptions", **_FIELDS)
-"""Those of a job's options that decide where its parameters lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,9 @@ class Placement:
     metavar="N",
     help="how many ps share the parameters",
 )
-@options_of(PlacementOptions)
+@option_of(Job, "placement", optional=True)
+@option_of(Job, "partition_nbytes", optional=True)
+@option_of(Job, "ps_device", optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None:
     """Show which variable of JOB lies on which ps.
@@ -72,7 +65,7 @@ def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None
       zmqtrain placement examples/digits.py --ps 2
       zmqtrain placement job.py --ps 4 --placement round-robin --partition-nbytes 0
     """
-    loaded = load_job(job).with_overrides(**load_overrides(flags))
+    loaded = load_job(job).with_overrides(**flags)
     placement = Placement(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
     if as_json:
         how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}

@@ -13,10 +13,10 @@ import click
 from zmqtrain.actors.client import ask
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.options import given, load, names_of
+from zmqtrain.config.options import names_of, option_of, values_of
+from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
-from zmqtrain.config.task import ENVIRON, TF_CONFIG, TaskConfig
-from zmqtrain.config.tf_config import parse_tf_config
+from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ProtocolError
 from zmqtrain.transport.keys import Owner, secrets_in
 from zmqtrain.transport.security import Security
@@ -24,6 +24,15 @@ from zmqtrain.wire.messages import GetStatus, Message, Status
 
 TIMEOUT_S = 5.0
 CLIENT = Owner("client")
+
+OPTIONS = {
+    "ps": "address of ps 0, or of all ps, as host:port,host:port (TF_CONFIG gives it too; if "
+    "nothing does, the one job that runs on this host)",
+    "base_port": None,
+    "keys": "directory with the key of a client and the job's registry",
+    "insecure": "connect beyond this host without keys",
+}
+"""By which options of a task a job is found; with the help that differs from the task's."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -70,41 +79,42 @@ class RemoteJob:
 
     def has_ended(self) -> bool:
         """Return whether chief and ps 0, which were seen on this host, run no more."""
-        return self.name != "" and not _named(self.address)
+        return self.name != "" and not _name_of(self.address)
 
 
 def find_job(
-    ps: str | None,
-    timeout_s: float = TIMEOUT_S,
-    environ: Mapping[str, str] = ENVIRON,
-    keys: str | None = None,
-    insecure: bool | None = None,
+    flags: Mapping[str, Any], timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] = ENVIRON
 ) -> RemoteJob:
-    """Return the job meant by ``--ps``, ZMQTRAIN_PS or TF_CONFIG, else the one of this host.
+    """Return the job meant by the option ps or by TF_CONFIG, else the one of this host.
+
+    ``flags``: the values of the options in OPTIONS.
 
     Raises:
         ConfigError: an address is wrong, or it is not clear which job is meant.
     """
-    address = _address_given(ps, environ)
-    if address is not None:
-        name = _named(address)
-    else:
-        jobs = running_jobs()
-        if len(jobs) != 1:
-            raise ConfigError(_which(jobs))
-        address, name = jobs[0].ps[0], jobs[0].job
-    flags = {"keys": keys, "insecure": insecure}
-    return RemoteJob(address, name, timeout_s, _security(address, flags, environ))
+    values = values_of(TaskConfig, flags)
+    if "ps" not in values:
+        named = read_tf_config(environ.get(TF_CONFIG, "")).addresses_of(Role.PS)
+        if 0 in named:
+            values["ps"] = (named[0],)
+        else:
+            jobs = running_jobs()
+            if len(jobs) != 1:
+                raise ConfigError(_which(jobs))
+            values["ps"] = jobs[0].ps
+    config = TaskConfig(role=Role.WORKER, job="not asked for", **values)
+    if not config.ps:
+        raise ConfigError(f"{names_of('ps')} is 0; expected the address of the job's ps 0")
+    leader = config.model_copy(update={"ps": config.ps[:1]})
+    return RemoteJob(leader.ps[0], _name_of(leader.ps[0]), timeout_s, _as_client(leader.security))
 
 
 def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of a command: it gets a :class:`RemoteJob` as its first argument."""
 
     @functools.wraps(command)
-    def run(
-        *, ps: str | None, timeout_s: float, keys: str | None, insecure: bool | None, **options: Any
-    ) -> Any:
-        job = find_job(ps, timeout_s, keys=keys, insecure=insecure)
+    def run(*, timeout_s: float, **options: Any) -> Any:
+        job = find_job({name: options.pop(name) for name in OPTIONS}, timeout_s)
         return command(job, **options)
 
     run = click.option(
@@ -115,47 +125,19 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         help="seconds to wait for an answer of ps 0",
     )(run)
-    run = click.option(
-        "--insecure",
-        is_flag=True,
-        default=None,
-        help="connect beyond this host without keys (or ZMQTRAIN_INSECURE)",
-    )(run)
-    run = click.option(
-        "--keys",
-        metavar="DIR",
-        help="directory with the key of a client and the job's registry (or ZMQTRAIN_KEYS)",
-    )(run)
-    return click.option(
-        "--ps",
-        metavar="ADDRESSES",
-        help="address of ps 0, or of all ps, as host:port,host:port (or ZMQTRAIN_PS, or "
-        "TF_CONFIG; if none is given, the one job that runs on this host)",
-    )(run)
+    for name, help in reversed(OPTIONS.items()):
+        run = option_of(TaskConfig, name, help=help, optional=True)(run)
+    return run
 
 
-def _address_given(ps: str | None, environ: Mapping[str, str]) -> str | None:
-    said = given(TaskConfig, {"ps": ps}, environ)
-    if "ps" in said:
-        values: dict[str, Any] = {"role": Role.WORKER, "job": "of no matter"}
-        values |= {name: said[name] for name in ("ps", "base_port") if name in said}
-        return load(TaskConfig, values).ps[0]
-    cluster, _ = parse_tf_config(environ.get(TF_CONFIG, ""))
-    return cluster.ps[0] or None if cluster is not None and cluster.ps else None
-
-
-def _security(address: str, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Security:
+def _as_client(security: Security) -> Security:
     """Return how ps 0 is talked to: with the first key of a client that is at hand."""
-    said = given(TaskConfig, flags, environ)
-    values: dict[str, Any] = {"role": Role.WORKER, "job": "of no matter", "ps": address}
-    values |= {name: said[name] for name in flags if name in said}
-    security = load(TaskConfig, values).security
     held = [] if security.directory is None else secrets_in(security.directory)
     clients = [owner for owner in held if owner.role == CLIENT.role]
     return replace(security, owner=min(clients, default=CLIENT))
 
 
-def _named(address: str) -> str:
+def _name_of(address: str) -> str:
     """Return the name of the job at this address, "" if none of this host has it."""
     with contextlib.suppress(ConfigError):  # it is a name only: the address is known
         for job in running_jobs():

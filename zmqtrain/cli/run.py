@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 import uvloop
-from pydantic import create_model
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,11 +19,17 @@ from threadpoolctl import threadpool_limits
 
 from zmqtrain.chief.progress import ProgressLog, shown_loss
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.options import flag_of, given, load, names_of, options_of
-from zmqtrain.config.task import ENVIRON, TaskConfig, load_overrides
-from zmqtrain.config.variables import mistyped
+from zmqtrain.config.options import (
+    flag_of,
+    mistyped,
+    names_of,
+    option_of,
+    options_of,
+    values_of,
+)
+from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError
-from zmqtrain.job import JobOverrides, load_job
+from zmqtrain.job import Job, load_job
 from zmqtrain.local.fork_server import ForkServer
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
@@ -34,20 +39,19 @@ REFRESHES_PER_SECOND = 4
 NEWS = ("zmqtrain.roles.chief", "zmqtrain.chief.saving", "zmqtrain.chief.progress")
 """Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
 
-_FIELDS: dict[str, Any] = {
-    name: (TaskConfig.model_fields[name].annotation, TaskConfig.model_fields[name])
-    for name in ("lane", "segment_dir", "crash_safe")
-}
-MemoryOptions = create_model("MemoryOptions", **_FIELDS)
+MEMORY = ("lane", "segment_dir", "crash_safe")
 """Those of a task's options that decide where a shard lies, and how tensors travel."""
-
 
 log = logging.getLogger(__name__)
 
 
 @click.command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
-@options_of(LocalCluster, MemoryOptions, JobOverrides)
+@options_of(LocalCluster)
+@option_of(TaskConfig, "lane")
+@option_of(TaskConfig, "segment_dir")
+@option_of(TaskConfig, "crash_safe")
+@options_of(Job, optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
 @click.option("--verbose", is_flag=True, help="log what the chief does")
 @click.pass_obj
@@ -72,12 +76,12 @@ def run_command(
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
     setup_logging("C", "info" if verbose else "warning")
-    for text in mistyped(ENVIRON):
+    for text in mistyped(ENVIRON, TaskConfig, Job):
         log.warning("%s", text)
-    cluster = load(LocalCluster, given(LocalCluster, flags, ENVIRON))
-    overrides = load_overrides(flags)
-    memory = load(MemoryOptions, given(MemoryOptions, flags, ENVIRON)).model_dump(exclude_none=True)
-    if memory["lane"] == "memory":
+    cluster = LocalCluster(**values_of(LocalCluster, flags))
+    overrides = values_of(Job, flags)
+    memory = {name: flags[name] for name in MEMORY if flags[name] is not None}
+    if memory.get("lane") == "memory":
         raise ConfigError(
             f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
             "auto, shm or tcp; or call zmqtrain.run in Python, which has all tasks in one process"

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any
 
 from zmqtrain.errors import ConfigError
 
@@ -51,17 +52,14 @@ class Task:
 class Cluster:
     """The tasks of a job and the addresses of its ps.
 
-    ``ps``: address of ps i at position i, "" where it is not known.
-    ``workers``: how many workers the job expects.
+    ``ps``: address of ps i at position i.
+    ``workers``: how many workers the job expects; a worker need not know of those after it.
     ``chief``: whether a chief task of its own exists; if not, worker 0 hosts the chief.
-    ``partial``: whether the source showed only a part of the cluster, as TF_CONFIG does in a TFJob
-    with dynamic workers; then the number of ps, of workers and ``chief`` are what was seen.
     """
 
     ps: tuple[str, ...]
     workers: int
     chief: bool
-    partial: bool = False
 
     @property
     def chief_host(self) -> Task:
@@ -127,6 +125,23 @@ def canonical_address(text: str) -> str:
     if text == IPC:
         raise ConfigError(f"address {text!r} has no path; expected unix:///path/to/socket")
     return text
+
+
+def parse_addresses(value: Any) -> Any:
+    """Return the addresses in ``host:port,host:port``; for a number N, that of each of N: "".
+
+    Raises:
+        ValueError: one of them is no address.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TASKS)):
+        return ("",) * int(text)
+    try:
+        return tuple(map(canonical_address, text.split(",")))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 def connect_endpoint(address: str) -> str:

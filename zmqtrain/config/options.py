@@ -1,7 +1,9 @@
-"""From the fields of a pydantic model to flags and variables, so that each is declared once.
+"""Options of commands, declared once: as fields of a pydantic model.
 
-Field ``batch_size`` is the flag ``--batch-size`` and the variable ``ZMQTRAIN_BATCH_SIZE``; a
-boolean field is the pair ``--name/--no-name``. Only fields with a description are options.
+Field ``batch_size`` is the flag ``--batch-size`` and the variable ``ZMQTRAIN_BATCH_SIZE``, a
+boolean field the pair ``--name/--no-name``. click reads both, shows them in ``--help`` and names
+them in errors; the field says which values are right. A field is an option if it has a description
+and a type that text can be checked against; its title, if it has one, is the option's name.
 """
 
 from __future__ import annotations
@@ -12,108 +14,126 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import did_you_mean, expectation
 
 PREFIX = "ZMQTRAIN_"
+OTHERS = ("MAX_RESTARTS", "WITHIN_S", "DASHBOARDS")
+"""Variables of ours that belong to no field: those of `zmqtrain supervise`, and of deploy/."""
+
+_OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP|SCTP)\w*$")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Model = TypeVar("Model", bound=BaseModel)
 
 
-def flag_of(field: str) -> str:
-    return "--" + field.replace("_", "-")
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def variable_of(field: str) -> str:
-    return PREFIX + field.upper()
+def variable_of(name: str) -> str:
+    return PREFIX + name.upper()
 
 
-def names_of(field: str) -> str:
+def names_of(name: str) -> str:
     """Return how messages name an option: by its flag and its variable."""
-    return f"{flag_of(field)} (or {variable_of(field)})"
+    return f"{flag_of(name)} (or {variable_of(name)})"
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields that are options: the model's own, then those it inherits."""
-    inherited: set[str] = set()
-    for base in model.__bases__:
-        inherited |= getattr(base, "model_fields", {}).keys()
+    """Return the fields that are options, by the option's name: own ones before inherited ones."""
+    inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", ())}
     names = sorted(model.model_fields, key=lambda name: name in inherited)
-    fields = {name: model.model_fields[name] for name in names}
-    return {name: field for name, field in fields.items() if field.description}
+    fields = [(name, model.model_fields[name]) for name in names]
+    return {
+        field.title or name: field
+        for name, field in fields
+        if field.description and field.annotation is not Any
+    }
 
 
-def options_of(*models: type[BaseModel]) -> Callable[[Command], Command]:
-    """Decorate a click command with an option for each field of the models.
+def option_of(
+    model: type[BaseModel], name: str, *, help: str | None = None, optional: bool = False
+) -> Callable[[Command], Command]:
+    """Decorate a click command with the option of one field; None is passed if it is not given.
 
-    The command receives each flag under its field's name: the text as it was typed, True or False
-    for a boolean, None if it was not given. :func:`load` turns these into a model.
+    ``help`` replaces the field's description, where the command means something narrower.
+    ``optional``: something else says what holds without the option, so it is never required and
+    its default is not shown.
     """
+    field = fields_of(model)[name]
+    flag = flag_of(name)
+    is_switch = bool in _types(field.annotation)
+    has_default = not field.is_required() and field.default not in (None, ())
+    return click.option(
+        f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+        name,
+        type=bool if is_switch else FieldType(field),
+        default=None,
+        required=field.is_required() and not optional,
+        help=help or field.description,
+        envvar=variable_of(name),
+        show_envvar=True,
+        show_default=str(field.default) if has_default and not optional else False,
+    )
+
+
+def options_of(*models: type[BaseModel], optional: bool = False) -> Callable[[Command], Command]:
+    """Decorate a click command with the options of all fields of the models, see option_of."""
 
     def decorate(command: Command) -> Command:
-        fields = [item for model in models for item in fields_of(model).items()]
-        for name, field in reversed(fields):
-            command = _option(name, field)(command)
+        every = [(model, name) for model in models for name in fields_of(model)]
+        for model, name in reversed(every):
+            command = option_of(model, name, optional=optional)(command)
         return command
 
     return decorate
 
 
-def given(
-    model: type[BaseModel], flags: Mapping[str, Any], environ: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return what was said about the model's options: by a flag, else by a variable.
+def values_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a command's values that are options of the model and were given."""
+    return {name: values[name] for name in fields_of(model) if values.get(name) is not None}
 
-    A flag that is None and a variable that is empty say nothing; flags of other models are ignored.
+
+def mistyped(environ: Mapping[str, str], *models: type[BaseModel]) -> Iterator[str]:
+    """Yield a sentence about each variable ``ZMQTRAIN_*`` that is none of ours.
+
+    Those that Kubernetes sets for a service whose name begins with zmqtrain are passed over.
     """
-    said = {}
-    for name in fields_of(model):
-        value = flags.get(name)
-        if value is None:
-            value = environ.get(variable_of(name)) or None
-        if value is not None:
-            said[name] = value
-    return said
+    known = [*OTHERS, *(name.upper() for model in models for name in fields_of(model))]
+    for variable, value in sorted(environ.items()):
+        name = variable.removeprefix(PREFIX)
+        is_service = _OF_SERVICES.search(variable) or (
+            variable.endswith("_PORT") and "://" in value
+        )
+        if variable.startswith(PREFIX) and name not in known and not is_service:
+            remedy = did_you_mean(name, known, PREFIX) or "; remove it"
+            yield f"{variable} is set, but zmqtrain has no such variable{remedy}"
 
 
-def load(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Validate values, which may be text from a flag or a variable.
+class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.3
+    """The type of an option: text is right if the field accepts it."""
 
-    Raises:
-        ConfigError: a line for each wrong value, naming flag, variable, value and expectation.
-    """
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_sentences(model, error))) from None
+    def __init__(self, field: FieldInfo) -> None:
+        self._field = field
+        (kind, *_) = _types(field.annotation)
+        self.name = {int: "integer", float: "number"}.get(kind, "text")
+        if get_origin(kind) is Literal:
+            self.name = f"[{'|'.join(get_args(kind))}]"
 
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return self.name if self.name.startswith("[") else self.name.upper()
 
-class _Option(click.Option):
-    """Shows its variable in ``--help``, but leaves reading it to :func:`given`, the one reader."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> None:
-        return None
-
-
-def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
-    is_switch = bool in _types(field.annotation)
-    has_default = not field.is_required() and field.default is not None
-    declaration = flag_of(name)
-    return click.option(
-        f"{declaration}/--no-{declaration[2:]}" if is_switch else declaration,
-        name,
-        cls=_Option,
-        type=bool if is_switch else str,
-        default=None,
-        metavar=None if is_switch else _metavar(field.annotation),
-        help=field.description,
-        envvar=variable_of(name),
-        show_envvar=True,
-        show_default=str(field.default) if has_default else False,
-    )
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        declared: Any = self._field.annotation
+        if self._field.metadata:
+            declared = Annotated[declared, *self._field.metadata]
+        check: TypeAdapter[Any] = TypeAdapter(declared, config=ConfigDict(allow_inf_nan=False))
+        try:
+            return check.validate_python(value, context="option")
+        except ValidationError as error:
+            self.fail(f"{value!r}; {expectation(error.errors()[0])}", param, ctx)
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
@@ -123,40 +143,3 @@ def _types(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) not in (Union, UnionType):
         return () if annotation is type(None) else (annotation,)
     return tuple(kind for member in get_args(annotation) for kind in _types(member))
-
-
-def _metavar(annotation: Any) -> str:
-    (kind, *_) = _types(annotation)
-    if get_origin(kind) is Literal:
-        return f"[{'|'.join(get_args(kind))}]"
-    return {int: "INTEGER", float: "NUMBER"}.get(kind, "TEXT")
-
-
-def _sentences(model: type[BaseModel], error: ValidationError) -> Iterator[str]:
-    for mistake in error.errors(include_url=False):
-        name = str(mistake["loc"][0]) if mistake["loc"] else ""
-        # Pydantic sets this before the text of a validator's ValueError.
-        expected = mistake["msg"].removeprefix("Value error, ")
-        if name not in model.model_fields:
-            yield expected if not name else f"unknown option {name!r}; remove it"
-        elif mistake["type"] == "missing":
-            yield (
-                f"{names_of(name)} is not given; expected "
-                f"{model.model_fields[name].description}; give one of the two"
-            )
-        else:
-            expected = re.sub(r"^\w+ should", "it should", expected)
-            yield (
-                f"{names_of(name)} is {_shown(mistake['input'])}; {expected}; correct it"
-                f"{_or_leave(model.model_fields[name])}"
-            )
-
-
-def _shown(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else repr(value)
-
-
-def _or_leave(field: FieldInfo) -> str:
-    if field.is_required():
-        return ""
-    return " or leave it out" + ("" if field.default is None else f" for {field.default}")

@@ -7,11 +7,18 @@ index), honcho (cluster and index), its default. Each option is declared once, a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from zmqtrain.config.cluster import (
     MAX_PORT,
@@ -22,33 +29,38 @@ from zmqtrain.config.cluster import (
     bind_endpoint,
     canonical_address,
     connect_endpoint,
+    parse_addresses,
 )
-from zmqtrain.config.honcho import PROCESS_NAME, Process, process_of, running_counts
-from zmqtrain.config.options import given, load, names_of
-from zmqtrain.config.tf_config import parse_tf_config
+from zmqtrain.config.options import names_of, values_of
+from zmqtrain.config.resolvers import honcho, tf_config
+from zmqtrain.config.resolvers.honcho import PROCESS_NAME
+from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError
-from zmqtrain.job import JobOverrides
+from zmqtrain.errors import ConfigError, expectation
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import Security
 
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process, as they are when they are looked up."""
 
-TF_CONFIG = "TF_CONFIG"
+RESOLVERS = (tf_config.resolve, honcho.resolve)
+"""What tells of the cluster around this process: each fills in what those before it left open.
+
+A resolver is given the role, the options that are known already and the variables, and returns
+those of index, ps, workers and chief that it finds.
+"""
+
 MAX_THREADS = 1024
 METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 """First port of a role's metrics; task i of the role has the i-th after it."""
-
-FindCounts: TypeAlias = Callable[[Mapping[str, str]], dict[str, int] | None]
 
 
 class TaskConfig(Timing):
     """Everything a task needs that is not the job.
 
     Raises:
-        pydantic.ValidationError: a value is out of range, an address is wrong or listed twice, or
-            the index does not fit the cluster. :func:`load_task` turns it into a ConfigError.
+        pydantic.ValidationError: a value is out of range, or an address is wrong.
+        ConfigError: values do not fit together.
     """
 
     role: Role
@@ -64,9 +76,10 @@ class TaskConfig(Timing):
     base_port: int = Field(
         2222, ge=1, le=MAX_PORT, description="port of ps 0 in a local cluster; ps i has the i-th"
     )
-    ps: tuple[str, ...] = Field(
+    ps: Annotated[tuple[str, ...], BeforeValidator(parse_addresses)] = Field(
+        (),
         description="addresses of all ps, as host:port,host:port; a number N means N local ps from "
-        "the base port on (TF_CONFIG and honcho give it too, else 1)"
+        "the base port on (TF_CONFIG and honcho give it too, else 1)",
     )
     workers: int = Field(
         1,
@@ -141,31 +154,25 @@ class TaskConfig(Timing):
         "info", description="the least severe messages that are logged"
     )
 
-    @field_validator("ps", mode="before")
+    @field_validator("ps")
     @classmethod
-    def _parse_ps(cls, value: Any, info: ValidationInfo) -> tuple[str, ...]:
-        if isinstance(value, int | str):
-            text = str(value).strip()
-            if text.isascii() and text.isdigit() and len(text) <= 5:
-                first = info.data.get("base_port", 1)
-                value = [f"127.0.0.1:{first + index}" for index in range(int(text))]
-            else:
-                value = text.split(",")
-        try:
-            addresses = tuple(canonical_address(address) for address in value)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        if not addresses:
-            raise ValueError("expected at least one ps, which keeps the parameters")
-        if len(set(addresses)) < len(addresses):
-            twice = next(a for a in addresses if addresses.count(a) > 1)
-            raise ValueError(f"{twice} is listed twice; expected an address of its own for each ps")
-        return addresses
+    def _place_local_ones(cls, addresses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        first = info.data.get("base_port", 1)
+        placed = tuple(
+            canonical_address(address or f"127.0.0.1:{first + index}")
+            for index, address in enumerate(addresses)
+        )
+        if twice := [address for address in placed if placed.count(address) > 1]:
+            raise ConfigError(
+                f"{names_of('ps')} lists {twice[0]} twice; expected an address of its own for "
+                "each ps"
+            )
+        return placed
 
     @model_validator(mode="after")
     def _index_fits_cluster(self) -> TaskConfig:
         if self.role is Role.CHIEF and not self.chief:
-            raise ValueError(
+            raise ConfigError(
                 f"this task was started as a chief, but by {names_of('chief')}, TF_CONFIG or "
                 "honcho the cluster has none and worker 0 hosts it; leave this task out, or say "
                 "to every task that there is a chief"
@@ -174,9 +181,9 @@ class TaskConfig(Timing):
         if self.index >= count:
             more = {Role.PS: "ps", Role.WORKER: "workers"}.get(self.role)
             remedy = f", or have more by {names_of(more)}" if more else ""
-            raise ValueError(
-                f"{names_of('index')} is {self.index}; expected {_range(count)} for a "
-                f"{self.role}; correct it{remedy}"
+            raise ConfigError(
+                f"{names_of('index')} is {self.index}; the cluster has {count} {self.role}, "
+                f"counted from 0; correct it{remedy}"
             )
         return self
 
@@ -184,9 +191,8 @@ class TaskConfig(Timing):
     def _certificate_has_its_key(self) -> TaskConfig:
         if (self.metrics_cert is None) != (self.metrics_key is None):
             given, missing = ("metrics_cert", "metrics_key")[:: 1 if self.metrics_cert else -1]
-            raise ValueError(
-                f"{names_of(given)} is given, but not {names_of(missing)}; expected both or none; "
-                "give the other one, too"
+            raise ConfigError(
+                f"{names_of(given)} is given, but not {names_of(missing)}; expected both or none"
             )
         return self
 
@@ -236,130 +242,39 @@ class TaskConfig(Timing):
 
 
 def load_task(
-    role: Role,
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str] = ENVIRON,
-    find_counts: FindCounts = running_counts,
+    role: Role, flags: Mapping[str, Any], environ: Mapping[str, str] = ENVIRON
 ) -> TaskConfig:
     """Return the configuration of the task that this process is.
 
-    ``flags`` holds what :func:`zmqtrain.options.options_of` gave the command. ``find_counts`` is
-    asked how many tasks honcho runs, if honcho started this process and nothing else tells.
+    ``flags``: what a command with the options of TaskConfig was given, see
+    :func:`zmqtrain.config.options.options_of`.
 
     Raises:
-        ConfigError: a value is wrong or missing, TF_CONFIG has mistakes, or TF_CONFIG or honcho
+        ConfigError: values do not fit together, TF_CONFIG has mistakes, or TF_CONFIG or honcho
             started this process as a task of another role.
     """
-    said = given(TaskConfig, flags, environ)
-    cluster, task = parse_tf_config(environ.get(TF_CONFIG, ""))
-    process = process_of(environ)
-    _check_role(role, task, process)
-    known: dict[str, Any] = {"role": role, "ps": "1"}
-    if cluster is not None:
-        known |= _of_tf_config(cluster, role, said)
-    elif process is not None and not {"ps", "workers"} <= said.keys():
-        known |= _of_honcho(find_counts(environ), said)
-    if task is not None:
-        known["index"] = task.index
-    elif process is not None and process.type == role:
-        known["index"] = process.index
-    elif "index" not in said and role is not Role.CHIEF:
-        _check_index_needed(cluster, process)
-    return load(TaskConfig, known | said)
-
-
-def load_overrides(
-    flags: Mapping[str, Any], environ: Mapping[str, str] = ENVIRON
-) -> dict[str, Any]:
-    """Return what flags and variables say about the job, for ``Job.with_overrides``.
-
-    Raises:
-        ConfigError: a value is wrong.
-    """
-    return load(JobOverrides, given(JobOverrides, flags, environ)).model_dump(exclude_none=True)
-
-
-def _check_role(role: Role, task: Task | None, process: Process | None) -> None:
-    if task is not None and task.role is not role:
+    values = values_of(TaskConfig, flags)
+    for resolve in RESOLVERS:
+        values = resolve(role, values, environ) | values
+    sources = [name for name in (TF_CONFIG, PROCESS_NAME) if environ.get(name, "").strip()]
+    if sources and "index" not in values and role is not Role.CHIEF:
         raise ConfigError(
-            f"TF_CONFIG says that this task is {task}, but it was started as a {role}; "
-            f"start it with python -m zmqtrain.roles.{task.role}, or correct TF_CONFIG's task"
+            f"{' and '.join(sources)} tell that there are other tasks, but not the index of this "
+            f'one; add to TF_CONFIG such as "task": {{"type": "{role}", "index": 0}}, name the '
+            f"Procfile's line {role}, or give {names_of('index')}"
         )
-    if task is None and process is not None and process.type in set(Role) - {role}:
+    values = {"role": role, "ps": "1"} | values
+    if values["ps"] in ((), "0"):
         raise ConfigError(
-            f"honcho calls this process {process}, but it was started as a {role}; "
-            f"expected the Procfile's line {process.type} to start python -m "
-            f"zmqtrain.roles.{process.type}; correct the line or its name"
+            f"{names_of('ps')} is 0; expected at least one ps, which keeps the parameters"
         )
-
-
-def _check_index_needed(cluster: Cluster | None, process: Process | None) -> None:
-    """Refuse to take index 0 for granted where several tasks would."""
-    if cluster is not None:
+    try:
+        return TaskConfig(**values)
+    except ValidationError as error:
         raise ConfigError(
-            "TF_CONFIG has a cluster but no task section, so every task would have index 0; "
-            'expected one such as "task": {"type": "worker", "index": 0}; add it, or give '
-            f"{names_of('index')}"
-        )
-    if process is not None:
-        raise ConfigError(
-            f"honcho calls this process {process}, and {process.type!r} is no role, so its index "
-            "is not known; expected ps, worker or chief; rename the Procfile's line, or give "
-            f"{names_of('index')}"
-        )
-
-
-def _of_tf_config(cluster: Cluster, role: Role, said: Mapping[str, Any]) -> dict[str, Any]:
-    if cluster.partial:
-        hidden = ["workers", "chief"] if role is Role.WORKER else ["ps", "workers", "chief"]
-        if missing := [name for name in hidden if name not in said]:
-            raise ConfigError(
-                "TF_CONFIG is that of a TFJob with dynamic workers, which shows a task only a part "
-                f"of the cluster; give {_and([names_of(name) for name in missing])} to every task"
+            "; ".join(
+                f"{names_of(str(mistake['loc'][0]))} is {mistake['input']!r}; "
+                f"{expectation(mistake)}"
+                for mistake in error.errors()
             )
-    holes = [f"ps {index}" for index, address in enumerate(cluster.ps) if not address]
-    if "ps" not in said:
-        if holes:
-            raise ConfigError(
-                f"TF_CONFIG leaves out {_and(holes)}; expected all ps from 0 on, since each holds "
-                f"a part of the parameters; add what is missing, or give {names_of('ps')}"
-            )
-        _check_some("ps", len(cluster.ps), "TF_CONFIG lists")
-    if "workers" not in said:
-        _check_some("workers", cluster.workers, "TF_CONFIG lists")
-    return {"ps": cluster.ps, "workers": cluster.workers, "chief": cluster.chief}
-
-
-def _of_honcho(counts: Mapping[str, int] | None, said: Mapping[str, Any]) -> dict[str, Any]:
-    missing = [name for name in ("ps", "workers") if name not in said]
-    if counts is None:
-        raise ConfigError(
-            f"{PROCESS_NAME} is set, but there is no honcho above this process to tell how "
-            f"many tasks there are; give {_and([names_of(name) for name in missing])}"
-        )
-    ps, workers = counts.get(Role.PS, 0), counts.get(Role.WORKER, 0)
-    known: dict[str, Any] = {"workers": workers}
-    if "workers" in missing:
-        _check_some("workers", workers, "honcho starts")
-    if "ps" in missing:
-        # Only then does honcho run the whole cluster; otherwise the chief may be elsewhere too.
-        _check_some("ps", ps, "honcho starts")
-        known |= {"ps": str(ps), "chief": counts.get(Role.CHIEF, 0) > 0}
-    return known
-
-
-def _check_some(field: str, count: int, source: str) -> None:
-    if count == 0:
-        raise ConfigError(
-            f"{source} no {field.removesuffix('s') if field == 'workers' else field}; expected at "
-            f"least one; add it there, or give {names_of(field)}"
-        )
-
-
-def _range(count: int) -> str:
-    return "0" if count == 1 else f"0 to {count - 1}"
-
-
-def _and(names: Sequence[str]) -> str:
-    *head, last = names
-    return f"{', '.join(head)} and {last}" if head else last
+        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zmqtrain.config.options import names_of
+from zmqtrain.errors import ConfigError
 
 
 class Timing(BaseModel):
@@ -33,7 +34,7 @@ class Timing(BaseModel):
     @model_validator(mode="after")
     def _lease_outlasts_heartbeats(self) -> Timing:
         if self.lease_s < 2 * self.heartbeat_s:
-            raise ValueError(
+            raise ConfigError(
                 f"{names_of('lease_s')} is {self.lease_s:g} and {names_of('heartbeat_s')} is "
                 f"{self.heartbeat_s:g}; expected a lease of at least two heartbeats, or one late "
                 "heartbeat ends a worker; make the lease longer"

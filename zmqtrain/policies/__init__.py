@@ -10,7 +10,7 @@ from zmqtrain.policies.base import (
     Reduce,
     Release,
 )
-from zmqtrain.policies.registry import FORMS, make_policy
+from zmqtrain.policies.registry import FORMS, is_own, make_policy
 
 __all__ = [
     "FORMS",
@@ -22,5 +22,6 @@ __all__ = [
     "Policy",
     "Reduce",
     "Release",
+    "is_own",
     "make_policy",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TypeAlias
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.policies.base import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.hogwild import Hogwild
@@ -34,7 +35,7 @@ def make_policy(spec: str) -> Policy:
         ConfigError: no policy has this name, or its options are wrong.
     """
     try:
-        policy = _made(spec)
+        policy: object = _made(spec)
     except ConfigError:
         raise
     except Exception as error:  # a plug-in's; it must not take down the ps that was asked for it
@@ -42,21 +43,35 @@ def make_policy(spec: str) -> Policy:
             f"policy {spec!r} cannot be made: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(policy, Policy):
+        needed = [name for name in vars(Policy) if not name.startswith("_")]
+        missing = [name for name in needed if not hasattr(policy, name)]
         raise ConfigError(
-            f"policy {spec!r} made a {type(policy).__name__}, which lacks methods of "
-            "zmqtrain.policies.Policy"
+            f"policy {spec!r} made a {type(policy).__name__}, which lacks {', '.join(missing)}; "
+            "expected what zmqtrain.policies.Policy has"
         )
     return policy
+
+
+def is_own(spec: str) -> bool:
+    """Return whether a spec names a module, such as one that lies beside the job's file."""
+    name, colon, _ = spec.strip().partition(":")
+    is_known = name in _BUILT_IN or _installed(name) is not None
+    return bool(colon) and not is_known and all(part.isidentifier() for part in name.split("."))
 
 
 def _made(spec: str) -> Policy:
     name, _, options = spec.strip().partition(":")
     factory = _BUILT_IN.get(name) or _installed(name)
     if factory is None:
-        if not options or not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}")
-        factory, options = _imported(name, options, spec)
+        if not options or not is_own(spec):
+            raise ConfigError(f"unknown policy {spec!r}: expected {FORMS}{_meant(name)}")
+        return _imported(name, options, spec)
     return factory(options)
+
+
+def _meant(name: str) -> str:
+    installed = [entry.name for entry in entry_points(group=ENTRY_POINTS)]
+    return did_you_mean(name, [*_BUILT_IN, *installed])
 
 
 def _hogwild(options: str) -> Policy:
@@ -112,22 +127,35 @@ def _installed(name: str) -> Factory | None:
     return None
 
 
-def _imported(module: str, rest: str, spec: str) -> tuple[Factory, str]:
-    attribute, _, options = rest.partition(":")
+def _imported(module: str, rest: str, spec: str) -> Policy:
+    """Return what the class or function in a module makes, called with the options if it may be."""
+    attribute, colon, options = rest.partition(":")
     try:
         home = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there; something inside it is missing
-        hint = f"no module {module!r} where Python looks (PYTHONPATH); "
+        hint = f"no module {module!r} beside the job's file or where Python looks; "
         is_meant = attribute.isidentifier()
         raise ConfigError(
-            f"unknown policy {spec!r}: {hint if is_meant else ''}expected {FORMS}"
+            f"unknown policy {spec!r}: {hint if is_meant else ''}expected {FORMS}{_meant(module)}"
         ) from None
-    factory: Factory | None = getattr(home, attribute, None)
+    factory: Callable[..., Policy] | None = getattr(home, attribute, None)
     if factory is None:
-        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}")
-    return factory, options
+        close = did_you_mean(attribute, vars(home).keys())
+        raise ConfigError(f"policy {spec!r}: module {module} has no {attribute!r}{close}")
+    return factory(options) if colon or _takes_options(factory) else factory()
+
+
+def _takes_options(factory: Callable[..., Policy]) -> bool:
+    """Return whether a class or function has a parameter for the options of a spec."""
+    try:
+        inspect.signature(factory).bind("")
+    except TypeError:
+        return False
+    except ValueError:  # of a class that is not written in Python
+        return True
+    return True
 
 
 _BUILT_IN: dict[str, Factory] = {

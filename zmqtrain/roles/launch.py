@@ -19,12 +19,11 @@ from zmqtrain.chief.progress import ProgressLog
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
-from zmqtrain.config.options import options_of
-from zmqtrain.config.task import ENVIRON, TaskConfig, load_overrides, load_task
-from zmqtrain.config.variables import mistyped
+from zmqtrain.config.options import mistyped, options_of, values_of
+from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
-from zmqtrain.job import Job, JobOverrides, load_job
+from zmqtrain.job import Job, load_job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles.hosting import (
     ignore_signals,
@@ -74,13 +73,14 @@ def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(role: Role) -> click.Command:
-    @options_of(TaskConfig, JobOverrides)
+    @options_of(TaskConfig)
+    @options_of(Job, optional=True)
     def run(**flags: Any) -> int:
         config = load_task(role, flags)
         setup_logging(config.task.short, config.log_level)
-        for text in mistyped(ENVIRON):
+        for text in mistyped(ENVIRON, TaskConfig, Job):
             log.warning("%s", text)
-        job = load_job(config.job).with_overrides(**load_overrides(flags))
+        job = load_job(config.job).with_overrides(**values_of(Job, flags))
         if config.threads is not None:
             threadpool_limits(config.threads)
         return run_process(config, job)

@@ -37,7 +37,9 @@ def check(directory: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise SegmentError(f"{directory} is no directory, a link, or another user's; {REMEDY}")
     if found.st_mode & 0o077:
+        is_shared = found.st_mode & 0o022  # others write there, too: leave it to them
+        own = directory / f"zmqtrain-{os.geteuid()}"
         raise SegmentError(
             f"{directory} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
-            "expected mode 0700; chmod 700 it"
+            f"expected mode 0700; {f'name one of your own, {own}' if is_shared else 'chmod 700 it'}"
         )

@@ -279,10 +279,12 @@ def _refuse_open(path: Path, mask: int, mode: str) -> None:
     if found & _OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
         found &= ~_OTHERS_WRITE
     if found:
+        is_shared = path.is_dir() and found & _OTHERS_WRITE  # leave it to the others
+        remedy = "use a directory of your own" if is_shared else f"chmod {mode} it"
         raise ConfigError(
             f"{path} is open to others (mode {stat.S_IMODE(path.stat().st_mode):04o}), who could "
-            f"take part in the job; expected mode 0{mode}; chmod {mode} it, and replace its keys "
-            "if others may have been there"
+            f"take part in the job; expected mode 0{mode}; {remedy}, and replace its keys if "
+            "others may have been there"
         )
 
 

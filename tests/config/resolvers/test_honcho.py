@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zmqtrain.config.honcho import Process, honcho_counts, process_of, running_counts
+from zmqtrain.config.resolvers.honcho import Process, honcho_counts, process_of, running_counts
 from zmqtrain.errors import ConfigError
 
 PYTHON = "/venv/bin/python3"
@@ -134,8 +134,10 @@ def test_unreadable_procfile_leaves_the_counts_unknown(
 
 @pytest.mark.integration
 def test_child_of_a_real_honcho_learns_the_counts(tmp_path: Path) -> None:
-    ask = "import os; from zmqtrain.config.honcho import *; print(running_counts(os.environ))"
-    (tmp_path / "ask.py").write_text(ask)
+    (tmp_path / "ask.py").write_text(
+        "import os; from zmqtrain.config.resolvers import honcho; "
+        "print(honcho.running_counts(os.environ))"
+    )
     (tmp_path / "Procfile").write_text(f"ps: {sys.executable} ask.py\nworker: sleep 60\n")
     done = subprocess.run(
         [sys.executable, "-m", "honcho", "start", "-c", "ps=1,worker=3"],

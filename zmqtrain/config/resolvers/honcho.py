@@ -1,4 +1,4 @@
-"""What honcho tells the processes it starts, and how to learn what it does not tell them.
+"""The cluster that honcho starts: what it tells its processes, and how to learn the rest.
 
 A child sees its own name, ``HONCHO_PROCESS_NAME=worker.2``, but not how many others there are:
 that stands on honcho's command line and in the Procfile.
@@ -10,16 +10,16 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 from honcho.environ import parse_procfile
 
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 
 PROCESS_NAME = "HONCHO_PROCESS_NAME"
-KILL_WAIT_S = 5.0
-"""How long after SIGTERM honcho kills what it started; it cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,46 @@ class Process:
 
     def __str__(self) -> str:
         return f"{self.type}.{self.index + 1}"
+
+
+def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return index, ps, workers and chief as far as honcho says them; {} if it did not start us.
+
+    ``known``: the options that something else says; honcho is asked for the others only.
+
+    Raises:
+        ConfigError: honcho runs this as another role, runs no ps or no worker, or is out of sight.
+    """
+    process = process_of(environ)
+    if process is None:
+        return {}
+    found: dict[str, Any] = {"index": process.index} if process.type == role else {}
+    if process.type in set(Role) - {role} and "index" not in known:
+        raise ConfigError(
+            f"honcho calls this process {process}, but it was started as a {role}; expected the "
+            f"Procfile's line {process.type} to start python -m zmqtrain.roles.{process.type}; "
+            "correct the line or its name"
+        )
+    missing = [name for name in ("ps", "workers") if name not in known]
+    if not missing:
+        return found
+    counts = running_counts(environ)
+    if counts is None:
+        raise ConfigError(
+            f"{PROCESS_NAME} is set, but there is no honcho above this process to tell how "
+            f"many tasks there are; give {' and '.join(map(names_of, missing))}"
+        )
+    sizes = {"ps": counts.get(Role.PS, 0), "workers": counts.get(Role.WORKER, 0)}
+    if none := [name for name in missing if sizes[name] == 0]:
+        raise ConfigError(
+            f"honcho starts no {none[0].removesuffix('s') if none[0] == 'workers' else none[0]}; "
+            f"expected at least one; add a line to the Procfile, or give {names_of(none[0])}"
+        )
+    found["workers"] = sizes["workers"]
+    if "ps" in missing:
+        # Only then does honcho run the whole cluster; otherwise the chief may be elsewhere too.
+        found |= {"ps": str(sizes["ps"]), "chief": counts.get(Role.CHIEF, 0) > 0}
+    return found
 
 
 def process_of(environ: Mapping[str, str]) -> Process | None:

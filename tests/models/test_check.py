@@ -1,0 +1,137 @@
+"""A model's step under a magnifier: what is wrong with a gradient is seen, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.models import MLP, LinearRegression
+from zmqtrain.models.check import mistakes_of_a_step
+
+RANDOM = np.random.default_rng(0)
+FEATURES = RANDOM.normal(size=(40, 6)).astype(np.float32)
+LABELS = RANDOM.integers(0, 3, 40)
+SECOND = "layer1/weights"
+
+
+class Changed:
+    """An MLP whose gradient is changed before it is handed over."""
+
+    def __init__(self, change: Callable[[Any, dict[str, Any]], object]) -> None:
+        self.network = MLP(features=6, hidden=8, classes=3)
+        self._change = change
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return self.network.parameters(seed)
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        loss = self.network.loss_and_gradients(parameters, batch, out)
+        self._change(parameters, out)
+        return loss
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return self.network.metrics(parameters, batch)
+
+
+class SinglePrecision(Changed):
+    """Computes in float32, whatever it is given."""
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        single = {name: value.astype(np.float32) for name, value in parameters.items()}
+        buffers = {name: np.empty_like(value) for name, value in single.items()}
+        loss = np.float32(super().loss_and_gradients(single, batch, buffers))
+        for name, value in buffers.items():
+            out[name][...] = value
+        return float(loss)
+
+
+def nothing(parameters: Any, out: dict[str, Any]) -> None:
+    pass
+
+
+def mistakes(model: Any, batch: Any = (FEATURES, LABELS)) -> list[str]:
+    return list(mistakes_of_a_step(model, model.parameters(0), batch))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (Changed(nothing), (FEATURES, LABELS)),
+        (SinglePrecision(nothing), (FEATURES, LABELS)),
+        (MLP(features=6, hidden=(8, 5), classes=3), (FEATURES, LABELS)),
+        (LinearRegression(), (FEATURES[:, :1], FEATURES[:, 1:2])),
+    ],
+)
+def test_right_gradient_is_passed_over(model: Any, batch: Any) -> None:
+    assert mistakes(model, batch) == []
+
+
+def set_nan(parameters: Any, out: dict[str, Any]) -> None:
+    out[SECOND][...] = np.nan
+
+
+def set_one_infinite(parameters: Any, out: dict[str, Any]) -> None:
+    out[SECOND][0, 0] = np.inf
+
+
+def replace_by_another_shape(parameters: Any, out: dict[str, Any]) -> None:
+    out[SECOND] = out[SECOND].T
+
+
+def add_another(parameters: Any, out: dict[str, Any]) -> None:
+    out["nobody"] = np.zeros(1)
+
+
+def double(parameters: Any, out: dict[str, Any]) -> None:
+    out[SECOND] *= 2
+
+
+def forget_one_row(parameters: Any, out: dict[str, Any]) -> None:
+    out[SECOND][3] = 0
+
+
+def train_by_itself(parameters: Any, out: dict[str, Any]) -> None:
+    parameters[SECOND][...] -= 0.1 * out[SECOND]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (set_nan, ["not written"]),
+        (set_one_infinite, ["1 of 24 elements"]),
+        (replace_by_another_shape, ["shape (3, 8)", "(8, 3)"]),
+        (double, ["wrong", "says"]),
+        (forget_one_row, ["wrong"]),
+        (train_by_itself, ["writes to parameter"]),
+    ],
+)
+def test_wrong_gradient_is_told_with_its_variable(change: Any, told: list[str]) -> None:
+    (text,) = mistakes(Changed(change))
+    for each in [repr(SECOND), *told]:
+        assert each in text
+
+
+def test_gradient_of_no_parameter_is_told() -> None:
+    (text,) = mistakes(Changed(add_another))
+    assert "'nobody'" in text
+
+
+def test_large_error_is_seen_in_single_precision_too() -> None:
+    (text,) = mistakes(SinglePrecision(double))
+    assert repr(SECOND) in text
+
+
+def test_loss_that_is_not_finite_is_told() -> None:
+    (*_, last) = mistakes(Changed(nothing), (np.full_like(FEATURES, np.nan), LABELS))
+    assert "the loss" in last
+
+
+def test_loss_that_differs_from_call_to_call_has_no_slope() -> None:
+    class Noisy(Changed):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            return super().loss_and_gradients(parameters, batch, out) + float(RANDOM.random())
+
+    assert mistakes(Noisy(double)) == []

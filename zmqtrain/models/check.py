@@ -1,0 +1,192 @@
+"""One real step of a model, looked at closely: is its gradient written, finite, and right?
+
+A gradient is right if it is the slope of the loss, which is measured by central differences
+(L(p + h v) - L(p - h v)) / 2h along directions v: some random elements of each variable, and one
+direction through all of them. In float64 where the model computes in it; in float32 the loss is so
+coarse that only large errors can be seen, and the tolerance says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Batch, Model
+from zmqtrain.user_code import user_code
+
+ELEMENTS = 4
+"""Elements of each variable whose slope is measured on its own."""
+
+ROWS = 16
+"""Examples for which slopes are measured: the loss is computed 20 times for each variable."""
+
+SECONDS = 10.0
+"""Variables whose turn has not come by then are left out."""
+
+RELATIVE_TOLERANCE = 0.01
+_DOUBLE_NOISE, _SINGLE_NOISE = 1e-13, 1e-6
+_DOUBLE_STEP, _SINGLE_STEP = 1e-5, 1e-2
+"""Relative errors of a loss in float64 and float32, and steps that balance them against h**2."""
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+def mistakes_of_a_step(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
+    """Yield what is wrong with the loss and the gradient of one batch; nothing if all is right.
+
+    Raises:
+        ConfigError: the model raises.
+    """
+    before = {name: value.copy() for name, value in parameters.items()}
+    out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
+    loss = _call(model, parameters, batch, out)
+    wrong = list(_of_arrays(before, parameters, out))
+    if not math.isfinite(loss):
+        wrong.append(f"the loss of the first batch is {loss}; expected a finite number")
+    yield from wrong
+    if not wrong:
+        yield from _of_slopes(model, parameters, tuple(array[:ROWS] for array in batch))
+
+
+def _of_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
+    for name in sorted(out.keys() - before.keys()):
+        yield f"a gradient of {name!r} is written, which is none of the parameters"
+    for name, value in before.items():
+        gradient = out[name]
+        if not np.array_equal(value, parameters[name]):
+            yield f"loss_and_gradients() writes to parameter {name!r}; expected that it only reads"
+        if np.shape(gradient) != value.shape:
+            yield (
+                f"the gradient of {name!r} has shape {np.shape(gradient)}, the parameter "
+                f"{value.shape}; write it into the buffer that is given, with out= or [...]"
+            )
+        elif np.isnan(gradient).all():
+            yield (
+                f"the gradient of {name!r} is not written, or added to what the buffer held; "
+                "buffers are not cleared between steps: overwrite every element"
+            )
+        elif not np.isfinite(gradient).all():
+            count = np.size(gradient) - np.count_nonzero(np.isfinite(gradient))
+            yield (
+                f"{count} of {np.size(gradient)} elements of the gradient of {name!r} are NaN or "
+                "infinite, or not written"
+            )
+
+
+@dataclass(frozen=True)
+class _Precision:
+    """How finely the loss is known: its type, its error, and a step that suits both."""
+
+    dtype: type[np.floating[Any]]
+    step: float
+    noise: float
+
+
+def _of_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
+    precision = _precision(model, parameters, batch)
+    if precision is None:
+        return  # the loss differs from call to call, as with dropout: it has no slope
+    point = {name: value.astype(precision.dtype) for name, value in parameters.items()}
+    gradients = {name: np.zeros_like(value) for name, value in point.items()}
+    _call(model, point, batch, gradients)
+    random, until = np.random.default_rng(0), time.monotonic() + SECONDS
+    for name in map(str, random.permutation(list(gradients))):
+        if time.monotonic() > until:
+            return
+        gradient = gradients[name]
+        for direction, where in _directions(gradient, random):
+            told = float(np.sum(gradient * direction, dtype=np.float64))
+            measured, error = _slope(model, point, batch, name, direction, precision)
+            tolerance = RELATIVE_TOLERANCE * max(abs(told), abs(measured)) + error
+            if abs(told - measured) > tolerance:
+                yield (
+                    f"the gradient of {name!r} is wrong {where}: loss_and_gradients() says "
+                    f"{told:.6g}, the loss itself changes by {measured:.6g} (+- {tolerance:.2g})"
+                )
+                break
+
+
+def _directions(
+    gradient: NDArray[Any], random: np.random.Generator
+) -> Iterator[tuple[NDArray[Any], str]]:
+    """Yield arrays of the gradient's shape and length 1, and words for where they point."""
+    count = min(ELEMENTS, gradient.size)
+    for flat in random.choice(gradient.size, count, replace=False):
+        direction = np.zeros_like(gradient)
+        direction.flat[flat] = 1
+        index = [int(i) for i in np.unravel_index(flat, gradient.shape)]
+        yield direction, f"at {index}" if index else "there"
+    signs = random.choice([-1.0, 1.0], gradient.shape)
+    yield np.asarray(signs / math.sqrt(gradient.size), gradient.dtype), "in a random direction"
+
+
+def _slope(
+    model: Model,
+    point: Arrays,
+    batch: Batch,
+    name: str,
+    direction: NDArray[Any],
+    precision: _Precision,
+) -> tuple[float, float]:
+    """Return how the loss changes along a direction, and by how much that may be wrong.
+
+    What two steps differ in shows how far the loss is from a line: at a kink of ReLU it is not
+    known, which the error says.
+    """
+
+    def central(step: float) -> float:
+        losses = []
+        for sign in (1, -1):
+            moved = point[name] + precision.dtype(sign * step) * direction
+            losses.append(_loss(model, point | {name: moved}, batch))
+        return (losses[0] - losses[1]) / (2 * step)
+
+    near, far = central(precision.step), central(2 * precision.step)
+    return near, 2 * abs(near - far) + precision.noise / precision.step
+
+
+def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | None:
+    """Return how finely the model computes its loss; None if the same call gives another loss.
+
+    Parameters that move by tiny equal steps move a loss in float64 by equal steps, one in float32
+    not at all or in jumps.
+    """
+    point = {name: value.astype(np.float64) for name, value in parameters.items()}
+    try:
+        losses = [
+            _loss(model, {name: value + step * 1e-9 for name, value in point.items()}, batch)
+            for step in (0, 0, 1, 2, 3)
+        ]
+    except ConfigError:  # it takes float32 alone
+        losses = [_loss(model, parameters, batch) for _ in range(2)]
+    if losses[0] != losses[1]:
+        return None
+    scale = max(1.0, abs(losses[0]))
+    jumps = np.abs(np.diff(losses[1:], 2))
+    if len(set(losses)) > 1 and jumps.max() < 10 * _DOUBLE_NOISE * scale:
+        return _Precision(np.float64, _DOUBLE_STEP, _DOUBLE_NOISE * scale)
+    return _Precision(np.float32, _SINGLE_STEP, _SINGLE_NOISE * scale)
+
+
+def _loss(model: Model, parameters: Arrays, batch: Batch) -> float:
+    out = {name: np.zeros_like(value) for name, value in parameters.items()}
+    return _call(model, parameters, batch, out)
+
+
+def _call(model: Model, parameters: Arrays, batch: Batch, out: dict[str, Any]) -> float:
+    with user_code("loss_and_gradients()", model):
+        loss = model.loss_and_gradients(parameters, batch, out)
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: the mean "
+            "loss over the batch"
+        ) from None
