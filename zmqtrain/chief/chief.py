@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ import numpy as np
 from zmqtrain.actors.joining import Joined, join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.conclusion import conclude
+from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     CheckpointError,
-    ConfigError,
-    DataError,
     ExitCode,
     FencedError,
     PeerLostError,
@@ -34,10 +33,9 @@ from zmqtrain.errors import (
 from zmqtrain.exchanges.lanes import map_segment, read_parameters
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
-from zmqtrain.observe.summary import Summary, parameters_sha256
+from zmqtrain.observe.summary import Summary
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.segment import Reached
-from zmqtrain.training.evaluation import evaluate
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
@@ -46,6 +44,9 @@ from zmqtrain.wire.messages import (
     Initialize,
     Parameters,
     Read,
+    Save,
+    Saved,
+    SaveEnded,
     Shutdown,
     Status,
 )
@@ -77,8 +78,8 @@ class Chief(JobActor):
         self._variables = job.variables()
         self._links: list[Link] = []
         self._segments: list[Reached | None] = []  # of the ps, where they can be reached
-        self._saver = Saver(self)
-        self._next_evaluation = job.evaluate_every or math.inf
+        self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
+        self._evaluator: Evaluator
 
     @property
     def leader(self) -> Link:
@@ -97,6 +98,7 @@ class Chief(JobActor):
     async def _run_job(self) -> int:
         if self._dataset is None:
             self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
+        self._evaluator = Evaluator(self.job, self._dataset, self.metrics, self.read_parameters)
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
@@ -216,11 +218,29 @@ class Chief(JobActor):
                 return status
             if status.save_wanted or self._saver.is_due():
                 with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
-                    await self._saver.save(status.step)
-            if status.step >= self._next_evaluation:
-                every = self.job.evaluate_every
-                self._next_evaluation = (status.step // every + 1) * every
-                await self._report_evaluation(status.step)
+                    await self._save(status.step)
+            if self._evaluator.is_due(status.step):
+                await self._evaluator.report(status.step)
+
+    async def _save(self, step: int) -> None:
+        """Save a checkpoint, and tell the leader's clients who asked for one.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        try:
+            path = await self._saver.save(step, self.generation)
+        except CheckpointError as error:
+            self.leader.tell(SaveEnded("", str(error)))
+            raise
+        if path is not None:
+            self.leader.tell(SaveEnded(str(path), ""))
+
+    async def _write_shards(self, directory: Path) -> Saved:
+        reply = await self.leader.request(
+            Save(str(directory)), reason="the shards are writing a checkpoint"
+        )
+        return reply.expect(Saved)
 
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status as the leader has it."""
@@ -243,33 +263,6 @@ class Chief(JobActor):
             layout.scatter(flat, values)
         return values
 
-    async def _report_evaluation(self, step: int) -> None:
-        """Evaluate on the way; that it fails is no reason to stop learning."""
-        try:
-            loss, accuracy = await self._evaluate()
-        except (ConfigError, DataError) as error:
-            self._next_evaluation = math.inf
-            log.error("not evaluated at step %d, nor again before the end: %s", step, error)
-        else:
-            log.info("step %d: loss %.4f, accuracy %.4f", step, loss, accuracy)
-
-    async def _evaluate(self) -> tuple[float, float]:
-        """Measure (loss, accuracy) on the evaluation set; NaN where the model has none."""
-        if self._dataset is None:
-            return math.nan, math.nan
-        parameters = await self.read_parameters(self.job.evaluate_average)
-        given_up = threading.Event()
-        try:
-            measures = await asyncio.to_thread(
-                evaluate, self.job.model, parameters, self._dataset, given_up.is_set
-            )
-        finally:
-            given_up.set()  # or the process would wait for the thread, if this was cancelled
-        loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
-        self.metrics.evaluation_loss.set(loss)
-        self.metrics.evaluation_accuracy.set(accuracy)
-        return loss, accuracy
-
     async def _end(self, status: Status) -> int:
         """Do all that has to be durable, then send everyone home.
 
@@ -277,49 +270,29 @@ class Chief(JobActor):
             FencedError: some ps has a new life, and all of this has to be done once more.
         """
         interrupted = not status.stop and not status.failure
-        code, ended = self._verdict(status)
-        loss = accuracy = math.nan
-        failures: list[ZmqTrainError] = []  # none may keep the others from being sent home
         if interrupted:
             await self._close()
         if not status.failure:
             await self._wait_for_shards()
-        try:
-            await self._saver.save(status.step)
-        except CheckpointError as error:
-            failures.append(error)
-        try:
-            if not interrupted:
-                loss, accuracy = await self._evaluate()
-        except (ConfigError, DataError) as error:
-            log.error("not evaluated: %s", error)
-            failures.append(error)
-        if failures:
-            code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
-        status = await self.status()
-        self._on_progress(status)
-        digest = parameters_sha256(await self.read_parameters())
-        self.summary = Summary(
+        conclusion = await conclude(
+            *self._verdict(status),
+            lambda: self._save(status.step),
+            None if interrupted else self._evaluator.evaluate,
+        )
+        final = await self.status()
+        self._on_progress(final)
+        parameters = await self.read_parameters()
+        self.summary = Summary.of(
+            final,
             job=self.job_name,
-            policy=status.policy,
             ps=self.shards,
             workers=self.workers,
-            global_step=status.step,
-            seconds=status.seconds,
-            steps_per_second=status.steps_per_second,
-            loss=loss,
-            accuracy=accuracy,
-            train_loss=status.loss,
-            staleness=status.staleness,
-            pushes=status.pushes,
-            examples=status.examples,
-            parameters_sha256=digest,
+            parameters=parameters,
             checkpoint=self._saver.last,
-            ended=ended,
-            exit_code=code,
+            **asdict(conclusion),
         )
-        await self._broadcast_shutdown(code, ended)
-        return code
+        await self._broadcast_shutdown(conclusion.exit_code, conclusion.ended)
+        return conclusion.exit_code
 
     async def _close(self) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.

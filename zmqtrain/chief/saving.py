@@ -1,25 +1,24 @@
-"""The chief's keeping of checkpoints: when to save, how to agree on one, which to resume from."""
+"""Keeping a job's checkpoints: when to save, what to write down, which one to resume from."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
+from zmqtrain.job import Job
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store import checkpoint, retention
 from zmqtrain.store import generations as generations
 from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
-from zmqtrain.wire.messages import Save, Saved, SaveEnded
-
-if TYPE_CHECKING:
-    from zmqtrain.chief.chief import Chief
+from zmqtrain.wire.messages import Saved
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +26,25 @@ log = logging.getLogger(__name__)
 class Saver:
     """Checkpoints of one job. Without a logdir nothing is ever due."""
 
-    def __init__(self, chief: Chief) -> None:
-        self._chief = chief
-        job = chief.job
+    def __init__(
+        self,
+        job: Job,
+        shards: int,
+        fingerprint: Mapping[str, str],
+        metrics: Metrics,
+        write_shards: Callable[[Path], Awaitable[Saved]],
+    ) -> None:
+        """``write_shards`` has every shard write itself into a directory, all at one version."""
+        self._job, self._shards, self._fingerprint = job, shards, fingerprint
+        self._metrics = metrics
+        self._write_shards = write_shards
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
         self._found_damage = False  # among the checkpoints that were there
         self.last: str | None = None
         self.last_step = 0
-        chief.metrics.checkpoint_interval_seconds.set(self._interval_s)
+        metrics.checkpoint_interval_seconds.set(self._interval_s)
 
     def is_due(self) -> bool:
         return self._interval_s > 0 and time.monotonic() >= self._due_at
@@ -79,57 +87,50 @@ class Saver:
         except CheckpointError as error:
             log.warning("the number of generation %d is not kept: %s", generation, error)
 
-    async def save(self, step: int) -> None:
-        """Write a checkpoint at the next cut.
+    async def save(self, step: int, generation: int) -> Path | None:
+        """Write a checkpoint and return its directory; None, and nothing, without a logdir.
 
         Raises:
             CheckpointError: it failed; what was saved before is untouched.
         """
         if self._logdir is None:
-            return
+            return None
         self._due_at += max(self._interval_s, time.monotonic() - self._due_at)
         started = time.monotonic()
         try:
-            path = await self._save(self._logdir, step)
+            path = await self._save(self._logdir, step, generation)
         except CheckpointError as error:
-            self._chief.metrics.checkpoint_failures.manifest.inc()
-            self._chief.leader.tell(SaveEnded("", str(error)))
+            self._metrics.checkpoint_failures.manifest.inc()
             log.error("no checkpoint at step %d: %s", step, error)
             raise
-        metrics = self._chief.metrics
-        metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
-        metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+        self._metrics.checkpoint_duration_seconds.observe(time.monotonic() - started)
+        self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
         self.last = str(path)
-        self._chief.leader.tell(SaveEnded(str(path), ""))
         log.info("saved %s in %.2f s", path, time.monotonic() - started)
+        return path
 
-    async def _save(self, logdir: Path, step: int) -> Path:
-        chief = self._chief
+    async def _save(self, logdir: Path, step: int, generation: int) -> Path:
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
-        reply = await chief.leader.request(
-            Save(str(temporary)), reason="the shards are writing a checkpoint"
-        )
-        saved = reply.expect(Saved)
+        saved = await self._write_shards(temporary)
         try:
-            manifest = self._manifest(saved)
+            manifest = self._manifest(saved, generation)
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports make no checkpoint: {error}") from error
         path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-        await asyncio.to_thread(retention.prune, logdir, chief.job.keep_checkpoints)
-        chief.metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
+        await asyncio.to_thread(retention.prune, logdir, self._job.keep_checkpoints)
+        self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
         self.last_step = saved.step
         return path
 
-    def _manifest(self, saved: Saved) -> Manifest:
-        chief = self._chief
-        layouts = chief.job.layouts(chief.shards)
+    def _manifest(self, saved: Saved, generation: int) -> Manifest:
+        layouts = self._job.layouts(self._shards)
         ledger = LedgerState(
             next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
         )
-        slots = [slot.name for slot in chief.job.update().slots]
+        slots = [slot.name for slot in self._job.update().slots]
         return Manifest(
-            fingerprint=chief.fingerprint,
-            generation=chief.generation,
+            fingerprint=dict(self._fingerprint),
+            generation=generation,
             global_step=saved.step,
             policy=saved.policy,
             ledger=ledger.model_dump(mode="json"),
@@ -137,10 +138,10 @@ class Saver:
                 f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
             },
             files=tuple(ShardFile(*astuple(file)) for file in saved.files),
-            tensors=tensor_records(chief.job.variables(), layouts, slots),
+            tensors=tensor_records(self._job.variables(), layouts, slots),
         )
 
     def _passed_over(self, path: Path, error: CheckpointError) -> None:
-        self._chief.metrics.checkpoint_failures.restore.inc()
+        self._metrics.checkpoint_failures.restore.inc()
         self._found_damage = True
         log.error("passing over checkpoint %s: %s", path.name, error)

@@ -36,7 +36,7 @@ from zmqtrain.observe.logs import setup_logging
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
-NEWS = ("zmqtrain.roles.chief", "zmqtrain.chief.saving", "zmqtrain.chief.progress")
+NEWS = ("zmqtrain.chief",)
 """Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
 
 MEMORY = ("lane", "segment_dir", "crash_safe")

@@ -24,10 +24,11 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
 )
-from zmqtrain.coordination.ledger import Ledger, LedgerState
+from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
+from zmqtrain.coordination.status import divergence
 from zmqtrain.errors import (
     ConfigError,
     ExitCode,
@@ -252,13 +253,8 @@ class Leader:
             self.admin.notify()
         if coordinator.next_policy is None:
             self.admin.policy_settled(coordinator.policy)
-        if coordinator.refused > self.ps.job.max_nonfinite:
-            self._fail(
-                ExitCode.DIVERGED,
-                f"{coordinator.refused} gradients held NaN or infinity, the job allows "
-                f"{self.ps.job.max_nonfinite}: lower the learning rate, set clip_norm, or raise "
-                "max_nonfinite",
-            )
+        if text := divergence(coordinator.refused, self.ps.job.max_nonfinite):
+            self._fail(ExitCode.DIVERGED, text)
 
     def _begin_journal(self) -> None:
         """Write down all that the next life has to know, in place of what was noted so far."""
@@ -313,14 +309,7 @@ class Leader:
         checkpoint = self.ps.restored_from
         if checkpoint is None:
             return Ledger()
-        manifest = read_manifest(checkpoint)
-        for option in ("batch_size", "seed"):
-            then, now = manifest.fingerprint.get(option), self.ps.fingerprint[option]
-            if then != now:
-                log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
-                return Ledger()
-        state = LedgerState.model_validate(manifest.ledger)
-        return Ledger(state.next_batch, list(state.open_batches), state.examples)
+        return restored_ledger(read_manifest(checkpoint), self.ps.fingerprint)
 
     def _show_policy(self) -> None:
         policy = make_policy(self.policy)

@@ -9,9 +9,15 @@ be recorded in the same place as the update.
 from __future__ import annotations
 
 import heapq
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from zmqtrain.store.manifest import Manifest
+
+log = logging.getLogger(__name__)
 
 
 class LedgerState(BaseModel):
@@ -98,3 +104,17 @@ class Ledger:
         """Return the numbers below ``next_batch`` that are not counted, in order."""
         held = [*self.leases.values(), *self.pending.values()]
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
+
+
+def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:
+    """Return the ledger with which a job of this fingerprint goes on from a checkpoint.
+
+    With other batches the data is gone through anew; what was counted stays counted.
+    """
+    state = LedgerState.model_validate(manifest.ledger)
+    for option in ("batch_size", "seed"):
+        then, now = manifest.fingerprint.get(option), fingerprint[option]
+        if then != now:
+            log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
+            return Ledger(examples=state.examples)
+    return Ledger(state.next_batch, list(state.open_batches), state.examples)

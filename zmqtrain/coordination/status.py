@@ -27,7 +27,7 @@ def status_of(leader: Leader) -> Status:
         switching=following.spec if following is not None else "",
         step=leader.step,
         steps=ps.job.steps,
-        stop=_ending(leader.step, ps.job.steps) if finished else "",
+        stop=completion(leader.step, ps.job.steps) if finished else "",
         failure=leader.failure,
         failure_code=leader.failure_code,
         all_delivered=leader.all_delivered,
@@ -43,11 +43,21 @@ def status_of(leader: Leader) -> Status:
     )
 
 
-def _ending(step: int, steps: int) -> str:
+def completion(step: int, steps: int) -> str:
     """Return why no more gradients are needed."""
     if step > steps:  # as the checkpoint was that the job went on from
         return f"step {step} was reached before, and {steps} are asked for: raise --steps"
     return f"step {step} of {steps} is done"
+
+
+def divergence(refused: int, allowed: int) -> str:
+    """Return why a job ends that has refused so many gradients; "" if it goes on."""
+    if refused <= allowed:
+        return ""
+    return (
+        f"{refused} gradients held NaN or infinity, the job allows {allowed}: lower the learning "
+        "rate, set clip_norm, or raise max_nonfinite"
+    )
 
 
 def waits_of(leader: Leader) -> tuple[Wait, ...]:

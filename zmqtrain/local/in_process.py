@@ -1,6 +1,7 @@
-"""A whole cluster inside one Python process: `zmqtrain.run(job, workers=2)`.
+"""Training inside one Python process: `zmqtrain.run(job)`, for scripts, notebooks and tests.
 
-The same actors as in separate processes, over the memory transport: for notebooks and tests.
+One worker trains alone, without messages. Several, or ps that were asked for, are the same actors
+as in separate processes, over the memory transport.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
+from zmqtrain.chief.progress import ProgressLog
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
+from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
@@ -37,13 +40,14 @@ def run(
     job: Job,
     *,
     workers: int = 1,
-    ps: int = 1,
+    ps: int | None = None,
     timing: Timing | None = None,
     on_progress: Progress | None = None,
 ) -> Summary:
     """Train ``job`` to its end and return what it came to.
 
-    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
+    One worker trains alone unless a number of ``ps`` is given; more have one ps unless told else.
+        Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
     ``ended``. ``on_progress`` is called a few times a second with the job's status.
 
     Raises:
@@ -51,11 +55,15 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
             to end, as for too many non-finite gradients, returns its summary with an exit code.
     """
-    for name, count in (("workers", workers), ("ps", ps)):
+    for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
         if type(count) is not int or count < 1:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
     stop = _Stop()
-    training = _run(job, workers, ps, timing or Timing(), on_progress or _ignore, stop)
+    show = on_progress or ProgressLog()
+    if workers == 1 and ps is None:
+        training = _run_alone(job, show, stop)
+    else:
+        training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
     if not _has_running_loop():
         return asyncio.run(training)
     # A notebook: the loop of its own cannot be run from here, and Ctrl-C reaches this thread only.
@@ -74,18 +82,32 @@ class _Stop:
     """Ends a run from another thread; does nothing before the run has begun."""
 
     def __init__(self) -> None:
-        self._chief: Chief | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: Callable[[int], None]
 
-    def reach(self, chief: Chief) -> None:
-        self._chief, self._loop = chief, asyncio.get_running_loop()
+    def reach(self, stop: Callable[[int], None]) -> None:
+        """From now on, and at Ctrl-C, have ``stop`` called with the exit code."""
+        self._loop, self._stop = asyncio.get_running_loop(), stop
+        # Where this thread may say what signals do, and the event loop knows signals.
+        if threading.current_thread() is threading.main_thread():
+            with contextlib.suppress(NotImplementedError):
+                code = int(ExitCode.INTERRUPTED)
+                self._loop.add_signal_handler(signal.SIGINT, stop, code)
 
     def __call__(self) -> None:
-        if self._chief is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._chief.stop, int(ExitCode.INTERRUPTED))
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop, int(ExitCode.INTERRUPTED))
 
 
-async def _run(
+async def _run_alone(job: Job, on_progress: Progress, stop: _Stop) -> Summary:
+    train, evaluation = await asyncio.to_thread(job.load_data)
+    run = LocalRun(job, evaluation, on_progress)
+    stop.reach(run.stop)
+    with claimed(job.logdir):
+        return await run.train(train)
+
+
+async def _run_cluster(
     job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: _Stop
 ) -> Summary:
     train, evaluation = await asyncio.to_thread(job.load_data)
@@ -109,8 +131,7 @@ async def _run(
         *(Worker(config(Role.WORKER, index), job, transport, train)
           for index in range(workers)),
     ]  # fmt: skip
-    _stop_on_interrupt(chief)
-    stop.reach(chief)
+    stop.reach(chief.stop)
     try:
         with claimed(job.logdir):
             async with asyncio.TaskGroup() as group:
@@ -125,21 +146,9 @@ async def _run(
     return chief.summary
 
 
-def _stop_on_interrupt(chief: Chief) -> None:
-    """Have Ctrl-C end the run in order, where this thread may say what signals do."""
-    if threading.current_thread() is threading.main_thread():
-        with contextlib.suppress(NotImplementedError):  # an event loop without signals
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGINT, chief.stop, int(ExitCode.INTERRUPTED))
-
-
 def _has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return False
     return True
-
-
-def _ignore(status: Status) -> None:
-    """Show nothing."""

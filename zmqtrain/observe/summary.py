@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zmqtrain.wire.messages import Status
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -36,6 +38,25 @@ class Summary:
     checkpoint: str | None
     ended: str
     exit_code: int
+
+    @classmethod
+    def of(cls, status: Status, *, parameters: Mapping[str, Any], **fields: Any) -> Summary:
+        """Return the summary of a run with this last status and these parameters.
+
+        ``fields`` are those that neither tells.
+        """
+        return cls(
+            policy=status.policy,
+            global_step=status.step,
+            seconds=status.seconds,
+            steps_per_second=status.steps_per_second,
+            train_loss=status.loss,
+            staleness=status.staleness,
+            pushes=status.pushes,
+            examples=status.examples,
+            parameters_sha256=parameters_sha256(parameters),
+            **fields,
+        )
 
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity, which it lacks, become null."""

@@ -1,0 +1,49 @@
+"""The end of a run: what has to be durable and measured before anybody leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import nan
+
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, ZmqTrainError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a run came to: its exit code, why it ended, and how good the model is."""
+
+    exit_code: int
+    ended: str
+    loss: float = nan
+    accuracy: float = nan
+
+
+async def conclude(
+    exit_code: int,
+    ended: str,
+    save: Callable[[], Awaitable[object]],
+    evaluate: Callable[[], Awaitable[tuple[float, float]]] | None,
+) -> Conclusion:
+    """Save, then evaluate (None: not at all). A failure of either becomes the run's, once.
+
+    ``exit_code`` and ``ended`` are those of a run whose checkpoint and evaluation succeed.
+    """
+    failures: list[ZmqTrainError] = []
+    loss = accuracy = nan
+    try:
+        await save()
+    except CheckpointError as error:
+        failures.append(error)
+    try:
+        if evaluate is not None:
+            loss, accuracy = await evaluate()
+    except (ConfigError, DataError) as error:
+        log.error("not evaluated: %s", error)
+        failures.append(error)
+    if failures:
+        exit_code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
+    return Conclusion(exit_code, ended, loss, accuracy)

@@ -1,0 +1,153 @@
+"""The exchange with nobody: all parameters are in this process, and every update is made in place.
+
+What counts and when is decided by the same coordinator as with parameter servers, so one worker
+gets the same parameters here, bit for bit. The tests take it for their reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import (
+    CloseAsked,
+    Event,
+    GivenUp,
+    Joined,
+    PullArrived,
+    PushArrived,
+)
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.statistics import Staleness, Throughput
+from zmqtrain.coordination.status import divergence
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import Job
+from zmqtrain.policies import make_policy
+from zmqtrain.store.shard import Shard
+from zmqtrain.training.exchange import Membership, StepReport, StepResult
+from zmqtrain.wire.messages import Order
+
+WORKER = 0
+GRADIENT = 0  # its number in the segment
+
+
+class LocalExchange:
+    """One worker's exchange with a shard of its own, which holds all parameters.
+
+    ``failure`` says why the job cannot go on, and ``failure_code`` how the process ends then.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        shard: Shard,
+        ledger: Ledger,
+        between_steps: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``between_steps`` is awaited after every step, while nothing changes."""
+        self._job, self.shard = job, shard
+        self._between_steps = between_steps
+        self._gradient = shard.segment.gradient(GRADIENT)
+        self.coordinator = Coordinator(
+            make_policy(job.policy),
+            shards=1,
+            workers=1,
+            steps=job.steps,
+            version=shard.version,
+            ledger=ledger,
+            lookahead=job.prefetch,
+        )
+        self.staleness = Staleness()
+        self.throughput = Throughput()
+        self.loss = float("nan")  # of the last step
+        self.steps = 0
+        self.failure = ""
+        self.failure_code = ExitCode.OK
+        self._result: Literal["applied", "accumulated", "dropped", "refused"] = "refused"
+        self._reason = ""
+
+    async def join(self) -> Membership:
+        self._handle(Joined(WORKER, incarnation=1))
+        release = self._handle(PullArrived(WORKER))
+        self._check_progress(release)
+        layouts, parameters = [self.shard.layout], [self.shard.parameters]
+        batches, stop = (release.batches, release.stop) if release is not None else ((), True)
+        return Membership(layouts, parameters, [self._gradient], batches, stop)
+
+    def begin(self) -> None:
+        """The gradient's place is free already."""
+
+    def written(self, names: Sequence[str]) -> None:
+        """Nothing travels that could go ahead."""
+
+    async def finish(self, report: StepReport) -> StepResult:
+        self.steps += 1
+        self.loss = report.loss
+        self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
+        if report.finite:
+            self.shard.stage(WORKER, GRADIENT, self.steps)
+        event = PushArrived(WORKER, self.steps, 0, report.finite, report.batch, report.examples)
+        release = self._handle(event)
+        self._check_progress(release)
+        await self._between_steps()
+        if release is None or self.failure:
+            return StepResult(self._result, stop=True, reason=self._reason)
+        return StepResult(self._result, release.batches, release.stop, self._reason)
+
+    async def park(self) -> None:
+        """The job is over: nobody can take it back."""
+
+    def leave(self, reason: str) -> None:
+        """Nobody has to know."""
+
+    def close(self) -> None:
+        """End the job early: the step under way still counts, and no other is begun."""
+        self._handle(CloseAsked())
+
+    def _check_progress(self, release: Order | None) -> None:
+        """Give the job up if it cannot end well."""
+        coordinator = self.coordinator
+        if refused := divergence(coordinator.refused, self._job.max_nonfinite):
+            self._fail(ExitCode.DIVERGED, refused)
+        elif release is None and not self.failure:
+            reasons = "; ".join(held.reason for held in coordinator.held())
+            text = f"the only worker waits for others, and none can join: {reasons}"
+            self._fail(ExitCode.PEER_LOST, text)
+
+    def _fail(self, code: ExitCode, text: str) -> None:
+        if not self.failure:
+            self.failure, self.failure_code = text, code
+            self._handle(GivenUp())
+
+    def _handle(self, event: Event) -> Order | None:
+        """Do what the coordinator orders after an event; return the worker's release, if any."""
+        release = None
+        for order in self.coordinator.handle(event):
+            match order.kind:
+                case "apply" | "reduce":
+                    self._update(order)
+                case "accumulate":
+                    self.shard.accumulate(WORKER)
+                    self._result, self._reason = "accumulated", ""
+                case "drop":
+                    self._result, self._reason = "dropped", order.text
+                case "release":
+                    release = order
+        return release
+
+    def _update(self, order: Order) -> None:
+        try:
+            if order.kind == "apply":
+                self.shard.apply(WORKER)
+            else:
+                self.shard.reduce(order.workers)
+        except ConfigError as error:  # a schedule gave no rate; the parameters are untouched
+            self._result, self._reason = "dropped", str(error)
+            self._fail(error.exit_code, str(error))
+            return
+        self._result, self._reason = "applied", ""
+        self.throughput.observe(self.shard.version, time.monotonic())
+        for _ in order.workers:
+            self.staleness.observe(0)  # nobody else has changed anything

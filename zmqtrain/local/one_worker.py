@@ -1,0 +1,242 @@
+"""A run of one worker that trains alone: no other task, no messages.
+
+What the chief does for a cluster is done here between two steps: begin or resume, show progress,
+save, evaluate, end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, astuple, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.actors.joining import process_name
+from zmqtrain.chief.chief import WATCH_S
+from zmqtrain.chief.conclusion import conclude
+from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.saving import Saver
+from zmqtrain.compute.device import make_device
+from zmqtrain.compute.offload import DaemonExecutor
+from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.status import completion
+from zmqtrain.errors import CheckpointError, ExitCode
+from zmqtrain.exchanges.local import WORKER, LocalExchange
+from zmqtrain.job import Job
+from zmqtrain.models.base import Dataset
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.observe.summary import Summary
+from zmqtrain.optim import AVERAGE
+from zmqtrain.store import checkpoint
+from zmqtrain.store.layout import empty_values
+from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.shard import Shard
+from zmqtrain.training.trainer import Trainer
+from zmqtrain.wire.messages import Saved, ShardFile, State, Status, TaskStatus
+
+YIELD_S = 0.02  # how long steps may keep the event loop from signals
+
+
+class LocalRun:
+    """Begins, watches and ends one job in this process."""
+
+    def __init__(
+        self, job: Job, evaluation: Dataset | None, on_progress: Callable[[Status], None]
+    ) -> None:
+        """``evaluation``: the evaluation set, if there is one."""
+        self._job = job
+        self._layout = job.layouts(1)[0]
+        self._fingerprint = job.fingerprint(1)
+        self._on_progress = on_progress
+        self._generation = 0
+        self._stop_code = 0
+        self._exchange: LocalExchange | None = None  # from the moment there are parameters
+        self._next_yield = self._next_look = 0.0
+        metrics = Metrics(Role.CHIEF)
+        self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
+        self._evaluator = Evaluator(job, evaluation, metrics, self._read_parameters)
+
+    def stop(self, code: int) -> None:
+        """End the run in order, with this exit code; the first call decides."""
+        self._stop_code = self._stop_code or code
+        if self._exchange is not None:
+            self._exchange.close()
+
+    async def train(self, dataset: Dataset) -> Summary:
+        """Train on ``dataset`` to the end; return what it came to.
+
+        Raises:
+            KeyboardInterrupt: the run was stopped before it began.
+            ZmqTrainError: it cannot begin, or cannot go on.
+        """
+        await self._saver.check()
+        exchange = await self._begin()
+        if self._stop_code:
+            raise KeyboardInterrupt
+        self._exchange = exchange
+        trainer = Trainer(self._job, dataset, exchange, Metrics(Role.WORKER))
+        loading = asyncio.ensure_future(self._load_kernels(exchange.shard))
+        try:
+            await trainer.run()
+        finally:
+            trainer.close()
+            loading.cancel()
+        return await self._end()
+
+    @property
+    def _running(self) -> LocalExchange:
+        if self._exchange is None:
+            raise RuntimeError("the run has not begun")
+        return self._exchange
+
+    async def _begin(self) -> LocalExchange:
+        """Restore the newest checkpoint, or start afresh.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be restored.
+        """
+        path, generation = await self._saver.newest()
+        shard, ledger = self._make_shard(), Ledger()
+        if path is None:
+            flat = np.empty(self._layout.size, np.float32)
+            self._layout.gather(self._job.initial_parameters(), flat)
+            shard.initialize(flat)
+        else:
+            manifest = read_manifest(path)
+            slots = [slot.name for slot in shard.rule.slots]
+            shard.initialize(*checkpoint.read_shard(path, manifest, self._layout, slots))
+            ledger = restored_ledger(manifest, self._fingerprint)
+        self._generation = generation + 1
+        await self._saver.note_generation(self._generation)
+        return LocalExchange(self._job, shard, ledger, self._between_steps)
+
+    def _make_shard(self) -> Shard:
+        update = self._job.update()
+        if self._job.ps_device == "gpu":
+            return Shard(self._layout, update, device=make_device("gpu", "--ps-device"))
+        return Shard(self._layout, replace(update, fused=False), threads=None)
+
+    async def _between_steps(self) -> None:
+        """Do what is due, while no step is under way."""
+        step, now = self._running.coordinator.version, time.monotonic()
+        if self._evaluator.is_due(step) and step < self._job.steps:
+            await self._evaluator.report(step)
+        if now < self._next_yield:
+            return
+        self._next_yield = now + YIELD_S
+        await asyncio.sleep(0)
+        if now < self._next_look:
+            return
+        self._next_look = now + WATCH_S
+        self._on_progress(self._status())
+        if self._saver.is_due():
+            await self._try_to_save(step)
+
+    async def _try_to_save(self, step: int) -> None:
+        with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
+            await self._saver.save(step, self._generation)
+
+    async def _write_shard(self, directory: Path) -> Saved:
+        """Write the shard as it is now into a directory, for a checkpoint."""
+        exchange = self._running
+        shard, coordinator = exchange.shard, exchange.coordinator
+        file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
+        written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
+        ledger = coordinator.ledger
+        return Saved(
+            step=coordinator.version,
+            policy=self._job.policy,
+            files=(ShardFile(*astuple(written)),),
+            next_batch=ledger.next_batch,
+            open_batches=ledger.open_batches(),
+            examples=ledger.examples,
+            marks=(),
+        )
+
+    async def _read_parameters(self, average: bool = False) -> dict[str, Any]:
+        """Return all variables as they are now, or their moving averages."""
+        shard = self._running.shard
+        values = empty_values(self._job.variables())
+        self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
+        return values
+
+    async def _load_kernels(self, shard: Shard) -> None:
+        """Change to compiled kernels; until they are loaded, NumPy gives the same, more slowly."""
+        update = self._job.update()
+        if shard.rule.fused:  # as on a GPU
+            return
+        load = partial(update.warm_up, np.empty(0, np.float32), guarded=shard.safe)
+        await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
+        shard.bind(update)  # between two steps: these run on the loop
+
+    def _status(self) -> Status:
+        exchange, job = self._running, self._job
+        coordinator = exchange.coordinator
+        step = coordinator.version
+        counts = {"applied": coordinator.applied, "dropped": coordinator.dropped}
+        state: State = "done" if coordinator.finished else "computing"
+        worker = TaskStatus(
+            role=Role.WORKER.value,
+            index=WORKER,
+            state=state,
+            incarnation=0,
+            step=exchange.steps,
+            silent_s=0.0,
+            leases=tuple(coordinator.ledger.leases.get(WORKER, ())),
+            loss=exchange.loss,
+            process=process_name(),
+            metrics="",
+            lanes="",
+        )
+        return Status(
+            event=0,
+            initialised=True,
+            policy=job.policy,
+            switching="",
+            step=step,
+            steps=job.steps,
+            stop=completion(step, job.steps) if step >= job.steps else "",
+            failure=exchange.failure,
+            failure_code=exchange.failure_code,
+            save_wanted=False,
+            seconds=exchange.throughput.seconds,
+            steps_per_second=exchange.throughput.steps_per_second,
+            loss=exchange.loss,
+            examples=coordinator.ledger.examples,
+            pushes={**counts, "refused": coordinator.refused, "duplicate": 0},
+            staleness=exchange.staleness.summary(),
+            tasks=(worker,),
+            waits=(),
+        )
+
+    async def _end(self) -> Summary:
+        """Do all that has to be durable, and say what the run came to."""
+        status = self._status()
+        code, ended = status.failure_code, status.failure
+        is_complete = bool(status.failure or status.stop)
+        if not status.failure:
+            code = ExitCode.OK if is_complete else self._stop_code
+            ended = status.stop or "stopped by a signal"
+        conclusion = await conclude(
+            code,
+            ended,
+            lambda: self._saver.save(status.step, self._generation),
+            self._evaluator.evaluate if is_complete else None,
+        )
+        self._on_progress(status)
+        return Summary.of(
+            status,
+            parameters=await self._read_parameters(),
+            job=repr(self._job.model),
+            ps=0,
+            workers=1,
+            checkpoint=self._saver.last,
+            **asdict(conclusion),
+        )
