@@ -10,6 +10,7 @@ import re
 import runpy
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -392,3 +393,36 @@ def test_number_of_tasks_that_is_none_is_an_error_that_names_it(counts: dict[str
     ((name, value),) = counts.items()
     with pytest.raises(ConfigError, match=re.escape(f"{name} is {value!r}; expected a whole")):
         zmqtrain.run(digits_job(steps=1), **counts)
+
+
+class Remembering:
+    """Keeps its batch from one part of its computing to the next, as many models keep things."""
+
+    def __init__(self, **others: Any) -> None:
+        self.model = LinearRegression()
+        self.others = others
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return self.model.parameters(seed)
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        self.batch = batch
+        time.sleep(0.001)  # others have their turn now
+        return self.model.loss_and_gradients(parameters, self.batch, out)
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return self.model.metrics(parameters, batch)
+
+
+def test_every_worker_has_a_model_of_its_own() -> None:
+    plain = line(LinearRegression(), policy="sync-replicas")
+    remembering = plain.model_copy(update={"model": Remembering()})
+    expected = zmqtrain.run(plain, workers=3).parameters_sha256
+    assert zmqtrain.run(remembering, workers=3).parameters_sha256 == expected
+
+
+def test_model_that_cannot_be_copied_is_refused_where_several_workers_need_one() -> None:
+    job = line(Remembering(lock=threading.Lock()))
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        zmqtrain.run(job, workers=2)
+    assert zmqtrain.run(job).exit_code == 0

@@ -53,7 +53,7 @@ class Scripted:
         self.gradients.append(self._gradient.tolist())
         return self._answer(self._answers.pop(0))
 
-    async def park(self) -> None:
+    async def wait_for_end(self) -> None:
         self.is_over = True
 
     def leave(self, reason: str) -> None:
@@ -106,8 +106,8 @@ def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:
 
 def test_worker_whose_job_goes_back_after_it_has_finished_joins_again() -> None:
     class GoesBack(Scripted):
-        async def park(self) -> None:
-            await super().park()
+        async def wait_for_end(self) -> None:
+            await super().wait_for_end()
             if self.joins == 1:
                 raise FencedError("a new generation")
 

@@ -96,7 +96,7 @@ class LocalExchange:
             return StepResult(self._result, stop=True, reason=self._reason)
         return StepResult(self._result, release.batches, release.stop, self._reason)
 
-    async def park(self) -> None:
+    async def wait_for_end(self) -> None:
         """The job is over: nobody can take it back."""
 
     def leave(self, reason: str) -> None:

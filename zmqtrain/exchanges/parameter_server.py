@@ -88,7 +88,7 @@ class ParameterServerExchange:
             requests.append(request)
         return self._result(requests)
 
-    async def park(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait for the chief to end the run, until the task is stopped.
 
         Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import signal
 import threading
@@ -25,10 +26,12 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.local.one_worker import LocalRun
+from zmqtrain.models.base import Model
 from zmqtrain.observe.summary import Summary
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.claim import claimed
 from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.user_code import described
 from zmqtrain.wire.messages import Status
 
 log = logging.getLogger(__name__)
@@ -124,12 +127,14 @@ async def _run_cluster(
             **timing.model_dump(),
         )
 
+    # Workers compute in threads, and the chief evaluates beside them: a model each.
+    jobs = [job.model_copy(update={"model": _copy_of(job.model)}) for _ in range(workers)]
     chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
     actors: list[JobActor] = [
         *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
         chief,
-        *(Worker(config(Role.WORKER, index), job, transport, train)
-          for index in range(workers)),
+        *(Worker(config(Role.WORKER, index), own, transport, train)
+          for index, own in enumerate(jobs)),
     ]  # fmt: skip
     stop.reach(chief.stop)
     try:
@@ -144,6 +149,17 @@ async def _run_cluster(
     if chief.summary is None:
         raise KeyboardInterrupt  # it came before the job began
     return chief.summary
+
+
+def _copy_of(model: Model) -> Model:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ConfigError(
+            f"{model!r} cannot be copied, and every worker of this process needs one of its own: "
+            f"{described(error)}; expected a model that copy.deepcopy copies; give it "
+            "__deepcopy__, or train with one worker, or in processes (zmqtrain run)"
+        ) from error
 
 
 def _has_running_loop() -> bool:

@@ -205,6 +205,7 @@ class LocalRun:
             stop=completion(step, job.steps) if step >= job.steps else "",
             failure=exchange.failure,
             failure_code=exchange.failure_code,
+            all_delivered=True,
             save_wanted=False,
             seconds=exchange.throughput.seconds,
             steps_per_second=exchange.throughput.steps_per_second,

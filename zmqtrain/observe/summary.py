@@ -17,8 +17,9 @@ class Summary:
     """The figures of a run.
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
-    ``loss`` and ``accuracy`` are of the evaluation set, NaN if it was not evaluated;
-    ``train_loss`` is that of the last push. ``ended`` says why the run ended.
+    ``ps`` is 0 if one worker trained alone. ``loss`` and ``accuracy`` are of the evaluation set,
+    NaN if it was not evaluated; ``train_loss`` is that of the last push. ``ended`` says why the run
+    ended.
     """
 
     job: str
@@ -69,9 +70,10 @@ class Summary:
         rate = f"{self.steps_per_second:.0f} steps/s"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
+        where = f"{self.ps} ps, {self.workers} workers" if self.ps else "one worker alone"
         lines = [
             f"{self.job}: {self.ended}",
-            f"policy {self.policy}, {self.ps} ps, {self.workers} workers",
+            f"policy {self.policy}, {where}",
             f"global step {self.global_step}, {rate}, {self.examples} examples",
             f"pushes {results.format(**self.pushes)}",
             f"staleness {staleness.format(**self.staleness)}",

@@ -88,7 +88,7 @@ class Exchange(Protocol):
         """
         ...
 
-    async def park(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the job is over. FencedError: it needs this worker after all."""
         ...
 

@@ -88,7 +88,7 @@ class Trainer:
         while True:
             try:
                 await self._train()
-                return await self._exchange.park()
+                return await self._exchange.wait_for_end()
             except FencedError as error:
                 log.warning("%s; joining again", error)
 

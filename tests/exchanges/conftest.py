@@ -1,0 +1,92 @@
+"""Every kind of exchange, as a trainer sees it: in a running job, with one worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pytest
+
+from zmqtrain import Job
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.errors import ExitCode
+from zmqtrain.exchanges.local import LocalExchange
+from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.store.shard import Shard
+from zmqtrain.training.exchange import Exchange
+from zmqtrain.transport.memory import MemoryTransport
+
+OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
+"""Begins a job and yields its only worker's exchange; at the end the worker leaves."""
+
+
+@asynccontextmanager
+async def local(job: Job) -> AsyncIterator[Exchange]:
+    (layout,) = job.layouts(1)
+    flat = np.empty(layout.size, np.float32)
+    layout.gather(job.initial_parameters(), flat)
+    shard = Shard(layout, job.update())
+    shard.initialize(flat)
+    exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))
+    yield exchange
+    exchange.leave("the test is over")
+
+
+class Guest(JobActor):
+    """A worker's task whose exchange a test uses."""
+
+    def __init__(self, config: TaskConfig, job: Job, transport: MemoryTransport) -> None:
+        super().__init__(config, job, transport)
+        self.exchange: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+
+    async def main(self) -> int:
+        exchange = ParameterServerExchange(self, self.link_all())
+        self.exchange.set_result(exchange)
+        await self.stopping.wait()
+        exchange.leave("the test is over")
+        return 0
+
+
+def on_ps(ps: int, lane: Literal["memory", "tcp"]) -> OpenExchange:
+    @asynccontextmanager
+    async def open_exchange(job: Job) -> AsyncIterator[Exchange]:
+        transport = MemoryTransport()
+
+        def config(role: Role, index: int = 0) -> TaskConfig:
+            addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps))
+            return TaskConfig(role=role, job="job", index=index, ps=addresses, workers=1, lane=lane)
+
+        guest = Guest(config(Role.WORKER), job, transport)
+        chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
+        servers = [ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)]
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for actor in (*servers, guest, chief):
+                group.create_task(actor.run())
+            try:
+                yield await guest.exchange
+            finally:
+                guest.stop(0)
+                chief.stop(int(ExitCode.INTERRUPTED))
+        transport.close()
+
+    return open_exchange
+
+
+KINDS: dict[str, OpenExchange] = {
+    "local": local,
+    "1 ps, in place": on_ps(1, "memory"),
+    "2 ps, by messages": on_ps(2, "tcp"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def open_exchange(request: pytest.FixtureRequest) -> OpenExchange:
+    return KINDS[request.param]

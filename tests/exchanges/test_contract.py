@@ -1,0 +1,152 @@
+"""What every exchange does, whatever is behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.exchanges.conftest import OpenExchange
+from zmqtrain import Job
+from zmqtrain.data import Arrays
+from zmqtrain.optim import SGD
+from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
+
+RATE = 0.5
+POLICIES = ["hogwild", "bounded-staleness:1", "sync-replicas"]
+
+
+class Two:
+    """Two variables, one of which may be cut in two."""
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"a": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.full(3, -1, np.float32)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        raise AssertionError("an exchange computes nothing")
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {}
+
+
+def make_job(**fields: Any) -> Job:
+    rows = np.zeros((12, 1), np.float32)
+    defaults = {"batch_size": 3, "steps": 4, "partition_nbytes": 16}
+    return Job(model=Two(), data=Arrays((rows,), (rows,)), optimizer=SGD(RATE), **defaults | fields)
+
+
+def values(membership: Membership) -> NDArray[np.float32]:
+    """Return the parameters in the order of the shards, copied."""
+    return np.concatenate(membership.parameters)
+
+
+async def push(
+    exchange: Exchange, membership: Membership, batch: int, gradient: float
+) -> StepResult:
+    """Make one step whose gradient is the same for every element."""
+    exchange.begin()
+    for flat in membership.gradients:
+        flat[...] = gradient
+    return await exchange.finish(StepReport(batch, 3, 0.5, bool(np.isfinite(gradient))))
+
+
+async def test_worker_that_joins_finds_the_initial_parameters_and_batches(
+    open_exchange: OpenExchange,
+) -> None:
+    job = make_job(prefetch=2)
+    async with open_exchange(job) as exchange:
+        membership = await exchange.join()
+        assert membership.batches == (0, 1, 2)
+        assert not membership.stop
+        initial = job.initial_parameters()
+        for layout, flat in zip(membership.layouts, membership.parameters, strict=True):
+            assert flat.shape == (layout.size,)
+            for cut, view in zip(layout.slices, layout.views(flat), strict=True):
+                np.testing.assert_array_equal(view, cut.of(initial[cut.variable.name]))
+        assert [flat.shape for flat in membership.gradients] == [
+            flat.shape for flat in membership.parameters
+        ]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_step_updates_the_parameters_before_it_ends(
+    open_exchange: OpenExchange, policy: str
+) -> None:
+    async with open_exchange(make_job(policy=policy)) as exchange:
+        membership = await exchange.join()
+        before = values(membership)
+        result = await push(exchange, membership, 0, 1.0)
+        assert result.result == "applied"
+        np.testing.assert_array_equal(values(membership), before - RATE)
+        await push(exchange, membership, 1, -1.0)
+        np.testing.assert_array_equal(values(membership), before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_every_batch_up_to_the_last_step_is_given_once(
+    open_exchange: OpenExchange, policy: str
+) -> None:
+    async with open_exchange(make_job(policy=policy, steps=6)) as exchange:
+        membership = await exchange.join()
+        batches, done, stop = list(membership.batches), 0, membership.stop
+        while not stop:
+            result = await push(exchange, membership, batches[done], 1.0)
+            batches += result.batches
+            done, stop = done + 1, result.stop
+        assert batches[:done] == list(range(6))
+
+
+async def test_gradients_are_averaged_where_the_policy_says_so(
+    open_exchange: OpenExchange,
+) -> None:
+    async with open_exchange(make_job(policy="sync-replicas:aggregate=2")) as exchange:
+        membership = await exchange.join()
+        before = values(membership)
+        assert (await push(exchange, membership, 0, 1.0)).result == "accumulated"
+        np.testing.assert_array_equal(values(membership), before)
+        assert (await push(exchange, membership, 1, 3.0)).result == "applied"
+        np.testing.assert_array_equal(values(membership), before - 2 * RATE)
+
+
+async def test_gradient_that_is_not_finite_is_refused_and_changes_nothing(
+    open_exchange: OpenExchange,
+) -> None:
+    async with open_exchange(make_job(prefetch=0)) as exchange:
+        membership = await exchange.join()
+        before = values(membership)
+        result = await push(exchange, membership, 0, np.nan)
+        assert (result.result, result.stop) == ("refused", False)
+        assert "NaN" in result.reason
+        np.testing.assert_array_equal(values(membership), before)
+        assert result.batches == (1,)
+        assert (await push(exchange, membership, 1, 1.0)).result == "applied"
+
+
+async def test_job_that_meets_too_many_such_gradients_is_over(open_exchange: OpenExchange) -> None:
+    async with open_exchange(make_job(max_nonfinite=1)) as exchange:
+        membership = await exchange.join()
+        batches = list(membership.batches)
+        for _ in range(3):  # over ps the word may come one step later
+            result = await push(exchange, membership, batches.pop(0), np.inf)
+            batches += result.batches
+            if result.stop:
+                break
+        assert result.stop
+
+
+async def test_gradient_that_was_told_of_while_it_was_computed_counts_once(
+    open_exchange: OpenExchange,
+) -> None:
+    async with open_exchange(make_job(overlap=True)) as exchange:
+        membership = await exchange.join()
+        before = values(membership)
+        exchange.begin()
+        for flat in membership.gradients:
+            flat[...] = 1.0
+        exchange.written(["b"])
+        exchange.written(["a"])
+        result = await exchange.finish(StepReport(0, 3, 0.5, finite=True))
+        assert result.result == "applied"
+        np.testing.assert_array_equal(values(membership), before - RATE)
