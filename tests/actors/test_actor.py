@@ -357,8 +357,8 @@ async def test_reply_brings_an_array_of_any_size(
 async def test_message_told_back_to_a_sender_reaches_its_handler(
     ps: Ps, worker: Worker, within: Within
 ) -> None:
-    worker.ps.tell(PUSH)
-    (await within(ps.pushes.get())).tell(Shutdown(0, "the run is over"))
+    worker.ps.send(PUSH)
+    (await within(ps.pushes.get())).send(Shutdown(0, "the run is over"))
     assert await within(worker.told.get()) == Shutdown(0, "the run is over")
 
 
@@ -372,10 +372,10 @@ async def test_push_answered_twice_harms_not_the_next_one(
     second = worker.ask(PUSH, sequence=2)
     push = await within(ps.pushes.get())
     answered.reply(RELEASE)
-    answered.tell(Shutdown(0, "barrier"))
+    answered.send(Shutdown(0, "barrier"))
     await within(worker.told.get())
-    worker.ps.tell(PUSH)  # comes behind whatever the second answer brought about
-    (await within(ps.pushes.get())).tell(Shutdown(0, "barrier"))
+    worker.ps.send(PUSH)  # comes behind whatever the second answer brought about
+    (await within(ps.pushes.get())).send(Shutdown(0, "barrier"))
     await within(worker.told.get())
     push.reply(RELEASE)
     assert (await within(second)).message == RELEASE

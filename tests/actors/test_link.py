@@ -238,7 +238,7 @@ async def test_message_that_nobody_asked_for_is_handed_on(
 
 
 async def test_what_is_told_arrives_without_a_wait(worker: Worker, ps: FakePs) -> None:
-    worker.ps.tell(Leave("done"))
+    worker.ps.send(Leave("done"))
     assert worker.waits.snapshot() == ()
     (told,) = await ps.first(Leave)
     assert (told.request_id, told.message) == (0, Leave("done"))

@@ -127,7 +127,7 @@ async def test_request_that_found_the_queue_full_is_sent_later(
 ) -> None:
     worker.ps.joined = False
     for _ in range(100):
-        worker.ps.tell(Done())
+        worker.ps.send(Done())
     asked = worker.ask(Leave(""))
     await asyncio.sleep(0)
     monkeypatch.setattr(link_module, "RESEND_S", 0.0)

@@ -27,7 +27,7 @@ PUSH = Push(1, 0, 7, 32, 0.5)
 
 @dataclass
 class FakeRequest:
-    ahead: Chunks | None
+    chunks: Chunks | None
     sent: dict[int, list[float]] = field(default_factory=dict)  # chunks as they were when sent
     completed: tuple[Push, bool] | None = None
 
@@ -38,15 +38,15 @@ class FakeLink:
     def __init__(self) -> None:
         self.requests: list[FakeRequest] = []
 
-    def begin(self, message: None, *, ahead: Chunks, **options: Any) -> FakeRequest:
+    def begin(self, message: None, *, chunks: Chunks, **options: Any) -> FakeRequest:
         assert message is None
-        self.requests.append(FakeRequest(ahead))
+        self.requests.append(FakeRequest(chunks))
         return self.requests[-1]
 
     def go_on(self, request: FakeRequest) -> None:
-        assert request.ahead is not None
-        while len(request.sent) < request.ahead.known:
-            chunk, (tensor,) = request.ahead[len(request.sent)]
+        assert request.chunks is not None
+        while len(request.sent) < request.chunks.ready:
+            chunk, (tensor,) = request.chunks[len(request.sent)]
             request.sent[chunk.index] = tensor.array().tolist()
 
     def complete(self, request: FakeRequest, push: Push, *, with_chunks: bool) -> None:

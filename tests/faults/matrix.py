@@ -229,7 +229,7 @@ ROWS = (
         "workers push more than a ps takes in",
         """
             actors/test_link_chunks.py::test_no_more_than_the_credit_is_under_way_and_no_less_than
-            actors/test_link_chunks.py::test_pieces_that_found_the_queue_full_are_sent_later
+            actors/test_link_chunks.py::test_chunks_that_found_the_queue_full_are_sent_later
             actors/test_link_resends.py::test_request_that_found_the_queue_full_is_sent_later
             transport/test_router_dealer.py::test_full_queue_is_said_to_be_full
             bench/test_memory.py::test_slow_ps_is_stopped_as_often_as_asked_and_goes_on

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.permissions import identity_error, permission_error
+from zmqtrain.actors.permissions import check_identity, check_permission
 from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.cluster import Task
@@ -31,12 +31,12 @@ from zmqtrain.transport.base import (
 )
 from zmqtrain.transport.gate import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import travelling
+from zmqtrain.wire.chunks import split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Refusal
 from zmqtrain.wire.refusals import refusal_of
 
-TOLD = 256  # reasons to turn someone away that are remembered as told
+REFUSALS = 256  # reasons that are remembered, so that each is warned of once
 
 log = logging.getLogger(__name__)
 
@@ -77,17 +77,17 @@ class Request:
 
         It is read from where it lies until it has left.
         """
-        ahead, tensors = travelling(flat)
-        for chunk, part in ahead or ():
+        chunks, inline = split(flat)
+        for chunk, part in chunks or ():
             self.reply(chunk, part)
-        self.reply(message, tensors)
+        self.reply(message, inline)
 
     def refuse(self, error: ZmqTrainError) -> None:
         """Answer with an error, unless the sender asked for no reply."""
         if self.envelope.request_id:
             self.reply(refusal_of(error))
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send the sender something that is no reply to this request."""
         self._actor.send(self._endpoint, message, 0, (), self._peer)
 
@@ -113,8 +113,8 @@ class Actor:
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
-        self._companions: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self._told: deque[str] = deque(maxlen=TOLD)
+        self._at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._refusals: deque[str] = deque(maxlen=REFUSALS)  # logged as warnings
 
     async def main(self) -> int:
         """The role's own life; its return value is the exit code."""
@@ -128,8 +128,8 @@ class Actor:
         error: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as self._group:
-                for companion in self._companions:
-                    self.spawn(companion())
+                for begin in self._at_start:
+                    self.spawn(begin())
                 try:
                     return await self.main()
                 finally:
@@ -154,9 +154,9 @@ class Actor:
             self.stop_code = exit_code
             self.stopping.set()
 
-    def add_background_task(self, companion: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def add_background_task(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have a background task begin with the actor."""
-        self._companions.append(companion)
+        self._at_start.append(begin)
 
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback met."""
@@ -181,11 +181,11 @@ class Actor:
         endpoint = self.transport.bind(address, high_water_mark)
         self._listeners.append(endpoint)
         endpoint.start(partial(self._receive, endpoint))
-        endpoint.on_failure(lambda text, _: self._turned_away(text))
+        endpoint.on_failure(lambda text, _: self._on_refused(text))
         return endpoint
 
     def link(self, peer: Task, address: str) -> Link:
-        """Connect to a ps and keep up a pulse with it."""
+        """Connect to a ps and exchange heartbeats with it."""
         link = Link(str(peer), self.transport.connect(address), self)
         self.links.append(link)
         self.spawn(link.beat())
@@ -243,19 +243,23 @@ class Actor:
             self.send(endpoint, refusal, request_id_of(frames), (), peer)
             return
         request = Request(self, endpoint, peer, envelope)
-        wrong = identity_error(peer.key.owner, envelope.sender) if type(peer) is KnownPeer else ""
-        if wrong or (wrong := permission_error(envelope)):
-            self._turned_away(wrong)
-            request.refuse(RefusedError(wrong))
+        try:
+            if type(peer) is KnownPeer:
+                check_identity(peer.key.owner, envelope.sender)
+            check_permission(envelope)
+        except RefusedError as error:
+            self._on_refused(str(error))
+            request.refuse(error)
             return
         self._dispatch(request)
 
-    def _turned_away(self, reason: str) -> None:
-        """Count that someone was turned away; tell of each reason once, for who it was tries on."""
+    def _on_refused(self, reason: str) -> None:
+        """Count a refusal; warn of each reason once, for who was refused tries again."""
         self.metrics.auth_failures.inc()
-        log.log(logging.DEBUG if reason in self._told else logging.WARNING, "refused: %s", reason)
-        if reason not in self._told:
-            self._told.append(reason)
+        is_known = reason in self._refusals
+        log.log(logging.DEBUG if is_known else logging.WARNING, "refused: %s", reason)
+        if not is_known:
+            self._refusals.append(reason)
 
     def _dispatch(self, request: Request) -> None:
         """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""
@@ -269,7 +273,7 @@ class Actor:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
             handler(request, request.envelope.message)
         except ZmqTrainError as error:
-            # A heartbeat comes again every second; its sender hears of the refusal.
+            # A heartbeat comes again every second, and its sender is answered.
             level = logging.DEBUG if kind is Heartbeat else logging.INFO
             log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)
             request.refuse(error)

@@ -1,4 +1,4 @@
-"""A request that has been sent, or is being sent, and has not been answered."""
+"""A request that has not been answered: what it says, and how far it has been sent."""
 
 from __future__ import annotations
 
@@ -8,39 +8,77 @@ from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks
-from zmqtrain.wire.codec import Envelope
-from zmqtrain.wire.messages import Chunk, Message
+from zmqtrain.wire.codec import Envelope, Sender
+from zmqtrain.wire.messages import Alive, Chunk, Message
 
-UNKNOWN: Message = Chunk(0, 0)
-"""Stands for the message of a request that is begun before it is known."""
-
-OnPiece = Callable[[int, Tensor], None]
+OnChunk = Callable[[int, Tensor], None]
 """Takes in a chunk of the reply's tensor: its index and its values."""
 
 
 @dataclass(slots=True)
+class Attempt:
+    """One sending of a request: its chunks first, of which no more bytes are unacknowledged than
+    the peer's window allows, then its message."""
+
+    at: float  # when it began, or the last chunk of the reply came
+    after: int  # the last request id given when something of it was sent
+    chunks_sent: int = 0
+    unacknowledged_nbytes: int = 0
+    is_complete: bool = False  # the message has been sent
+
+    def next_chunk(
+        self, chunks: Chunks, window_nbytes: int
+    ) -> tuple[Chunk, tuple[Tensor, ...]] | None:
+        """Return the chunk to send now, None if there is none or the window is full."""
+        if self.chunks_sent >= chunks.ready:
+            return None
+        chunk, tensors = chunks[self.chunks_sent]
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if self.unacknowledged_nbytes and self.unacknowledged_nbytes + nbytes > window_nbytes:
+            return None
+        self.chunks_sent += 1
+        self.unacknowledged_nbytes += nbytes
+        return chunk, tensors
+
+    def acknowledge(self, nbytes: int) -> None:
+        """Note that the peer has taken in so many bytes of chunks."""
+        self.unacknowledged_nbytes = max(0, self.unacknowledged_nbytes - nbytes)
+
+
+@dataclass(slots=True)
 class Outstanding:
-    """A request that has been sent and not been answered."""
+    """A request that has been sent, or is being sent, and has not been answered."""
 
     request_id: int
-    future: asyncio.Future[Envelope]
-    envelope: Envelope
+    sender: Sender
+    generation: int
+    message: Message | None  # None: its chunks are sent while it is not known yet
+    tensors: tuple[Tensor, ...]
+    chunks: Chunks | None
+    on_chunk: OnChunk | None
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
-    ahead: Chunks | None
-    on_chunk: OnPiece | None
-    sent_at: float
-    asked_at: float
-    reason: str
     resend_s: float
-    told: bool = False
-    wait: int = 0  # its entry among the waits
-    timer: asyncio.TimerHandle | None = None
-    sent_after: int = 0  # the last request id given when this was sent, its own or a later one
-    chunks_sent: int = 0
-    untaken_nbytes: int = 0  # of chunks sent, that the peer has not confirmed
-    is_sent: bool = False  # the message itself, after its chunks
+    future: asyncio.Future[Envelope]
+    wait: int  # its entry among the waits
+    asked_at: float
+    attempt: Attempt
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a message; its chunks may go before there is."""
-        return self.envelope.message is not UNKNOWN
+    def envelope(self, message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
+        """Return what carries the request's message, or one of its chunks."""
+        return Envelope(message, self.sender, self.request_id, self.generation, tensors)
+
+    def is_overdue(self, now: float) -> bool:
+        return self.sequence is None and now - self.attempt.at > self.resend_s
+
+    def is_lost(self, beat: int, alive: Alive) -> bool:
+        """Say whether the answer to a heartbeat proves that a push, or its reply, was lost.
+
+        Messages of one connection keep their order: a heartbeat sent behind a push that arrives
+        without it, or an answer that overtakes the push's reply, proves the loss. The answer to a
+        heartbeat sent before the push proves nothing.
+        """
+        if self.sequence is None or self.message is None or self.future.done():
+            return False
+        # What is not sent yet waits for the window: the peer would have opened it before this.
+        is_missing = alive.received < self.sequence or alive.answered >= self.sequence
+        return is_missing and beat > self.attempt.after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqtrain.errors import RefusedError
 from zmqtrain.transport.keys import Owner
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import (
@@ -35,17 +36,28 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 """By whom the messages that change a job may be sent; the others are for everyone."""
 
 
-def identity_error(owner: Owner, sender: Sender) -> str:
-    """Say what is wrong with the holder of this key being this sender, "" if nothing is."""
-    if sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT):
-        return ""
-    return f"the key of {owner} is not that of {sender}: give each task its own secret key"
+def check_identity(owner: Owner, sender: Sender) -> None:
+    """Check that the holder of a key is this sender.
+
+    Raises:
+        RefusedError: it is the key of somebody else.
+    """
+    is_own = sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
+    if not is_own:
+        raise RefusedError(
+            f"the key of {owner} is not that of {sender}: give each task its own secret key"
+        )
 
 
-def permission_error(envelope: Envelope) -> str:
-    """Say what is wrong with such a message of such a sender, "" if nothing is."""
+def check_permission(envelope: Envelope) -> None:
+    """Check that a message may be sent by a task of its sender's role.
+
+    Raises:
+        RefusedError: it is for others.
+    """
     roles = _RESERVED.get(type(envelope.message))
-    if roles is None or envelope.sender.role in roles:
-        return ""
-    kind = type(envelope.message).__name__
-    return f"{envelope.sender} may not send {kind}, which is for a {' or '.join(roles)}"
+    if roles is not None and envelope.sender.role not in roles:
+        kind = type(envelope.message).__name__
+        raise RefusedError(
+            f"{envelope.sender} may not send {kind}, which is for a {' or '.join(roles)}"
+        )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from zmqtrain.wire.messages import Wait
+
+PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -16,6 +21,7 @@ class _Entry:
     reason: str
     since: float
     until: float | None
+    is_logged: bool = False
 
 
 class Waits:
@@ -45,6 +51,13 @@ class Waits:
             yield
         finally:
             self.end(token)
+
+    def log_long(self) -> None:
+        """Log every wait that has become long, once."""
+        for entry in self._entries.values():
+            if not entry.is_logged and time.monotonic() - entry.since > PATIENCE_S:
+                entry.is_logged = True
+                log.info("waiting for %s: %s", entry.peer, entry.reason)
 
     def snapshot(self) -> tuple[Wait, ...]:
         """Return the waits of this moment, the longest first."""

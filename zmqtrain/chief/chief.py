@@ -231,10 +231,10 @@ class Chief(JobActor):
         try:
             path = await self._saver.save(step, self.generation)
         except CheckpointError as error:
-            self.leader.tell(SaveEnded("", str(error)))
+            self.leader.send(SaveEnded("", str(error)))
             raise
         if path is not None:
-            self.leader.tell(SaveEnded(str(path), ""))
+            self.leader.send(SaveEnded(str(path), ""))
 
     async def _write_shards(self, directory: Path) -> Saved:
         reply = await self.leader.request(

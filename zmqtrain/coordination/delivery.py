@@ -193,4 +193,4 @@ class OrderDelivery:
     def _tell(self, shard: int, orders: Orders) -> None:
         peer = self._ps.peers.get("ps", shard)
         if peer is not None and not peer.gone and peer.contact is not None:
-            peer.contact.tell(orders)
+            peer.contact.send(orders)

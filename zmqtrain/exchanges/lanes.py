@@ -51,14 +51,14 @@ class Lane:
     reached: Reached | None = None
     encode: Encode = chunks.as_it_is  # for gradients that travel
 
-    def travelling(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
-        """Return what of the gradient goes ahead of a push, and what rides in it."""
+    def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
+        """Return the chunks of the gradient for a push, or what is inline in it."""
         if self.reached is not None:
             return None, ()
-        return chunks.travelling(self.gradient, sequence, self.encode)
+        return chunks.split(self.gradient, sequence, self.encode)
 
-    def ahead(self, sequence: int) -> Chunks | None:
-        """Return the chunks of a gradient that is still being computed, none of them known yet."""
+    def chunks_to_come(self, sequence: int) -> Chunks | None:
+        """Return the chunks of a gradient that is still being computed, none of them ready yet."""
         if self.reached is not None or chunks.count(len(self.gradient)) == 1:
             return None
         return Chunks(self.gradient, sequence, self.encode, in_order=False)

@@ -48,10 +48,14 @@ class Overlap:
         self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
         reason = f"push {sequence} is sent while it is computed"
         for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
-            ahead = lane.ahead(sequence)
-            if ahead is not None:
+            to_come = lane.chunks_to_come(sequence)
+            if to_come is not None:
                 self._requests[shard] = link.begin(
-                    None, ahead=ahead, on_chunk=lane.take_chunk, sequence=sequence, reason=reason
+                    None,
+                    chunks=to_come,
+                    on_chunk=lane.take_chunk,
+                    sequence=sequence,
+                    reason=reason,
                 )
 
     def written(self, names: Sequence[str]) -> None:
@@ -86,8 +90,8 @@ class Overlap:
 
     def _go_on(self, shard: int, complete: list[int]) -> None:
         request = self._requests.get(shard)
-        if request is not None and request.ahead is not None:
-            request.ahead.add(complete)
+        if request is not None and request.chunks is not None:
+            request.chunks.add(complete)
             self._links[shard].go_on(request)
 
 

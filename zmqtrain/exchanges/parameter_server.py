@@ -76,11 +76,11 @@ class ParameterServerExchange:
             )
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:
-                ahead, tensors = lane.travelling(self._sequence) if push.finite else (None, ())
+                chunks, tensors = lane.split(self._sequence) if push.finite else (None, ())
                 request = link.begin(
                     push,
                     tensors=tensors,
-                    ahead=ahead,
+                    chunks=chunks,
                     on_chunk=lane.take_chunk,
                     sequence=self._sequence,
                     reason=reason,
@@ -106,7 +106,7 @@ class ParameterServerExchange:
     def leave(self, reason: str) -> None:
         for link in self._links:
             if link.joined:
-                link.tell(Leave(reason))
+                link.send(Leave(reason))
 
     def _source(self, lane: Lane) -> Flat:
         """Return where the worker reads a shard's parameters: in place, or a copy."""

@@ -69,7 +69,7 @@ class Follower:
         shard = self.ps.shard
         orders = shard.segment.words[segment_layout.ORDERS]
         nbytes = shard.layout.nbytes
-        self.link.tell(ShardReport(orders, shard.version, nbytes, self._failure))
+        self.link.send(ShardReport(orders, shard.version, nbytes, self._failure))
 
     # Direction
 
@@ -153,7 +153,7 @@ class Follower:
         if not pending.sequence:
             return  # a pull needs no agreement
         arrived = Arrived(worker, pending.incarnation, pending.sequence, pending.finite)
-        self.link.tell(arrived)
+        self.link.send(arrived)
 
     def _on_orders(self, request: Request, message: Orders) -> None:
         if not request.over_link:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.actors.link import PATIENCE_S
 from zmqtrain.actors.task import JobActor
+from zmqtrain.actors.waits import PATIENCE_S
 from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
@@ -267,7 +267,7 @@ class ParameterServer(JobActor):
         peer.finished, peer.saved_step = beat.finished, beat.saved_step
         request.reply(Alive(peer.received, peer.answered))
         if self.shutdown is not None and peer.is_worker:
-            request.tell(self.shutdown)  # it was lost, or the worker has joined since
+            request.send(self.shutdown)  # it was lost, or the worker has joined since
 
     # Parameters in and out
 
@@ -359,7 +359,7 @@ class ParameterServer(JobActor):
         for peer in self.peers:
             # One whose lease ran out may live, and join again when nobody is there any more.
             if peer.is_worker and peer.contact is not None:
-                peer.contact.tell(message)
+                peer.contact.send(message)
         request.reply(Done())
         self._shut_down.set()
         self._workers_gone.clear()

@@ -380,11 +380,8 @@ class UnixListener:
             del self.connections[gone]
         connection = Connection(self.address, name, self._high_water_mark, end)
         self.connections[name] = connection
-        connection.start(self._take)
-
-    def _take(self, peer: RoutingId, frames: list[Buffer]) -> None:
         if self._on_message is not None:
-            self._on_message(peer, frames)
+            connection.start(self._on_message)
 
 
 class UnixTransport:

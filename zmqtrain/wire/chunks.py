@@ -1,9 +1,9 @@
 """Large tensors in chunks: each is a message of its own, so that sending, receiving and taking in
 overlap, and no message keeps a heartbeat waiting.
 
-A tensor of one chunk rides in the message that speaks of it. A larger one goes ahead of it in
-`Chunk` messages, and the message itself carries nothing. What travels of a chunk is its values, or
-what a compression made of them.
+A tensor of one chunk is inline: part of the message that speaks of it. A larger one is sent before
+that message, in `Chunk` messages, and the message itself carries nothing. What is sent of a chunk
+is its values, or what a compression made of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_SIZE = FRAME_NBYTES // 4
 """Elements in a chunk, 1 MiB."""
 
 Encode: TypeAlias = Callable[[int, Flat], tuple[Tensor, ...]]
-"""Makes what travels of ``flat[start : start + n]``, given the start and that run of it."""
+"""Makes what is sent of ``flat[start : start + n]``, given the start and that run of it."""
 
 
 def count(size: int) -> int:
@@ -46,10 +46,10 @@ def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
 
 
 class Chunks:
-    """The chunks that go ahead of a message, each made when it is first asked for, and kept.
+    """The chunks that are sent before a message, each made when it is first asked for, and kept.
 
-    They go in the order of the tensor, or, if ``in_order`` is False, in that in which they are
-    added: then the tensor is still being computed.
+    They are sent in the order of the tensor, or, if ``in_order`` is False, in that in which they
+    are added: then the tensor is still being computed.
     """
 
     def __init__(self, flat: Flat, sequence: int, encode: Encode, *, in_order: bool = True) -> None:
@@ -62,19 +62,19 @@ class Chunks:
             self.add(range(len(self)))
 
     def add(self, indices: Iterable[int]) -> None:
-        """Let these chunks go next, unless they went."""
+        """Let these chunks be sent next, unless they were."""
         self._order.update(dict.fromkeys(indices))
 
     @property
-    def known(self) -> int:
-        """How many chunks may go."""
+    def ready(self) -> int:
+        """How many chunks may be sent."""
         return len(self._order)
 
     def __len__(self) -> int:
         return count(len(self._flat))
 
     def __getitem__(self, place: int) -> tuple[Chunk, tuple[Tensor, ...]]:
-        """Return the chunk that goes at a place, which is below ``known``."""
+        """Return the chunk that is sent at a place, which is below ``ready``."""
         for number in islice(self._order, len(self._made), place + 1):
             tensors = self._encode(number * CHUNK_SIZE, at(self._flat, number))
             self._made.append((Chunk(self._sequence, number), tensors))
@@ -84,10 +84,10 @@ class Chunks:
         return (self[place] for place in range(len(self)))
 
 
-def travelling(
+def split(
     flat: Flat, sequence: int = 0, encode: Encode = as_it_is
 ) -> tuple[Chunks | None, tuple[Tensor, ...]]:
-    """Return what goes ahead of a message that speaks of ``flat``, and what rides in it."""
+    """Return the chunks of a message that speaks of ``flat``, or what is inline in it."""
     if count(len(flat)) == 1:
         return None, encode(0, flat)
     return Chunks(flat, sequence, encode), ()

@@ -64,12 +64,12 @@ async def settled(ps: FakePs) -> list[int]:
     return indices(ps.received)
 
 
-async def test_pieces_stop_at_the_credit_go_on_when_taken_and_the_message_is_last(
+async def test_chunks_stop_at_the_window_go_on_when_taken_and_the_message_is_last(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = 3 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(7))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(7))
     assert await settled(ps) == [0, 1, 2]
     first = ps.of(Chunk)[0]
     ps.reply(first, Taken(2 * NBYTES))
@@ -91,12 +91,12 @@ async def test_pieces_stop_at_the_credit_go_on_when_taken_and_the_message_is_las
 
 @pytest.mark.parametrize("taken_at_once", [NBYTES // 4, NBYTES, 5 * NBYTES // 2])
 @pytest.mark.parametrize("window_nbytes", [0, NBYTES, 5 * NBYTES // 2, 1 << 30])
-async def test_no_more_than_the_credit_is_under_way_and_no_less_than_one_chunk(
+async def test_no_more_than_the_window_is_under_way_and_no_less_than_one_chunk(
     worker: Worker, ps: FakePs, within: Within, window_nbytes: int, taken_at_once: int
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = window_nbytes
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(6))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(6))
     taken = 0
     while -1 not in (came := await settled(ps)):
         under_way = NBYTES * len(came) - taken
@@ -129,7 +129,7 @@ async def test_push_of_which_something_was_lost_begins_again_with_its_first_chun
     ps.alive = Alive(received=0, answered=0)
     ps.ignores = loses
     worker.ps.window_nbytes = 4 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(4))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(4))
     sent = [0, 1, 2, 3, -1]
     while ps.alive.received == 0:
         await ps.next(Heartbeat)
@@ -145,7 +145,7 @@ async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_cr
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = 2 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(3))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(3))
     assert await settled(ps) == [0, 1]
     ps.alive = Alive(received=0, answered=0)
     await ps.first(Chunk, 4)
@@ -158,12 +158,12 @@ async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_cr
     assert (await within(asked)).message == RELEASE
 
 
-async def test_answer_to_a_heartbeat_sent_before_the_last_pieces_proves_nothing(
+async def test_answer_to_a_heartbeat_sent_before_the_last_chunks_proves_nothing(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = NBYTES
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(3))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(3))
     (first,) = await ps.first(Chunk)
     (before,) = await ps.next(Heartbeat)
     ps.reply(first, Taken(NBYTES))
@@ -177,12 +177,12 @@ async def test_answer_to_a_heartbeat_sent_before_the_last_pieces_proves_nothing(
     assert worker.count("rpc_retries") == 0
 
 
-async def test_pieces_that_found_the_queue_full_are_sent_later(
+async def test_chunks_that_found_the_queue_full_are_sent_later(
     worker: Worker, start_ps: Callable[[], FakePs], within: Within
 ) -> None:
     worker.ps.joined = False
     worker.ps.window_nbytes = 1 << 30
-    asked = worker.ask(PUSH, sequence=1, ahead=chunks(100))
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(100))
     await asyncio.sleep(0)
     ps = start_ps()
     ps.alive = Alive(received=0, answered=0)
@@ -202,7 +202,7 @@ async def test_pieces_that_found_the_queue_full_are_sent_later(
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_pieces_ahead_of_a_reply_are_taken_in_before_it(
+async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(
     worker: Worker,
     ps: FakePs,
     within: Within,
@@ -248,7 +248,7 @@ UNASKED = "ps 0 sent a chunk that was not asked for"
 @pytest.mark.parametrize(
     ("message", "options"), [(PUSH, {"sequence": 1}), (Read(), {})], ids=["push", "read"]
 )
-async def test_piece_that_is_not_wanted_fails_the_request_alone(
+async def test_chunk_that_is_not_wanted_fails_the_request_alone(
     worker: Worker,
     ps: FakePs,
     within: Within,
@@ -277,7 +277,7 @@ async def test_what_comes_behind_a_reply_is_dropped(
 ) -> None:
     came: list[int] = []
     asked = worker.ask(
-        PUSH, sequence=1, ahead=chunks(2), on_chunk=lambda index, tensor: came.append(index)
+        PUSH, sequence=1, chunks=chunks(2), on_chunk=lambda index, tensor: came.append(index)
     )
     ps.alive = None
     (chunk,) = await ps.first(Chunk)
@@ -334,13 +334,13 @@ async def test_failure_that_nobody_awaited_ends_with_its_request(worker: Worker)
     gc.collect()  # an exception that was never retrieved would be told now
 
 
-async def test_request_that_is_begun_without_its_message_sends_pieces_as_they_come(
+async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_come(
     worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = Alive(received=0, answered=0)  # heartbeats prove no loss while there is no push
     worker.ps.window_nbytes = 4 * NBYTES
     ahead = chunks(5, in_order=False)
-    begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
+    begun = worker.ps.begin(None, chunks=ahead, sequence=1, reason="it is computed")
     assert await settled(ps) == []
     ahead.add([3, 4])
     worker.ps.go_on(begun)
@@ -361,13 +361,13 @@ async def test_request_that_is_begun_without_its_message_sends_pieces_as_they_co
     worker.ps.end(begun)
 
 
-async def test_request_whose_pieces_are_of_no_use_any_more_is_completed_without_the_rest(
+async def test_request_whose_chunks_are_of_no_use_any_more_is_completed_without_the_rest(
     worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = Alive(received=1, answered=0)
     worker.ps.window_nbytes = 4 * NBYTES
     ahead = chunks(3, in_order=False)
-    begun = worker.ps.begin(None, ahead=ahead, sequence=1, reason="it is computed")
+    begun = worker.ps.begin(None, chunks=ahead, sequence=1, reason="it is computed")
     ahead.add([2])
     worker.ps.go_on(begun)
     worker.ps.complete(begun, PUSH, with_chunks=False)

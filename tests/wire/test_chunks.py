@@ -19,8 +19,8 @@ from zmqtrain.wire.chunks import (
     as_it_is,
     at,
     count,
+    split,
     take_in,
-    travelling,
 )
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Chunk, Message, Parameters, Push
@@ -53,7 +53,7 @@ def test_flat_of_any_size_arrives_whole_in_whatever_order(
     flat, out = values(size), np.full(size, np.nan, np.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK_SIZE", chunk_size)
-        ahead, tensors = travelling(flat, sequence=3)
+        ahead, tensors = split(flat, sequence=3)
         assert (ahead is None) == bool(tensors) == (size <= chunk_size)
         if ahead is None:
             take_in(received(PUSH, tensors).tensors, out)
@@ -69,7 +69,7 @@ def test_flat_of_any_size_arrives_whole_in_whatever_order(
 
 @settings(deadline=None, max_examples=200)
 @given(size=st.integers(0, 60), chunk_size=st.integers(1, 20))
-def test_pieces_are_views_that_follow_one_another_and_only_the_last_is_smaller(
+def test_chunks_are_views_that_follow_one_another_and_only_the_last_is_smaller(
     size: int, chunk_size: int
 ) -> None:
     flat = values(size)
@@ -93,9 +93,9 @@ def test_pieces_are_views_that_follow_one_another_and_only_the_last_is_smaller(
         (2 * CHUNK_SIZE + 1, 3),
     ],
 )
-def test_piece_is_as_large_as_a_frame(size: int, expected: int) -> None:
+def test_chunk_is_as_large_as_a_frame(size: int, expected: int) -> None:
     flat = np.zeros(size, np.float32)
-    ahead, tensors = travelling(flat)
+    ahead, tensors = split(flat)
     assert count(size) == expected
     if expected == 1:
         assert ahead is None
@@ -109,13 +109,13 @@ def test_piece_is_as_large_as_a_frame(size: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 62, -(1 << 62)])
-def test_piece_beyond_the_flat_is_refused(small_chunks: None, index: int) -> None:
+def test_chunk_beyond_the_flat_is_refused(small_chunks: None, index: int) -> None:
     with pytest.raises(ProtocolError) as caught:
         at(values(20), index)
     assert str(caught.value) == f"chunk {index} of 3"
 
 
-def test_flat_of_nothing_has_one_piece_of_nothing() -> None:
+def test_flat_of_nothing_has_one_chunk_of_nothing() -> None:
     assert at(values(0), 0).shape == (0,)
     with pytest.raises(ProtocolError, match="chunk 1 of 1"):
         at(values(0), 1)
@@ -140,7 +140,7 @@ def test_tensors_that_are_no_piece_change_nothing(tensors: tuple[Tensor, ...], t
     assert not out.any()
 
 
-def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_chunks: None) -> None:
+def test_chunk_is_encoded_when_it_is_first_sent_and_never_again(small_chunks: None) -> None:
     """What a compression keeps for the next gradient must not be kept twice."""
     flat, encoded = values(20), []
 
@@ -148,7 +148,7 @@ def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_chunks: No
         encoded.append((start, len(chunk)))
         return (Tensor.of(chunk / 2), Tensor.of(chunk[:1]))
 
-    ahead, tensors = travelling(flat, 3, halved)
+    ahead, tensors = split(flat, 3, halved)
     assert (tensors, encoded) == ((), [])
     assert ahead is not None
     first = ahead[0]
@@ -161,19 +161,19 @@ def test_piece_is_encoded_when_it_is_first_sent_and_never_again(small_chunks: No
     ]
 
 
-def test_pieces_go_in_the_order_in_which_they_are_added_and_once(small_chunks: None) -> None:
+def test_chunks_go_in_the_order_in_which_they_are_added_and_once(small_chunks: None) -> None:
     ahead = Chunks(values(30), 3, as_it_is, in_order=False)
-    assert (ahead.known, len(ahead)) == (0, 5)
+    assert (ahead.ready, len(ahead)) == (0, 5)
     ahead.add([4, 2])
     ahead.add([2, 0])
-    assert [ahead[place][0].index for place in range(ahead.known)] == [4, 2, 0]
+    assert [ahead[place][0].index for place in range(ahead.ready)] == [4, 2, 0]
     ahead.add(range(5))
     assert [chunk.index for chunk, _ in ahead] == [4, 2, 0, 1, 3]
 
 
 def test_what_rides_in_a_message_is_encoded_too() -> None:
     flat = values(5)
-    ahead, tensors = travelling(flat, 3, lambda start, chunk: (Tensor.of(chunk + start + 1),))
+    ahead, tensors = split(flat, 3, lambda start, chunk: (Tensor.of(chunk + start + 1),))
     assert ahead is None
     (there,) = received(Parameters(0), tensors).tensors
     assert there.array().tolist() == (flat + 1).tolist()

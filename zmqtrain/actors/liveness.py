@@ -1,0 +1,42 @@
+"""Whether the peer of a link lives, as its silence and the heartbeats to it tell."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zmqtrain.config.timing import Timing
+
+BEATS = 64  # heartbeats whose refusal is understood as such
+
+
+class Liveness:
+    """Times are of the monotonic clock."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._beats: deque[int] = deque(maxlen=BEATS)
+        self.received_at: float | None = None  # the last message of the peer
+
+    def begin_beat(self, request_id: int) -> None:
+        self._beats.append(request_id)
+
+    def is_beat(self, request_id: int) -> bool:
+        """Say whether this was one of the last heartbeats of the present life."""
+        return request_id in self._beats
+
+    def begin_life(self) -> None:
+        """Answers to heartbeats so far are of the past."""
+        self._beats.clear()
+
+    def forgive(self, before: float, now: float) -> None:
+        """Forgive a silence that was ours: between two heartbeats this process stood still."""
+        most_s = self._timing.heartbeat_s + self._timing.peer_timeout_s / 2
+        if now - before > most_s and self.received_at is not None:
+            self.received_at = now
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long a peer that was heard from once has been silent."""
+        return now - self.received_at if self.received_at is not None else 0.0
+
+    def is_alive(self, now: float) -> bool:
+        return self.received_at is not None and self.silent_s(now) < 3 * self._timing.heartbeat_s
