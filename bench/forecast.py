@@ -100,7 +100,7 @@ class Forecast:
     computing: float  # share of the workers' time
     lead_busy: float  # share of ps 0's time
     staleness: dict[str, float]
-    decide_s: float  # what the coordinator really took for a push, on this machine
+    decide_s: float  # processor time that the coordinator really took for a push
 
 
 Happen = Callable[..., None]
@@ -286,13 +286,13 @@ class Simulation:
         made.parts -= 1
         if made.parts:
             return
-        started = time.perf_counter()
+        started = time.thread_time()
         batch = made.batches.pop(0)
         arrived = PushArrived(worker, made.sequence, 0, batch=batch)
         orders = self._coordinator.handle(arrived)
         for shard in range(1, self._ps if self._is_coordinated else 1):
             orders += self._coordinator.handle(PushArrived(worker, made.sequence, shard))
-        self._decided_s += time.perf_counter() - started
+        self._decided_s += time.thread_time() - started
         self._obey(orders)
 
     def _obey(self, orders: list[Order], *, is_pull: bool = False) -> None:

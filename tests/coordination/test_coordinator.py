@@ -245,7 +245,7 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(play: Play, s
         join 0 2   -> -
         pull 0     -> -
         push 1 1 0 -> apply 1, release 1
-        push 1 2 1 -> apply 1, release 1 stop, release 0 stop
+        push 1 2 1 -> apply 1, release 0 stop, release 1 stop
         """,
     )
 

@@ -47,7 +47,7 @@ def play(coordinator: Coordinator, events: list[tuple[str, int]]) -> list[Order]
             orders += coordinator.handle(PullArrived(worker))
         elif kind == "leave" and member is not None:
             orders += coordinator.handle(Left(worker))
-        elif kind == "go" and member is not None and member.computing:
+        elif kind == "go" and member is not None and member.state == "computing":
             batch = coordinator.ledger.leases[worker][0]
             finite = batch % 7 != 0
             event = PushArrived(worker, member.sequence + 1, 0, finite, batch, 10)

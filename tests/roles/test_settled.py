@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.coordination.coordinator import Member
 from zmqtrain.coordination.leader import Leader
 
 
@@ -20,11 +19,10 @@ def test_all_is_delivered_when_orders_are_carried_out_and_stopped_workers_were_a
     is_done: bool, finished: bool | None, all_delivered: bool
 ) -> None:
     """Worker 1 is still computing: nothing that was decided is on its way from there."""
-    members = {0: Member(1, stopped=True), 1: Member(2)}
     told = None if finished is None else SimpleNamespace(finished=finished)
     peers = SimpleNamespace(get=lambda role, index: told if index == 0 else None)
     leader: Any = SimpleNamespace(
-        coordinator=SimpleNamespace(members=members),
+        coordinator=SimpleNamespace(workers_by_state={"stopped": {0}, "computing": {1}}),
         delivery=SimpleNamespace(is_done=is_done),
         ps=SimpleNamespace(peers=peers),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import Literal, TypeAlias, get_args
 
 from zmqtrain.coordination.events import (
     CloseAsked,
@@ -34,28 +35,33 @@ from zmqtrain.policies import (
 )
 from zmqtrain.wire.messages import Order
 
+MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
+"""What a live worker does: its pull has not arrived; the policy keeps it; it was released and has
+not pushed since; it may go on, but there is no batch for it; it has a batch, but others compute all
+that the job still needs; it was told that the job needs no more gradients."""
+
 
 @dataclass(slots=True)
 class Member:
     """A live worker, as the coordinator sees it."""
 
     incarnation: int
-    entered: bool = False  # its pull has arrived
+    state: MemberState = "joining"
     sequence: int = 0  # last push that lies ready on all shards
     arriving: int = 0  # push that lies ready on some shards
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
     finite: bool = True  # false if any of them saw a non-finite gradient
-    undecided: bool = False  # the policy keeps its last push, and has not said what becomes of it
-    computing: bool = False  # released, and not arrived since
-    starved: bool = False  # may go on, but others compute all that the job still needs
-    stopped: bool = False  # was told that the job needs no more gradients
+
+
+def _no_workers() -> dict[MemberState, set[int]]:
+    return {state: set() for state in get_args(MemberState)}
 
 
 @dataclass
 class Coordinator:
-    """Decides for all shards.
+    """Decides for all shards; what that costs does not depend on how many workers there are.
 
     All of it is plain data, with members, ledger and policies: see :mod:`.state`.
     """
@@ -68,6 +74,8 @@ class Coordinator:
     lookahead: int = 1  # batches leased to a worker beyond the one it computes on
     ledger: Ledger = field(default_factory=Ledger)
     members: dict[int, Member] = field(default_factory=dict)
+    workers_by_state: dict[MemberState, set[int]] = field(default_factory=_no_workers)
+    undecided: set[int] = field(default_factory=set)  # the policy keeps their pushes for later
     next_policy: Policy | None = None
     closing: bool = False  # the run ends once no worker computes
     applied: int = 0  # gradients that counted, accumulated ones included
@@ -95,6 +103,7 @@ class Coordinator:
             case Joined(worker, incarnation):
                 orders = self._left(worker)
                 self.members[worker] = Member(incarnation)
+                self.workers_by_state["joining"].add(worker)
                 return orders
             case Left(worker):
                 return self._left(worker)
@@ -114,18 +123,16 @@ class Coordinator:
         """Yield the workers that are kept waiting, and by whom; none once the job is complete."""
         if self.finished:
             return
-        by = tuple(worker for worker, member in self.members.items() if member.computing)
+        by = tuple(sorted(self.workers_by_state["computing"]))
         if self.closing or self.next_policy is not None:
             following = self.next_policy.spec if self.next_policy is not None else ""
             reason = "the run is ending" if self.closing else f"the policy changes to {following}"
-            for worker, member in self.members.items():
-                if not member.computing and member.entered:
-                    yield Held(worker, reason, by)
+            for worker in self._workers("waiting", "starved", "spare"):
+                yield Held(worker, reason, by)
             return
         yield from self.policy.held()
-        for worker, member in self.members.items():
-            if member.starved:
-                yield Held(worker, "every step up to the last is being computed already", by)
+        for worker in self._workers("starved", "spare"):
+            yield Held(worker, "every step up to the last is being computed already", by)
 
     def is_alive(self, workers: Iterable[int]) -> bool:
         """Say whether any of them is: a policy may wait for workers that never came."""
@@ -136,16 +143,18 @@ class Coordinator:
         member = self.members.pop(worker, None)
         if member is None:
             return []
+        self.workers_by_state[member.state].remove(worker)
+        self.undecided.discard(worker)
         self.ledger.leave(worker)
-        is_in = member.entered and not member.starved and not self.finished
+        is_in = member.state in ("waiting", "computing") and not self.finished
         decisions = self.policy.leave(worker) if is_in else []
         return [Order("leave", (worker,)), *self._orders(decisions)]
 
     def _pull_arrived(self, worker: int) -> list[Order]:
         member = self.members.get(worker)
-        if member is None or member.entered:
+        if member is None or member.state != "joining":
             return []
-        member.entered = True
+        self._change(worker, "waiting")
         return self._orders([] if self.finished else self.policy.join(worker))
 
     def _push_arrived(self, event: PushArrived) -> list[Order]:
@@ -163,7 +172,8 @@ class Coordinator:
         needed = self.shards if self.policy.coordinated else 1
         if len(member.shards) < needed or 0 not in member.shards:
             return []
-        member.sequence, member.computing = sequence, False
+        member.sequence = sequence
+        self._change(worker, "waiting")
         if self.ledger.holds(worker, member.batch):
             self.ledger.arrive(worker, member.batch, member.examples)
         return self._orders(self._decide(worker, member))
@@ -176,7 +186,7 @@ class Coordinator:
             self.refused += 1
             self.ledger.skip(worker)
             return [Release(worker)]  # still computing, as far as the policy knows
-        member.undecided = True
+        self.undecided.add(worker)
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
@@ -223,14 +233,12 @@ class Coordinator:
                 case Release(worker):
                     released.append(worker)
         for order in orders[begin:]:  # each of them says what becomes of pushes
-            for worker in order.workers:
-                if worker in self.members:
-                    self.members[worker].undecided = False
+            self.undecided.difference_update(order.workers)
         return released
 
     def _at_barrier(self, orders: list[Order], at_once: bool) -> list[int]:
         """Hold everyone until no worker computes, then end, or begin the next policy with all."""
-        if not at_once and any(member.computing for member in self.members.values()):
+        if self.workers_by_state["computing"] and not at_once:
             return []
         if not self.finished:
             self._carry_out(self.policy.drain(), orders)
@@ -240,11 +248,11 @@ class Coordinator:
         self.policy, following = self.next_policy, self.next_policy
         self.next_policy = None
         orders.append(Order("switch", (), following.spec))
-        joined = sorted(w for w, m in self.members.items() if m.entered)
+        joined = self._workers("waiting", "starved", "spare")
         following.start(self.version, len(joined))
         released: list[int] = []
         for worker in joined:
-            self.members[worker].starved = False
+            self._change(worker, "waiting")
             released += self._carry_out(following.join(worker), orders)
         return released
 
@@ -257,23 +265,23 @@ class Coordinator:
         leased = self._top_up(workers)
         decisions: list[Decision] = []
         for worker in workers:
-            member = self.members[worker]
-            member.computing = self._is_needed() and bool(self.ledger.leases.get(worker))
-            member.starved = not member.computing
-            if member.starved:
-                decisions += self.policy.leave(worker)
-            else:
+            if self._is_needed() and self.ledger.leases.get(worker):
+                self._change(worker, "computing")
                 orders.append(self._release_order(worker, tuple(leased[worker])))
+            else:
+                self._change(worker, "spare" if self.ledger.leases.get(worker) else "starved")
+                decisions += self.policy.leave(worker)
         return decisions + self._feed()
 
     def _feed(self) -> list[Decision]:
-        """Let starved workers in again if there is something for them to compute."""
+        """Let those in again for whom there is something to compute now."""
+        if not self._is_needed():
+            return []
+        fed = self._workers("spare", "starved") if self._may_lease() else self._workers("spare")
         decisions: list[Decision] = []
-        for worker, member in self.members.items():
-            has_batch = self.ledger.leases.get(worker) or self._may_lease()
-            if member.starved and has_batch and self._is_needed():
-                member.starved = False
-                decisions += self.policy.join(worker)
+        for worker in fed:
+            self._change(worker, "waiting")
+            decisions += self.policy.join(worker)
         return decisions
 
     def _top_up(self, workers: list[int]) -> dict[int, list[int]]:
@@ -303,13 +311,22 @@ class Coordinator:
         """
         if not self.policy.step_per_push:
             return True
-        computing = sum(member.computing for member in self.members.values())
-        return self.version + computing < self.steps
+        return self.version + len(self.workers_by_state["computing"]) < self.steps
 
     def _end(self, orders: list[Order]) -> None:
-        for worker, member in self.members.items():
-            if member.undecided:  # the run was given up
-                self._carry_out([Drop(worker, "the job was given up")], orders)
-            if member.entered and not member.computing and not member.stopped:
-                member.stopped = True
-                orders.append(self._release_order(worker, stop=True))
+        """Tell everyone who does not compute to stop."""
+        abandoned = sorted(self.undecided)  # the run was given up
+        self._carry_out([Drop(worker, "the job was given up") for worker in abandoned], orders)
+        for worker in self._workers("waiting", "starved", "spare"):
+            self._change(worker, "stopped")
+            orders.append(self._release_order(worker, stop=True))
+
+    def _change(self, worker: int, state: MemberState) -> None:
+        member = self.members[worker]
+        self.workers_by_state[member.state].remove(worker)
+        self.workers_by_state[state].add(worker)
+        member.state = state
+
+    def _workers(self, *states: MemberState) -> list[int]:
+        """Return the workers in any of these states, in order."""
+        return sorted(worker for state in states for worker in self.workers_by_state[state])

@@ -102,7 +102,7 @@ class Leader:
         """
         if self.coordinator is None:
             return False
-        told = [worker for worker, member in self.coordinator.members.items() if member.stopped]
+        told = self.coordinator.workers_by_state["stopped"]
         peers = [self.ps.peers.get("worker", worker) for worker in told]
         return self.delivery.is_done and all(peer and peer.finished for peer in peers)
 

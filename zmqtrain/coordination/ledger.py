@@ -48,13 +48,10 @@ class Ledger:
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
+    outstanding: int = 0  # batches leased or pending: each may still become a counted one
+
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
-
-    @property
-    def outstanding(self) -> int:
-        """Batches leased or pending: each may still become a counted one."""
-        return sum(map(len, self.leases.values())) + sum(map(len, self.pending.values()))
 
     def lease(self, worker: int) -> int:
         """Give the worker the next batch."""
@@ -64,6 +61,7 @@ class Ledger:
             batch = self.next_batch
             self.next_batch += 1
         self.leases.setdefault(worker, []).append(batch)
+        self.outstanding += 1
         return batch
 
     def holds(self, worker: int, batch: int) -> bool:
@@ -79,6 +77,7 @@ class Ledger:
         """What the worker has pending was applied."""
         for batch in self.pending.pop(worker, ()):
             self.examples += self.sizes.pop(batch)
+            self.outstanding -= 1
 
     def count_all(self) -> None:
         """All that is pending was applied."""
@@ -87,23 +86,31 @@ class Ledger:
 
     def give_back(self, worker: int) -> None:
         """The worker's last pending gradient was dropped: its batch goes to someone again."""
-        batch = self.pending[worker].pop()
-        del self.sizes[batch]
-        heapq.heappush(self.returned, batch)
+        heapq.heappush(self.returned, self._last_pending(worker))
 
     def skip(self, worker: int) -> None:
         """The worker's last pending batch cannot be learned from (a non-finite gradient)."""
-        del self.sizes[self.pending[worker].pop()]
+        self._last_pending(worker)
 
     def leave(self, worker: int) -> None:
         """Take back what the worker holds; what is pending stays so."""
         for batch in self.leases.pop(worker, ()):
             heapq.heappush(self.returned, batch)
+            self.outstanding -= 1
 
     def open_batches(self) -> tuple[int, ...]:
         """Return the numbers below ``next_batch`` that are not counted, in order."""
         held = [*self.leases.values(), *self.pending.values()]
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
+
+    def _last_pending(self, worker: int) -> int:
+        """Take the worker's last pending batch out of the books, and return it."""
+        batch = self.pending[worker].pop()
+        if not self.pending[worker]:
+            del self.pending[worker]
+        del self.sizes[batch]
+        self.outstanding -= 1
+        return batch
 
 
 def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:

@@ -145,6 +145,6 @@ def _state(leader: Leader, peer: Peer) -> State:
     member = leader.coordinator.members.get(peer.index)
     if member is None:
         return "joining"
-    if member.stopped:
+    if member.state == "stopped":
         return "done"
-    return "computing" if member.computing else "waiting"
+    return "computing" if member.state == "computing" else "waiting"

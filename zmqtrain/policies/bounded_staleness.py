@@ -21,6 +21,7 @@ class BoundedStaleness:
     def __init__(self, bound: int) -> None:
         self.staleness_bound = bound
         self.clocks: dict[int, int] = {}  # live workers; set at join, +1 at every push
+        self.at_clock: dict[int, int] = {}  # clock -> how many of them are there
         self.waiting: set[int] = set()
         self.slowest = 0  # least clock of the live workers; keeps its value when all have left
 
@@ -30,22 +31,28 @@ class BoundedStaleness:
 
     def start(self, version: int, workers: int) -> None:
         self.clocks.clear()
+        self.at_clock.clear()
         self.waiting.clear()
         self.slowest = 0
 
     def join(self, worker: int) -> list[Decision]:
-        self.clocks[worker] = self.slowest
+        self._set_clock(worker, self.slowest)
         return [Release(worker)]
 
     def leave(self, worker: int) -> list[Decision]:
-        self.clocks.pop(worker, None)
+        self._forget_clock(worker)
         self.waiting.discard(worker)
         return self._advance()
 
     def push(self, worker: int) -> list[Decision]:
-        self.clocks[worker] += 1
+        clock = self._forget_clock(worker) + 1
+        self._set_clock(worker, clock)
         self.waiting.add(worker)
-        return [Apply(worker), *self._advance()]
+        released = self._advance()
+        if not released and clock <= self.slowest + self.staleness_bound:
+            self.waiting.remove(worker)
+            released = [Release(worker)]
+        return [Apply(worker), *released]
 
     def drain(self) -> list[Decision]:
         return []
@@ -59,9 +66,26 @@ class BoundedStaleness:
             )
 
     def _advance(self) -> list[Decision]:
-        if self.clocks:
-            self.slowest = min(self.clocks.values())
-        limit = self.slowest + self.staleness_bound
-        free = sorted(worker for worker in self.waiting if self.clocks[worker] <= limit)
-        self.waiting.difference_update(free)
-        return [Release(worker) for worker in free]
+        """Release everyone who waits if the slowest have gone on.
+
+        Who waits is exactly one step too far ahead: nobody computes further than that.
+        """
+        before = self.slowest
+        while self.clocks and self.slowest not in self.at_clock:
+            self.slowest += 1
+        if self.slowest == before:
+            return []
+        released = sorted(self.waiting)
+        self.waiting.clear()
+        return [Release(worker) for worker in released]
+
+    def _set_clock(self, worker: int, clock: int) -> None:
+        self.clocks[worker] = clock
+        self.at_clock[clock] = self.at_clock.get(clock, 0) + 1
+
+    def _forget_clock(self, worker: int) -> int:
+        clock = self.clocks.pop(worker)
+        self.at_clock[clock] -= 1
+        if not self.at_clock[clock]:
+            del self.at_clock[clock]
+        return clock

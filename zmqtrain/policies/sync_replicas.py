@@ -109,6 +109,8 @@ class SyncReplicas:
     def _fill(self) -> list[Decision]:
         """Release more workers into this step while too few gradients are on their way."""
         decisions: list[Decision] = []
+        if self.hands >= self._needed():
+            return decisions
         for worker in sorted(self.waiting, key=lambda w: (w in self.ready, w)):
             if self.hands >= self._needed():
                 break
