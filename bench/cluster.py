@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from bench.jobs import variables_of
 from bench.options import flags_of
+from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.local.processes import LocalCluster, run_processes
@@ -55,19 +56,24 @@ def train(plan: Plan, look: Look) -> Summary:
     Raises:
         ClickException: it failed or was stopped; the text says how.
     """
-    setup_logging("C", "warning")
+    setup_logging("chief 0", "warning")
     threadpool_limits(plan.cluster.threads)
     flags = flags_of({**plan.overrides, **plan.flags})
+    flags += ["--log-level", "warning"]
     try:
         with _variables(variables_of(plan.arguments)), _signals_restored():
             job = plan.make(**plan.arguments).with_overrides(**plan.overrides)
-            running = run_processes(plan.reference, job, plan.cluster, flags, look)
+            running = run_processes(plan.reference, job, plan.cluster, flags, look, _show_output)
             summary = uvloop.run(running)
     except ZmqTrainError as error:
         raise click.ClickException(str(error)) from None
     if summary.exit_code:
         raise click.ClickException(f"the run ended early: {summary.ended}")
     return summary
+
+
+def _show_output(task: Task, line: str) -> None:
+    click.echo(f"{task} | {line}", err=True)
 
 
 def pid_of(status: Status, task: str) -> int:

@@ -11,6 +11,7 @@ import importlib
 import re
 import runpy
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -322,9 +323,7 @@ def load_job(reference: str) -> Job:
 def _run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
-    directory = str(path.parent.resolve())
-    if directory not in sys.path:
-        sys.path.insert(0, directory)  # as `python file.py` would
+    _import_from(path.parent.resolve())
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last: what lies here hides nothing
     with _importing(f"job file {path}"):
@@ -341,14 +340,29 @@ def _import(module: str) -> dict[str, Any]:
             f"job {module!r} is a file, but no Python file; expected the file.py that makes the "
             f"job{_meant(str(Path(module).with_suffix('.py')))}"
         )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    _import_from(Path.cwd())
     with _importing(f"job module {module}"):
         return vars(importlib.import_module(module))
 
 
 def _meant(path: str) -> str:
     return f"; did you mean {path}?" if Path(path).is_file() else ""
+
+
+def _import_from(directory: Path) -> None:
+    """Have modules beside the job found, but none of them instead of one of Python's own.
+
+    A queue.py there would break what imports Python's queue later.
+    """
+    if str(directory) in sys.path:
+        return
+    library = sysconfig.get_path("platstdlib")
+    own = [
+        index
+        for index, path in enumerate(sys.path)
+        if path in (sysconfig.get_path("stdlib"), library, f"{library}/lib-dynload")
+    ]
+    sys.path.insert(max(own, default=-1) + 1, str(directory))
 
 
 @contextmanager

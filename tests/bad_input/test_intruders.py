@@ -179,7 +179,7 @@ def test_worker_of_another_version_is_refused_with_both_versions(
     process = live[1]["another version"]
     assert process.exit_code() == ExitCode.REFUSED, str(process)
     text = r"protocol version \d+, this task version 99: install the same zmqtrain on every host"
-    assert process.lines(f" ERROR ps 0 at tcp://.*: the peer speaks {text}"), str(process)
+    assert process.lines(f" ERROR .*ps 0 at tcp://.*: the peer speaks {text}"), str(process)
 
 
 def test_disturbed_job_ends_as_it_should(live: tuple[Live, dict[str, Any]]) -> None:

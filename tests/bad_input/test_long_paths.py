@@ -21,5 +21,7 @@ async def test_temporary_directory_too_long_for_sockets_is_named(
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     text = f"{deep} is too long a path for Unix sockets: set TMPDIR to a shorter one"
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
-        await run_processes("job.py", make_job(), LocalCluster(), [], lambda status: None)
+        await run_processes(
+            "job.py", make_job(), LocalCluster(), [], lambda _: None, lambda *_: None
+        )
     assert list(deep.iterdir()) == []

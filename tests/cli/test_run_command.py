@@ -42,14 +42,14 @@ def test_mistyped_variable_is_told(
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
     main(["run", JOB])
-    assert "WARNING ZMQTRAIN_WORKER is set, but zmqtrain has no" in capsys.readouterr().err
+    assert "WARNING chief 0: ZMQTRAIN_WORKER is set" in capsys.readouterr().err
 
 
 def test_news_of_a_run_appear_above_its_live_view(
     training: Status, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which Rich takes anything for a terminal
-    setup_logging("C", "warning")
+    setup_logging("chief 0", "warning")
     (handler,) = logging.getLogger().handlers
     assert isinstance(handler, logging.StreamHandler)
     before = handler.stream

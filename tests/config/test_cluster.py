@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from zmqtrain.config.cluster import (
     Address,
     Cluster,
-    Role,
-    Task,
     bind_endpoint,
     canonical_address,
     connect_endpoint,
@@ -20,18 +18,6 @@ from zmqtrain.config.cluster import (
     parse_address,
 )
 from zmqtrain.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("task", "text", "short"),
-    [
-        (Task(Role.PS, 0), "ps 0", "S[0]"),
-        (Task(Role.WORKER, 3), "worker 3", "W[3]"),
-        (Task(Role.CHIEF, 0), "chief 0", "C"),
-    ],
-)
-def test_task_has_a_name_and_a_log_prefix(task: Task, text: str, short: str) -> None:
-    assert (str(task), task.short) == (text, short)
 
 
 @pytest.mark.parametrize(("chief", "host"), [(True, "chief 0"), (False, "worker 0")])

@@ -270,10 +270,7 @@ def test_task_config_is_a_timing() -> None:
 
 
 def test_nothing_else_in_the_package_reads_the_environment() -> None:
-    """But for where the user's caches are, and what a compiler inherits.
-
-    The fork_server sets a variable of OpenBLAS for a moment.
-    """
+    """But for where the user's caches are, and what a compiler inherits."""
     package = Path(zmqtrain.__file__).parent
     readers = [
         str(path.relative_to(package))
@@ -282,7 +279,6 @@ def test_nothing_else_in_the_package_reads_the_environment() -> None:
     ]
     assert set(readers) <= {
         "config/task.py",
-        "local/fork_server.py",
         "optim/kernels/cpu.py",
         "optim/kernels/machine_code.py",
     }

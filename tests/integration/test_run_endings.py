@@ -75,17 +75,6 @@ def test_second_interrupt_does_not_wait_for_an_evaluation(stage: Any) -> None:
     assert run.log.splitlines()[-1].startswith("error: stopped at once")
 
 
-def test_run_without_the_process_that_forks_its_tasks_says_so_and_ends(stage: Any) -> None:
-    run, _ = started(stage)
-    (fork_server,) = psutil.Process(run.pid).children()
-    fork_server.kill()
-    assert run.exit_code() == ExitCode.PEER_LOST, str(run)
-    assert run.log.splitlines()[-1] == (
-        "error: the process from which tasks are forked has ended: was it killed?"
-    )
-    assert "Traceback" not in run.log
-
-
 def test_second_run_on_a_logdir_is_refused(stage: Any) -> None:
     run, _ = started(stage)
     second = stage.train(stage.job(logdir=str(stage.logdir)))

@@ -3,15 +3,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.logs import (
+    FORMATS,
     LINES_PER_SECOND,
-    LineFormatter,
+    JsonFormatter,
+    LogLine,
     RateLimit,
     StateLogger,
+    TextFormatter,
     setup_logging,
 )
 
@@ -26,39 +30,51 @@ def restored_logging() -> Iterator[None]:
     root.manager._clear_cache()  # type: ignore[attr-defined]
 
 
-def line(level: int, text: str, prefix: str = "S[0]") -> str:
-    record = logging.LogRecord("zmqtrain.ps", level, "", 0, text, (), None)
-    return LineFormatter(prefix).format(record)
+def record_of(level: int, text: str, error: Exception | None = None) -> logging.LogRecord:
+    exc_info = (type(error), error, None) if error is not None else None
+    return logging.LogRecord("zmqtrain.ps", level, "", 0, text, (), exc_info)
 
 
-@pytest.mark.parametrize(
-    ("level", "text"),
-    [
-        (logging.INFO, "S[0] listening"),
-        (logging.WARNING, "S[0] WARNING listening"),
-        (logging.ERROR, "S[0] ERROR listening"),
-        (logging.DEBUG, "S[0] DEBUG listening"),
-    ],
-)
-def test_line_has_time_prefix_and_any_level_but_info(level: int, text: str) -> None:
-    written = line(level, "listening")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d\d\d " + re.escape(text), written)
+@pytest.mark.parametrize("log_format", FORMATS)
+def test_line_tells_time_with_its_zone_level_and_task(log_format: str) -> None:
+    record = record_of(logging.WARNING, "listening")
+    written = FORMATS[log_format]("ps 0 100%").format(record)
+    line = LogLine.parsed(written) if log_format == "json" else None
+    if line is None:
+        line = LogLine(*written.split(maxsplit=2)[:2], "ps 0 100%", "", "listening")
+        assert str(line) == written
+    then = datetime.fromisoformat(line.time)
+    assert then.utcoffset() is not None
+    assert then.timestamp() == pytest.approx(record.created, abs=0.001)
+    assert (line.level, line.task, line.text) == ("WARNING", "ps 0 100%", "listening")
 
 
-def test_percent_sign_in_a_prefix_is_kept() -> None:
-    assert " 100% ready" in line(logging.INFO, "ready", prefix="100%")
+def test_json_line_holds_a_traceback_as_a_field_and_reads_back_as_text() -> None:
+    record = record_of(logging.ERROR, "first\nsecond", ValueError("no"))
+    written = JsonFormatter("ps 0").format(record)
+    assert "\n" not in written
+    line = LogLine.parsed(written)
+    assert line is not None
+    assert line.is_error
+    assert line.text == "first\nsecond\nValueError: no"
+    assert str(line) == TextFormatter("ps 0").format(record)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "3", "[]", "{}", '{"loss": 3}', "null"])
+def test_what_somebody_prints_is_no_line_of_a_log(text: str) -> None:
+    assert LogLine.parsed(text) is None
 
 
 @pytest.mark.usefixtures("restored_logging")
 def test_process_logs_to_stderr_once_however_often_it_is_set_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    setup_logging("W[3]", "info")
-    setup_logging("W[3]", "info")
+    setup_logging("worker 3", "info")
+    setup_logging("worker 3", "info")
     logging.getLogger("zmqtrain.roles.worker").info("joined as incarnation %d", 2)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.fullmatch(r"\S+ W\[3\] joined as incarnation 2\n", captured.err)
+    assert re.fullmatch(r"\S+ INFO worker 3: joined as incarnation 2\n", captured.err)
 
 
 @pytest.mark.usefixtures("restored_logging")
@@ -74,7 +90,7 @@ def test_process_logs_to_stderr_once_however_often_it_is_set_up(
 def test_level_holds_for_zmqtrain_and_libraries_are_never_heard_below_info(
     level: str, heard: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setup_logging("C", level)
+    setup_logging("chief 0", level)
     for logger, name in ((logging.getLogger("zmqtrain.x"), "z"), (logging.getLogger("x"), "lib")):
         logger.debug(f"{name}-debug")  # noqa: G004
         logger.info(f"{name}-info")  # noqa: G004
@@ -83,13 +99,10 @@ def test_level_holds_for_zmqtrain_and_libraries_are_never_heard_below_info(
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_unknown_level_is_a_config_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        setup_logging("C", "verbose")
-    assert str(caught.value) == (
-        "unknown log level 'verbose'; expected one of debug, info, warning, error; "
-        "correct --log-level (ZMQTRAIN_LOG_LEVEL)"
-    )
+@pytest.mark.parametrize(("level", "log_format"), [("verbose", "text"), ("info", "xml")])
+def test_unknown_level_or_format_is_a_config_error(level: str, log_format: str) -> None:
+    with pytest.raises(ConfigError):
+        setup_logging("chief 0", level, log_format)
 
 
 def test_state_is_logged_when_it_changes_and_not_before(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +140,7 @@ def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
 
 @pytest.mark.usefixtures("restored_logging")
 def test_log_of_a_process_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging("W[3]", "info")
+    setup_logging("worker 3", "info")
     for _ in range(10 * LINES_PER_SECOND):
         logging.getLogger("zmqtrain.roles.worker").info("again")
     assert len(capsys.readouterr().err.splitlines()) < 5 * LINES_PER_SECOND

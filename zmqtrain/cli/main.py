@@ -10,7 +10,6 @@ import click
 
 from zmqtrain import __version__
 from zmqtrain.config.invoke import invoke
-from zmqtrain.local.fork_server import ForkServer
 
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
@@ -40,14 +39,6 @@ class _Lazy(click.Group):
         module, name = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] == "run" and "--help" not in args:
-            ctx.obj = ForkServer()  # it imports while we do
-            ctx.call_on_close(ctx.obj.close)
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Lazy, context_settings={"max_content_width": 100})

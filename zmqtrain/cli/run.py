@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +15,13 @@ import uvloop
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from threadpoolctl import threadpool_limits
 
 from zmqtrain.chief.progress import ProgressLog, shown_loss
-from zmqtrain.config.cluster import Role
+from zmqtrain.cli.output import NOTHING, FirstThatFits, show_json, table
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import (
     flag_of,
     mistyped,
@@ -28,19 +31,21 @@ from zmqtrain.config.options import (
     values_of,
 )
 from zmqtrain.config.task import ENVIRON, TaskConfig
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
-from zmqtrain.local.fork_server import ForkServer
 from zmqtrain.local.processes import LocalCluster, run_processes
-from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.logs import LogLine, setup_logging
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
 NEWS = ("zmqtrain.chief",)
 """Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
 
-MEMORY = ("lane", "segment_dir", "crash_safe")
-"""Those of a task's options that decide where a shard lies, and how tensors travel."""
+TASK_OPTIONS = ("lane", "segment_dir", "crash_safe")
+"""Those of a task's options that hold for all tasks of a run."""
+
+COLUMNS = ("task", "state", "pushes", "loss", "silent", "batches held")
+FEWEST_COLUMNS = 3  # on the narrowest terminal
 
 log = logging.getLogger(__name__)
 
@@ -51,22 +56,16 @@ log = logging.getLogger(__name__)
 @option_of(TaskConfig, "lane")
 @option_of(TaskConfig, "segment_dir")
 @option_of(TaskConfig, "crash_safe")
+@option_of(TaskConfig, "log_format")
 @options_of(Job, optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
-@click.option("--verbose", is_flag=True, help="log what the chief does")
-@click.pass_obj
-def run_command(
-    fork_server: ForkServer | None,
-    /,
-    job_reference: str,
-    as_json: bool,
-    verbose: bool,
-    **flags: Any,
-) -> None:
+@click.option("--verbose", is_flag=True, help="log what all tasks do")
+def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Train JOB with a local cluster of processes and show how it goes.
 
     JOB is file.py, file.py:name or package.module:name. Ctrl-C stops in order: a job with a logdir
-    saves a checkpoint, and the same command resumes from it.
+    saves a checkpoint, and the same command resumes from it. What a worker or ps prints appears as
+    "worker 0 | ..." on stderr, with its warnings.
 
     \b
     Examples:
@@ -75,25 +74,38 @@ def run_command(
       zmqtrain run examples/digits.py --ps 2 --logdir /tmp/digits --save-secs 10
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
-    setup_logging("C", "info" if verbose else "warning")
+    level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
+    setup_logging(str(Task(Role.CHIEF, 0)), level, log_format)
     for text in mistyped(ENVIRON, TaskConfig, Job):
         log.warning("%s", text)
     cluster = LocalCluster(**values_of(LocalCluster, flags))
     overrides = values_of(Job, flags)
-    memory = {name: flags[name] for name in MEMORY if flags[name] is not None}
-    if memory.get("lane") == "memory":
+    options = {name: flags[name] for name in TASK_OPTIONS if flags[name] is not None}
+    if options.get("lane") == "memory":
         raise ConfigError(
             f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
             "auto, shm or tcp; or call zmqtrain.run in Python, which has all tasks in one process"
         )
     job = load_job(job_reference).with_overrides(**overrides)
-    arguments = _as_flags(memory | overrides)
+    # Their log comes here as JSON, whatever it looks like to the user.
+    arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
     threadpool_limits(cluster.threads)
-    with _display(job_reference) as show:
-        running = run_processes(
-            job_reference, job, cluster, arguments, show, memory.get("segment_dir"), fork_server
-        )
-        summary = uvloop.run(running)
+    try:
+        with _display(job_reference) as on_progress:
+            running = run_processes(
+                job_reference,
+                job,
+                cluster,
+                arguments,
+                on_progress,
+                _show_as_json if log_format == "json" else _show_as_text,
+                options.get("segment_dir"),
+            )
+            summary = uvloop.run(running)
+    except ZmqTrainError as error:
+        if as_json:
+            show_json({"ended": str(error), "exit_code": int(error.exit_code)})
+        raise
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))
     sys.exit(summary.exit_code)
 
@@ -110,20 +122,35 @@ def _as_flags(values: dict[str, Any]) -> list[str]:
     return arguments
 
 
+def _show_as_text(task: Task, line: str) -> None:
+    """Show a line of a task's log as one of our own, and anything else with the task's name."""
+    logged = LogLine.parsed(line)
+    # To sys.stderr, which the live view redirects.
+    sys.stderr.write(f"{logged or f'{task} | {line}'}\n")
+
+
+def _show_as_json(task: Task, line: str) -> None:
+    """Show a line of a task's log as it is, and anything else as the message of an object."""
+    if LogLine.parsed(line) is None:
+        line = json.dumps({"task": str(task), "message": line}, ensure_ascii=False)
+    sys.stderr.write(f"{line}\n")
+
+
 class _Screen:
     """The live view: a bar for the global step, figures, a line for each worker."""
 
     def __init__(self, live: Live, title: str) -> None:
         self._live = live
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=live.console,
         )
         self._step = self._bar.add_task(title, total=None)
         self._next_at = 0.0
+        live.update(Text(f"{title}: starting"), refresh=True)
 
     def __call__(self, status: Status) -> None:
         if time.monotonic() < self._next_at and not status.stop:
@@ -134,7 +161,7 @@ class _Screen:
 
 
 @contextmanager
-def _display(title: str) -> Iterator[Any]:
+def _display(title: str) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: live on a terminal, else as lines of the log.
 
     News of the run are lines of the log in any case.
@@ -142,7 +169,7 @@ def _display(title: str) -> Iterator[Any]:
     for name in NEWS:
         logging.getLogger(name).setLevel(logging.INFO)
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()
         return
     with Live(console=console, auto_refresh=False) as live, _log_above():
@@ -163,31 +190,40 @@ def _log_above() -> Iterator[None]:
 
 
 def view(status: Status) -> RenderableType:
-    """Return the figures of a status and a line for each worker, for a terminal."""
+    """Return the figures of a status and a line for each worker, for a terminal.
+
+    What a narrow terminal has no room for is left out.
+    """
     following = f" -> {status.switching}" if status.switching else ""
-    figures = Table.grid(padding=(0, 3))
-    figures.add_row(
+    figures = (
         f"{status.steps_per_second:.0f} steps/s",
         f"loss {shown_loss(status)}",
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "pushes {applied} applied, {dropped} dropped".format(**status.pushes),
     )
-    workers = Table(box=None, pad_edge=False)
-    for column in ("task", "state", "pushes", "loss", "batches held", "silent"):
-        workers.add_column(column, justify="left" if column in ("task", "state") else "right")
-    for task in status.tasks:
-        if task.role == Role.WORKER:
-            workers.add_row(*_cells(task))
-    return Group(f"policy {status.policy}{following}", figures, workers)
+    workers = [task for task in status.tasks if task.role == Role.WORKER]
+    return Group(
+        Text(f"policy {status.policy}{following}", no_wrap=True, overflow="ellipsis"),
+        FirstThatFits([Text("   ".join(figures[:count])) for count in range(len(figures), 0, -1)]),
+        FirstThatFits(
+            [_workers(workers, count) for count in range(len(COLUMNS), FEWEST_COLUMNS - 1, -1)]
+        ),
+    )
+
+
+def _workers(tasks: list[TaskStatus], columns: int) -> Table:
+    rows = table(*COLUMNS[:columns], right=("pushes", "loss", "silent", "batches held"))
+    for task in tasks:
+        rows.add_row(*_cells(task)[:columns])
+    return rows
 
 
 def _cells(task: TaskStatus) -> tuple[str, ...]:
-    leases = ", ".join(map(str, task.leases))
     return (
         task.task,
         task.state,
         str(task.step),
-        f"{task.loss:.4f}",
-        leases or "-",
+        f"{task.loss:.4f}" if task.step else NOTHING,
         f"{task.silent_s:.1f} s",
+        ", ".join(map(str, task.leases)) or NOTHING,
     )

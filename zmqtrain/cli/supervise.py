@@ -16,7 +16,7 @@ from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.restarts import USUAL_LIMITS, Limits
 from zmqtrain.local.supervisor import supervise
-from zmqtrain.observe.logs import setup_logging
+from zmqtrain.observe.logs import FORMATS, setup_logging
 
 
 @click.command(
@@ -41,7 +41,18 @@ from zmqtrain.observe.logs import setup_logging
     show_envvar=True,
     help="seconds after which a restart does not count any more",
 )
-def supervise_command(command: tuple[str, ...], max_restarts: int, within_s: float) -> int:
+@click.option(
+    "--log-format",
+    type=click.Choice(list(FORMATS)),
+    default="text",
+    show_default=True,
+    envvar="ZMQTRAIN_LOG_FORMAT",
+    show_envvar=True,
+    help="how restarts are logged",
+)
+def supervise_command(
+    command: tuple[str, ...], max_restarts: int, within_s: float, log_format: str
+) -> int:
     """Run COMMAND, and run it again when it crashes.
 
     A restart follows if a signal killed it, if it lost a peer, or if it ended with a code that
@@ -55,7 +66,7 @@ def supervise_command(command: tuple[str, ...], max_restarts: int, within_s: flo
       zmqtrain supervise -- python -m zmqtrain.roles.worker --job job.py --ps a:2222 --index 0
       zmqtrain supervise --max-restarts 3 --within-s 60 -- python -m zmqtrain.roles.ps --job job.py
     """
-    setup_logging("supervise", "info")
+    setup_logging("supervise", "info", log_format)
     return asyncio.run(supervise(command, Limits(max_restarts, within_s)))
 
 

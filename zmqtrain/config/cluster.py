@@ -40,13 +40,6 @@ class Task:
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
 
-    @property
-    def short(self) -> str:
-        """The prefix of log lines: ``S[0]`` for a ps (a server), ``W[3]``, or ``C``."""
-        if self.role is Role.CHIEF:
-            return "C"
-        return f"{'S' if self.role is Role.PS else 'W'}[{self.index}]"
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

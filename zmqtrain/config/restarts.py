@@ -74,9 +74,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Leave it at that, and end with this code; no reason is needed where all went as wanted."""
+    """There is no further life; no reason is needed where all went as wanted."""
 
-    exit_code: int
     reason: str = ""
 
 
@@ -91,17 +90,14 @@ def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Decision
     """
     last = endings[-1]
     if last.exit_code in _WANTED:
-        return End(last.exit_code)
+        return End()
     if last.returncode in _FINAL:
-        return End(last.exit_code, "a restart would not help")
+        return End("a restart would not help")
     counted = sum(last.ended_at - each.ended_at < limits.within_s for each in endings[:-1])
     if counted >= limits.max_restarts:
-        return End(
-            last.exit_code,
-            f"{limits.max_restarts} restarts within {limits.within_s:g} s are used up",
-        )
+        return End(f"{limits.max_restarts} restarts within {limits.within_s:g} s are used up")
     if _losses_in_a_row(endings, limits) > limits.max_restarts:
-        return End(last.exit_code, f"its peer was lost {limits.max_restarts + 1} times in a row")
+        return End(f"its peer was lost {limits.max_restarts + 1} times in a row")
     return Restart(_delay_s(endings, jitter), limits.max_restarts - counted - 1)
 
 

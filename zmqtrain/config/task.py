@@ -153,6 +153,9 @@ class TaskConfig(Timing):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="the least severe messages that are logged"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="how they are logged: as lines of text, or a JSON object a line"
+    )
 
     @field_validator("ps")
     @classmethod

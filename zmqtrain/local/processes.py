@@ -10,14 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
-import re
 import shutil
 import signal
+import sys
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +25,13 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.restarts import USUAL_LIMITS, End, Ending, decide
+from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.task import MAX_THREADS, TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.local.fork_server import ForkServer, TaskProcess
+from zmqtrain.local.supervisor import keep_running, start
+from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
 from zmqtrain.store.claim import claimed
@@ -42,10 +41,11 @@ from zmqtrain.wire.messages import Status
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 FAREWELL_S = 5.0  # how long tasks may take to end after the chief
+OUTPUT_S = 1.0  # how long the output of a task that has ended may stay open
 LINGER_S = 1.0  # how long a ps may take after the workers, some of which have not said goodbye
 
-_ERROR = re.compile(r"\d\d:\d\d:\d\d\.\d{3} \S+ ERROR |error: |Error: ")
-_EVENT = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")
+MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
+SHOWN_LINES = 15  # of what a task wrote last, if it ended without an error in its log
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +61,16 @@ class LocalCluster(Timing):
 
 
 class ChildError(ZmqTrainError):
-    """A task of the cluster ended with an error of its own; the text is the task's."""
+    """A task of the cluster ended before the job did; the text has the task's own words."""
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    def __init__(self, text: str, returncode: int) -> None:
         super().__init__(text)
-        if exit_code < 0:  # a signal, not a word of its own
+        if returncode < 0:  # by a signal
             self.exit_code = ExitCode.PEER_LOST
+        elif returncode in set(ExitCode) - {ExitCode.OK}:
+            self.exit_code = ExitCode(returncode)
         else:
-            self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.CRASH
+            self.exit_code = ExitCode.CRASH
 
 
 class StoppedError(ZmqTrainError):
@@ -79,24 +81,105 @@ class StoppedError(ZmqTrainError):
         self.exit_code = ExitCode(exit_code)
 
 
-@dataclass(slots=True)
-class Child:
-    """One task, how it is started, where its log goes; ``process`` is that of its present life."""
+OnOutput = Callable[[Task, str], None]
+"""Called with each line that a task writes to its stdout or stderr."""
 
-    task: Task
-    process: TaskProcess
-    start: Callable[[], Awaitable[TaskProcess]]
-    log: Path
+
+class Child:
+    """One task as a process, in as many lives as it takes."""
+
+    def __init__(self, task: Task, flags: Sequence[str], on_output: OnOutput) -> None:
+        self.task = task
+        self.process: asyncio.subprocess.Process | None = None  # of its present or last life
+        # Without the current directory on Python's path: a queue.py there is no part of Python.
+        self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
+        self._on_output = on_output
+        self._output: _Output | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Start it, in a session of its own: Ctrl-C is for us, who end all in order."""
+        loop = asyncio.get_running_loop()
+        ours, its = os.pipe()
+        try:
+            output = self._output = _Output(partial(self._on_output, self.task))
+            await loop.connect_read_pipe(lambda: output, os.fdopen(ours, "rb"))
+            self.process = await start(
+                self._command,
+                signal.SIGTERM,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=its,
+                stderr=its,
+                start_new_session=True,
+            )
+        finally:
+            os.close(its)
+        return self.process
+
+    async def wait(self) -> None:
+        """Wait until it has ended and all of its output was handed on."""
+        if self.process is not None:
+            await self.process.wait()
+        if self._output is not None:
+            await self._output.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.process is not None and self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it ended this moment
+                os.kill(self.process.pid, number)
 
     def last_error(self) -> str:
-        """Return the task's last error, a bug's with its traceback, or the end of its log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        errors = [number for number, line in enumerate(lines) if _ERROR.match(line)]
-        if not errors:
-            return "\n".join(lines[-15:]) or "it left no word"
-        first, *rest = lines[errors[-1] :]
-        end = next((i for i, line in enumerate(rest) if _EVENT.match(line)), len(rest))
-        return "\n".join([_ERROR.sub("", first, count=1), *rest[:end]])
+        """Return the last error in its log, with its traceback, or else what it wrote last."""
+        lines = [] if self._output is None else list(self._output.lines)
+        logged = [LogLine.parsed(line) for line in lines]
+        errors = [each for each in logged if each is not None and each.is_error]
+        if errors:
+            return errors[-1].text
+        return "\n".join(lines[-SHOWN_LINES:]) or "it wrote nothing"
+
+
+class _Output(asyncio.Protocol):
+    """Takes what a process writes, line by line, and keeps the last lines."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self.lines: deque[str] = deque(maxlen=100)
+        self._on_line = on_line
+        self._rest = b""
+        self._transport: asyncio.BaseTransport | None = None
+        self._ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_NBYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._take(line)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._rest:
+            self._take(self._rest)
+        self._ended.set()
+
+    async def close(self) -> None:
+        """Wait for the end of the output; not for long: a process below may hold it open."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OUTPUT_S):
+                await self._ended.wait()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        self.lines.append(text)
+        self._on_line(text)
 
 
 async def run_processes(
@@ -105,13 +188,12 @@ async def run_processes(
     cluster: LocalCluster,
     arguments: Sequence[str],
     on_progress: Callable[[Status], None],
+    on_output: OnOutput,
     segment_dir: str | None = None,
-    fork_server: ForkServer | None = None,
 ) -> Summary:
     """Train ``job``, which ``reference`` and the flags ``arguments`` give to every task.
 
     ``segment_dir``: where they have the ps keep their memory, if not in shared memory.
-    ``fork_server``: where tasks are started, if there is one already.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -122,9 +204,6 @@ async def run_processes(
         directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         config = _chief_config(reference, cluster, directory)
-        if fork_server is None:
-            fork_server = ForkServer()
-            stack.callback(fork_server.close)
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
@@ -136,12 +215,9 @@ async def run_processes(
         in_order = False
         try:
             for task in _tasks(cluster):
-                flags = _flags(config, cluster, task, arguments)
-                path = directory / f"{task.role}-{task.index}.log"
-                start = partial(fork_server.start, task.role, flags, path)
-                children.append(Child(task, await start(), start, path))
-                minding = partial(_mind, children[-1], fork_server, children, chief, failures)
-                chief.add_background_task(minding)
+                child = Child(task, _flags(config, cluster, task, arguments), on_output)
+                children.append(child)
+                chief.add_background_task(partial(_keep, child, children, chief, failures))
             await chief.run()
             in_order = chief.ending
         except asyncio.CancelledError:
@@ -204,49 +280,29 @@ def _flags(
     ]
 
 
-async def _mind(
-    child: Child,
-    fork_server: ForkServer,
-    children: Sequence[Child],
-    chief: Chief,
-    failures: list[ChildError],
+async def _keep(
+    child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
 ) -> None:
-    """Start a task again when it was killed; end the run when it fails.
+    """Run a task, again when it was killed; end the run when it fails.
 
     A ps that fails takes its parameters along. If a worker fails, the chief can still save what was
     learned: it is asked to end in order, and the error is left in ``failures``.
     """
-    code = await _lives(child, fork_server, chief)
+    name = str(child.task)
+    ending, _ = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
+    await child.wait()
     if chief.ending:
         return
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    text = f"{child.task} {how}: {child.last_error()}"
-    error = ChildError(text, code)
+    code = ending.returncode
+    error = ChildError(f"{name} {ending}: {child.last_error()}", code)
     if child.task.role is not Role.WORKER:
         raise error
-    workers = [other for other in children if other.task.role is Role.WORKER]
-    alive = [other for other in workers if other.process.returncode is None]
+    alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
     if alive and (code < 0 or code == ExitCode.TERMINATED):
-        log.warning("%s; training goes on with %d workers", text, len(alive))
+        log.warning("%s; training goes on with %d workers", error, alive)
         return
     failures.append(error)
     chief.stop(error.exit_code)
-
-
-async def _lives(child: Child, fork_server: ForkServer, chief: Chief) -> int:
-    """See a task through all its lives; return the return code of the last."""
-    endings: list[Ending] = []
-    while True:
-        started_at = time.monotonic()
-        code = await child.process.wait()
-        fork_server.check()
-        endings.append(Ending(code, started_at, time.monotonic()))
-        decision = decide(endings, USUAL_LIMITS, random.random())
-        if chief.ending or isinstance(decision, End):
-            return code
-        log.warning("%s %s: it starts again", child.task, endings[-1])
-        await asyncio.sleep(decision.delay_s)
-        child.process = await child.start()
 
 
 def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
@@ -258,7 +314,7 @@ def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
 
 
 async def _end(children: Sequence[Child], *, in_order: bool) -> None:
-    """See all tasks off.
+    """Wait for the end of all tasks.
 
     Without ``in_order`` nobody has told them to leave, and there is nothing left to save.
     """
@@ -266,23 +322,23 @@ async def _end(children: Sequence[Child], *, in_order: bool) -> None:
     workers = [child for child in children if child.task.role is Role.WORKER]
     if not in_order:
         for child in children:
-            child.process.signal(signal.SIGKILL)
+            child.signal(signal.SIGKILL)
     gone = [asyncio.ensure_future(_gone(group)) for group in (ps, workers)]
     # A ps leaves when the workers have that took part.
     await asyncio.wait(gone, timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
     for worker in workers:
-        worker.process.signal(signal.SIGTERM)  # if it came too late to hear of the end
+        worker.signal(signal.SIGTERM)  # if it came too late to hear of the end
     await asyncio.wait(gone[1:], timeout=FAREWELL_S)
     for worker in workers:
-        if worker.process.returncode is None:
+        if worker.is_alive:
             log.warning("%s does not leave: it is killed", worker.task)
-            worker.process.signal(signal.SIGKILL)
+            worker.signal(signal.SIGKILL)
     await asyncio.wait(gone, timeout=LINGER_S)
     for child in ps:
-        child.process.signal(signal.SIGKILL)  # it waits for a worker that left without a goodbye
+        child.signal(signal.SIGKILL)  # it waits for a worker that left without a goodbye
     await asyncio.gather(*gone)
 
 
 async def _gone(children: Sequence[Child]) -> None:
     for child in children:
-        await child.process.wait()
+        await child.wait()

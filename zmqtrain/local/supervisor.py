@@ -1,4 +1,4 @@
-"""A process under supervision: started, minded, started again; signals are passed on to it."""
+"""Processes that are started again when they crash, and die with the process that started them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 from zmqtrain.config.restarts import End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError
@@ -24,51 +25,98 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 log = logging.getLogger(__name__)
 
 
-async def supervise(command: Sequence[str], limits: Limits) -> int:
-    """Run ``command``, again as long as that may help; return the exit code to end with.
+async def start(
+    command: Sequence[str], death_signal: signal.Signals, **options: Any
+) -> asyncio.subprocess.Process:
+    """Start a process; on Linux it gets ``death_signal`` when this one dies.
 
-    From the return on, this process ignores the signals that end a supervision.
+    ``options`` are those of `asyncio.create_subprocess_exec`.
 
     Raises:
         ConfigError: the command cannot be started.
     """
-    name = f"{shlex.join(command):.100}"
-    stop = _Stop()
-    endings: list[Ending] = []
+    prepare = None
+    if sys.platform == "linux":
+        prepare = partial(_die_with, os.getpid(), death_signal, ctypes.CDLL(None).prctl)
     try:
-        while True:
-            started_at = time.monotonic()
-            process = await _start(command)
-            stop.watch_over(process)
-            returncode = await process.wait()
-            endings.append(Ending(returncode, started_at, time.monotonic()))
-            if stop.number is not None:
-                return endings[-1].exit_code
-            decision = decide(endings, limits, random.random())
-            if isinstance(decision, End):
-                if decision.reason:
-                    log.error("%s %s: %s", name, endings[-1], decision.reason)
-                return decision.exit_code
-            log.warning(
-                "%s %s: it starts again in %.1f s; %d of %d restarts within %g s are left",
-                name,
-                endings[-1],
-                decision.delay_s,
-                decision.left,
-                limits.max_restarts,
-                limits.within_s,
-            )
-            if await stop.comes_within(decision.delay_s):
-                return stop.exit_code
+        return await asyncio.create_subprocess_exec(*command, preexec_fn=prepare, **options)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start {command[0]!r}: {error.strerror}; expected a program on PATH, or the "
+            "path of one"
+        ) from None
+
+
+async def keep_running(
+    name: str,
+    start_process: Callable[[], Awaitable[asyncio.subprocess.Process]],
+    limits: Limits,
+    is_over: Callable[[], bool],
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> tuple[Ending, str]:
+    """Start a process, again each time that it crashes.
+
+    When ``is_over`` says so, there is no further life. ``sleep`` waits between two lives, for the
+    given seconds or until it is over. Returns how the last life ended and, if that was a failure,
+    why there is no further one.
+    """
+    endings: list[Ending] = []
+    while True:
+        started_at = time.monotonic()
+        process = await start_process()
+        returncode = await process.wait()
+        endings.append(Ending(returncode, started_at, time.monotonic()))
+        if is_over():
+            return endings[-1], ""
+        decision = decide(endings, limits, random.random())
+        if isinstance(decision, End):
+            return endings[-1], decision.reason
+        log.warning(
+            "%s %s: it starts again in %.1f s; %d of %d restarts within %g s are left",
+            name,
+            endings[-1],
+            decision.delay_s,
+            decision.left,
+            limits.max_restarts,
+            limits.within_s,
+        )
+        await sleep(decision.delay_s)
+        if is_over():
+            return endings[-1], ""
+
+
+async def supervise(command: Sequence[str], limits: Limits) -> int:
+    """Run ``command``, again as long as that may help; return the exit code to end with.
+
+    Signals that ask for an end are passed on to it. From the return on, this process ignores them.
+
+    Raises:
+        ConfigError: the command cannot be started.
+    """
+    stop = _Stop()
+
+    async def start_command() -> asyncio.subprocess.Process:
+        # It would keep its address if it outlived us, and nobody would start it again.
+        process = await start(command, signal.SIGKILL)
+        stop.pass_on_to(process)
+        return process
+
+    try:
+        name = f"{shlex.join(command):.100}"
+        ending, failure = await keep_running(name, start_command, limits, stop.has_come, stop.wait)
+        if failure:
+            log.error("%s %s: %s", name, ending, failure)
+        return stop.exit_code or ending.exit_code
     finally:
         stop.ignore()
 
 
 class _Stop:
-    """The first signal that ended the supervision, if one has come; each is passed on."""
+    """The first signal that asked for an end, if one has come; each is passed on."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.exit_code = 0  # to end with, if the signal found no process
+        self._number: int | None = None
         self._came = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
@@ -77,23 +125,20 @@ class _Stop:
             # Not add_signal_handler: to end its handling it lets the signal kill for a moment.
             signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self._take, n))
 
-    @property
-    def exit_code(self) -> int:
-        """The code to end with if the signal found no process."""
-        return 128 + (self.number or 0)
+    def has_come(self) -> bool:
+        return self._number is not None
 
-    def watch_over(self, process: asyncio.subprocess.Process) -> None:
+    def pass_on_to(self, process: asyncio.subprocess.Process) -> None:
         """Pass signals on to this process from now on, and one that has come before."""
-        self._process = process
-        if self.number is not None:
-            self._pass_on(self.number)
+        self._process, self.exit_code = process, 0
+        if self._number is not None:
+            self._pass_on(self._number)
 
-    async def comes_within(self, limit_s: float) -> bool:
-        """Wait for a signal; say whether one came in time."""
+    async def wait(self, limit_s: float) -> None:
+        """Wait for a signal."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._came.wait()
-        return self._came.is_set()
 
     def ignore(self) -> None:
         """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
@@ -101,9 +146,11 @@ class _Stop:
             signal.signal(number, signal.SIG_IGN)
 
     def _take(self, number: int) -> None:
-        if self.number is None:
-            self.number = number
+        if self._number is None:
+            self._number = number
             self._came.set()
+            if self._process is None or self._process.returncode is not None:
+                self.exit_code = 128 + number
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
@@ -113,28 +160,7 @@ class _Stop:
                 os.kill(self._process.pid, number)
 
 
-async def _start(command: Sequence[str]) -> asyncio.subprocess.Process:
-    """Start a process that shares our group, input and output, and does not outlive us."""
-    try:
-        return await asyncio.create_subprocess_exec(*command, preexec_fn=_bond())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot start {command[0]!r}: {error.strerror}; expected a program on PATH, or the "
-            "path of one"
-        ) from None
-
-
-def _bond() -> Callable[[], None] | None:
-    """Return what a child has to call so that it dies with this process, where that is possible.
-
-    Without it a child that lost its supervisor would keep its address, and nobody minded it.
-    """
-    if sys.platform != "linux":
-        return None
-    return partial(_die_with, os.getpid(), ctypes.CDLL(None).prctl)
-
-
-def _die_with(parent: int, prctl: Callable[..., int]) -> None:
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _die_with(parent: int, number: signal.Signals, prctl: Callable[..., int]) -> None:
+    prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:  # it has died already, so the signal will not come
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)

@@ -1,9 +1,12 @@
-"""What a task writes to stderr: one line an event, each with the task's name."""
+"""What a task writes to stderr: a line for each event, as text or as JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import datetime
 
 from zmqtrain.errors import ConfigError
 
@@ -11,37 +14,94 @@ LEVELS = ("debug", "info", "warning", "error")
 LINES_PER_SECOND = 20
 
 
-class LineFormatter(logging.Formatter):
-    """``12:30:01.250 W[3] message``, with the level before the message when it is not INFO."""
+class TextFormatter(logging.Formatter):
+    """``2026-11-22T12:30:01.250+01:00 INFO worker 3: message``."""
 
-    default_time_format = "%H:%M:%S"
-    default_msec_format = "%s.%03d"
+    def __init__(self, task: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {task.replace('%', '%%')}: %(message)s")
 
-    def __init__(self, task_prefix: str) -> None:
-        super().__init__(f"%(asctime)s {task_prefix.replace('%', '%%')} %(level)s%(message)s")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.level = "" if record.levelno == logging.INFO else f"{record.levelname} "
-        return super().formatMessage(record)
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time_of(record)
 
 
-def setup_logging(task_prefix: str, level: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """An object with time, level, task, logger, message and, of an error, its traceback."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        self._task = task
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _time_of(record),
+            "level": record.levelname,
+            "task": self._task,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+FORMATS = {"text": TextFormatter, "json": JsonFormatter}
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line that `JsonFormatter` wrote."""
+
+    time: str
+    level: str
+    task: str
+    logger: str
+    message: str
+    exception: str = ""
+
+    @classmethod
+    def parsed(cls, line: str) -> LogLine | None:
+        """Return what the line says; None if it is something else, such as what a user prints."""
+        try:
+            return cls(**json.loads(line))
+        except (ValueError, TypeError):
+            return None
+
+    @property
+    def is_error(self) -> bool:
+        return self.level in ("ERROR", "CRITICAL")
+
+    @property
+    def text(self) -> str:
+        """The message, and below it the traceback if there is one."""
+        return "\n".join(filter(None, (self.message, self.exception)))
+
+    def __str__(self) -> str:
+        """Return it as `TextFormatter` would have written it."""
+        return f"{self.time} {self.level} {self.task}: {self.text}"
+
+
+def setup_logging(task: str, level: str, log_format: str = "text") -> None:
     """Send this process's log to stderr, and nowhere else; for the main function of a process.
 
-    ``task_prefix`` names the task, such as ``S[0]``; ``level`` is one of `LEVELS` and holds for
-    zmqtrain. Libraries are never heard below INFO: some report every step at DEBUG.
+    ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of `LEVELS` and holds for
+    zmqtrain; ``log_format`` is one of `FORMATS`. Libraries are not heard below INFO: some report
+    every step at DEBUG.
 
     Raises:
-        ConfigError: there is no such level.
+        ConfigError: there is no such level or format.
     """
-    if level.lower() not in LEVELS:
-        raise ConfigError(
-            f"unknown log level {level!r}; expected one of {', '.join(LEVELS)}; "
-            "correct --log-level (ZMQTRAIN_LOG_LEVEL)"
-        )
+    for name, value, known in (
+        ("level", level.lower(), LEVELS),
+        ("format", log_format, tuple(FORMATS)),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"unknown log {name} {value!r}; expected one of {', '.join(known)}; "
+                f"correct --log-{name} (ZMQTRAIN_LOG_{name.upper()})"
+            )
     number: int = getattr(logging, level.upper())
     handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter(task_prefix))
+    handler.setFormatter(FORMATS[log_format](task))
     handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -52,7 +112,7 @@ def setup_logging(task_prefix: str, level: str) -> None:
 class RateLimit(logging.Filter):
     """Lets only so many lines a second through from each place in the code.
 
-    Whoever sends nonsense as fast as the wire allows does not fill the disk with what is said of
+    Whoever sends nonsense as fast as the wire allows does not fill the disk with what is logged of
     it. DEBUG is not limited: it was asked for.
     """
 
@@ -85,3 +145,8 @@ class StateLogger:
         if self._texts.get(key) != text:
             self._texts[key] = text
             self._log.log(level, "%s", text, stacklevel=2)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    """Return local time with its offset from UTC, to the millisecond (ISO 8601)."""
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import resource
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -69,6 +71,10 @@ _DOES = {
 
 def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
     """Run one task from flags, variables and TF_CONFIG; return the process's exit code."""
+    faulthandler.enable()  # a model's compiled code may crash: where?
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(OSError):  # Linux only: what top and pgrep call it
+        Path("/proc/self/comm").write_text(f"zmqtrain {role}")
     return invoke(_command(role), f"python -m zmqtrain.roles.{role}", arguments)
 
 
@@ -77,7 +83,7 @@ def _command(role: Role) -> click.Command:
     @options_of(Job, optional=True)
     def run(**flags: Any) -> int:
         config = load_task(role, flags)
-        setup_logging(config.task.short, config.log_level)
+        setup_logging(str(config.task), config.log_level, config.log_format)
         for text in mistyped(ENVIRON, TaskConfig, Job):
             log.warning("%s", text)
         job = load_job(config.job).with_overrides(**values_of(Job, flags))

@@ -52,15 +52,15 @@ def test_signal_between_two_lives_ends_the_supervision_at_once(
 
 
 def test_signal_before_the_process_is_there_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = supervisor._start
+    start = supervisor.start
 
-    async def start_late(command: Sequence[str]) -> asyncio.subprocess.Process:
+    async def start_late(*arguments: Any) -> asyncio.subprocess.Process:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0)  # for the loop to hear of it
+        await asyncio.sleep(0)  # for the loop to take it
         await asyncio.sleep(0)
-        return await start(command)
+        return await start(*arguments)
 
-    monkeypatch.setattr(supervisor, "_start", start_late)
+    monkeypatch.setattr(supervisor, "start", start_late)
     assert run(FOREVER) == 143
 
 
@@ -68,8 +68,8 @@ def test_signal_before_the_process_is_there_reaches_it(monkeypatch: pytest.Monke
 def test_signals_disturb_nothing_once_the_supervision_is_over(
     monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "decide", lambda endings, *_: supervisor.End(5))
-    assert run(command) == 5
+    monkeypatch.setattr(supervisor, "decide", lambda endings, *_: supervisor.End())
+    assert run(command) == (137 if command is KILLED else 0)
     for number in that_end():
         os.kill(os.getpid(), number)
 

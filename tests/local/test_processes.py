@@ -1,0 +1,112 @@
+"""`zmqtrain run` and the processes of its tasks: what they print, how they fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from zmqtrain.errors import ExitCode
+from zmqtrain.observe.logs import LogLine
+
+if TYPE_CHECKING:
+    from tests.harness import Stage
+
+pytestmark = pytest.mark.integration
+
+MODEL = """
+import logging, os, sys, warnings
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.models import MLP
+from zmqtrain.optim import Adam
+
+class Model(MLP):
+    steps = 0
+
+    def loss_and_gradients(self, parameters, batch, out):
+        Model.steps += 1
+        if Model.steps == 3:
+            {third_step}
+        return super().loss_and_gradients(parameters, batch, out)
+
+job = Job(
+    model=Model(features=64, hidden=8, classes=10), data=Digits(), optimizer=Adam(), steps={steps}
+)
+"""
+
+
+def job_with(stage: Stage, third_step: str, steps: int = 40) -> str:
+    """Write a job whose model does something in each worker's third step; return its path."""
+    path = stage.directory / "job.py"
+    path.write_text(MODEL.format(third_step=third_step, steps=steps))
+    return str(path)
+
+
+def test_what_a_worker_prints_and_warns_of_appears_with_its_name(stage: Stage) -> None:
+    said = "print('hello'); warnings.warn('careful'); logging.getLogger('mine').warning('look')"
+    run = stage.train(job_with(stage, said), "--workers", 1)
+    run.summary()
+    assert "worker 0 | hello" in run.log.splitlines()
+    assert run.lines(r"^worker 0 \| .*UserWarning: careful$")
+    assert run.lines(r" WARNING worker 0: look$")
+
+
+def test_log_as_json_holds_one_object_a_line(stage: Stage) -> None:
+    run = stage.train(job_with(stage, "print('hello')"), "--workers", 1, "--log-format", "json")
+    run.summary()
+    objects = [json.loads(line) for line in run.log.splitlines()]
+    assert {"task": "worker 0", "message": "hello"} in objects
+    logged = [LogLine.parsed(line) for line in run.log.splitlines()]
+    assert any(line is not None and line.task == "chief 0" for line in logged)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)"])
+def test_worker_that_ends_before_the_job_with_code_0_is_a_failure(stage: Stage, end: str) -> None:
+    run = stage.train(job_with(stage, end), "--workers", 1)
+    assert run.exit_code() == ExitCode.CRASH, str(run)
+    said = run.json()
+    assert said["exit_code"] == ExitCode.CRASH
+    assert said["ended"].startswith("worker 0 ended with exit code 0")
+
+
+def test_error_of_a_worker_is_that_of_the_run(stage: Stage) -> None:
+    run = stage.train(job_with(stage, "raise ValueError('mine')"), "--workers", 1)
+    assert run.exit_code() == ExitCode.USAGE, str(run)
+    assert "ValueError: mine" in run.json()["ended"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has another name")
+def test_processes_tell_their_task_by_name_and_command_line(stage: Stage) -> None:
+    run = stage.train(stage.job(gated=True))
+    stage.until_status(stage.run_address(), lambda s: s.step > 0, "steps")
+    found = [(p.name(), " ".join(p.cmdline())) for p in psutil.Process(run.pid).children()]
+    for role, count in (("ps", 1), ("worker", 2)):
+        own = [line for name, line in found if name == f"zmqtrain {role}"]
+        assert len(own) == count, found
+        for index in range(count):
+            assert any(
+                f"zmqtrain.roles.{role} " in line and f"--index {index}" in line for line in own
+            )
+    run.signal(signal.SIGINT)
+    assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
+
+
+def test_nothing_is_left_open_at_the_end_of_a_run(stage: Stage) -> None:
+    """What is closed by the garbage collector alone may keep the event loop from closing."""
+    flags = ("-W", "error", "-m", "zmqtrain", "run", stage.job(steps=20), "--json")
+    run = stage.start("run", sys.executable, *flags)
+    run.summary()
+    assert not run.lines("ResourceWarning"), str(run)
+
+
+@pytest.mark.parametrize("name", ["queue", "random", "numpy"])
+def test_file_beside_the_job_may_be_called_as_a_module_of_others(stage: Stage, name: str) -> None:
+    (stage.directory / f"{name}.py").write_text("raise RuntimeError('imported by mistake')")
+    # As the console script is started: not with the current directory on Python's path.
+    flags = ("-P", "-m", "zmqtrain", "run", stage.job(steps=20), "--json")
+    stage.start("run", sys.executable, *flags).summary()
