@@ -81,7 +81,7 @@ class Job:
             task("worker", f"{self.host}:{self.process.pid}"),
         )
         return Status(
-            *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False),
+            *(0, True, "hogwild", "", self.step, 9999, self.stop, "", 0, False, False),
             *(1.0, 1.0, 0.0, 0, {}, {}, tasks, ()),
         )
 

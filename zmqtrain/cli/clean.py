@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
-from zmqtrain.cli.run_directories import remove_run, run_directories
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
+from zmqtrain.local.run_directories import remove_run, run_directories
 from zmqtrain.store.segment_files import default_directory, remove_dead, segment_files
 
 
@@ -48,8 +48,8 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
     """Remove what killed tasks left on this host.
 
     That is the memory of a ps that was killed: its segment, a file that takes up main memory until
-    somebody removes it. And the directory of a zmqtrain run that was killed, with its sockets and
-    the logs of its tasks. What belongs to a live ps, or to workers that wait for a dead one, is
+    somebody removes it. And the directory of a zmqtrain run that was killed, with its sockets.
+    What belongs to a live ps, or to workers that wait for a dead one, is
     listed and kept.
 
     A ps that is to be started again goes on from its segment. Workers of other hosts cannot be seen

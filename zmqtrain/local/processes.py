@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +28,7 @@ from zmqtrain.config.task import MAX_THREADS, TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.local.run_directories import run_directory
 from zmqtrain.local.supervisor import keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
@@ -201,8 +200,7 @@ async def run_processes(
     children: list[Child] = []
     failures: list[ChildError] = []
     with contextlib.ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory = stack.enter_context(run_directory())
         config = _chief_config(reference, cluster, directory)
         transport = TransportByAddress()
         stack.callback(transport.close)
