@@ -262,16 +262,12 @@ class Stage:
         }
 
     def _living(self) -> list[psutil.Process]:
-        """Return every process that this stage's commands have started, at whatever remove.
-
-        Compilers of kernels do not count: they finish what others will need.
-        """
+        """Return every process that this stage's commands have started, at whatever remove."""
         living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 own = process.environ().get("TMPDIR") == str(self._temporary)
-                compiles = "zmqtrain.optim.kernels.compiler" in process.cmdline()
-                if own and not compiles and process.status() != psutil.STATUS_ZOMBIE:
+                if own and process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
         return living
 

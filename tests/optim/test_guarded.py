@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.kills import dying_at
-from zmqtrain.optim import SGD, Adam, Flat, Ftrl, Momentum, RMSProp, Update, kernels, new_slots
-from zmqtrain.optim.kernels import loops
-from zmqtrain.optim.kernels.base import Operands
-from zmqtrain.optim.redo import DONE, READY, Redo
+from zmqtrain.optim import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adam,
+    Flat,
+    Ftrl,
+    Lion,
+    Momentum,
+    RMSProp,
+    Update,
+    new_slots,
+)
+from zmqtrain.optim.kernels import cpu, loops
+from zmqtrain.optim.pipeline import factors_of
+from zmqtrain.optim.redo import DONE, KERNEL_BLOCK, READY, Redo
 
-AREA = 3 * loops.BLOCK
+COPY = 3 * KERNEL_BLOCK
 LOOPS = (loops.__file__,)
 
 UPDATES = [
@@ -26,20 +36,23 @@ UPDATES = [
     Update(Ftrl(0.1, l1=0.4)),
     Update(Ftrl(0.1, learning_rate_power=-0.3), moving_average=0.9),  # has no kernel
     Update(Update(Adam(0.1), moving_average=0.9), l2=0.1),
+    Update(Lion(0.1), moving_average=0.9),
+    Update(LAMB(0.1), l2=0.1),
+    Update(Adafactor(0.1), moving_average=0.9),
 ]
 
 every_update = pytest.mark.parametrize("update", UPDATES, ids=lambda update: repr(update)[:70])
 
 
 class Memory:
-    """Parameters, slots and a gradient of their own for every worker; redo areas beside them."""
+    """Parameters, slots and a gradient of their own for every worker; copies beside them."""
 
-    def __init__(self, update: Update, size: int, area: int = AREA) -> None:
+    def __init__(self, update: Update, size: int, copy: int = COPY) -> None:
         self.parameters = normal(size, 99)
         self.slots = new_slots(update, self.parameters)
         arrays = [self.parameters, *self.slots.values()]
-        areas = [np.full(area, np.nan, np.float32) for _ in arrays]
-        self.redo = Redo(arrays, areas, np.zeros(2, np.int64))
+        copies = [np.full(copy, np.nan, np.float32) for _ in arrays]
+        self.redo = Redo(arrays, copies, np.zeros(2, np.int64))
 
     @property
     def bits(self) -> list[bytes]:
@@ -52,7 +65,7 @@ def normal(size: int, seed: int) -> Flat:
 
 @every_update
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("size", [0, 1, loops.BLOCK - 1, loops.BLOCK + 1, 2 * AREA + 77])
+@pytest.mark.parametrize("size", [0, 1, KERNEL_BLOCK - 1, KERNEL_BLOCK + 1, 2 * COPY + 77])
 @pytest.mark.parametrize(("gradients", "count"), [(1, 1), (3, 4)])
 def test_guarded_update_gives_the_bits_of_an_unguarded_one(
     update: Update, size: int, gradients: int, count: int, fused: bool
@@ -76,20 +89,25 @@ def as_fused(update: Update, fused: bool) -> Update:
 @every_update
 @pytest.mark.parametrize("first", [True, False], ids=["kernel first", "NumPy first"])
 def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, first: bool) -> None:
-    size, gradient = 2 * AREA + 77, normal(2 * AREA + 77, 1)
+    size, gradient = 2 * COPY + 77, normal(2 * COPY + 77, 1)
     memory, whole = Memory(update, size), Memory(update, size)
-    update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
-    part = slice(0, AREA)  # of it the process had done all, and had the next run ready in part
+    reference = update.bind(whole.parameters, whole.slots)
+    factors = None
+    if update.is_layered:  # known before the first element was changed
+        factors = factors_of(update, reference.squares([gradient], 1, 0), [size], 0)
+    reference.apply_mean([gradient], 1, 0)
+    part = slice(0, COPY)  # of it the process had done all, and had the next run ready in part
     slots = {name: slot[part] for name, slot in memory.slots.items()}
-    left = Redo([a[part] for a in memory.redo.arrays], memory.redo.areas, memory.redo.progress)
+    left = Redo([a[part] for a in memory.redo.arrays], memory.redo.copies, memory.redo.progress)
     as_fused(update, first).bind(memory.parameters[part], slots, left).apply_mean(
-        [gradient[part]], 1, 0
+        [gradient[part]], 1, 0, factors
     )
-    for array, area in zip(memory.redo.arrays, memory.redo.areas, strict=True):
-        area[:10] = array[AREA : AREA + 10]  # the old values, for which nothing has counted yet
+    for array, copy in zip(memory.redo.arrays, memory.redo.copies, strict=True):
+        copy[:10] = array[COPY : COPY + 10]  # the old values, for which nothing has counted yet
     memory.redo.resume()
     second = as_fused(update, not first)
-    second.bind(memory.parameters, memory.slots, memory.redo).apply_mean([gradient], 1, 0)
+    bound = second.bind(memory.parameters, memory.slots, memory.redo)
+    bound.apply_mean([gradient], 1, 0, factors)
     assert memory.bits == whole.bits
 
 
@@ -97,24 +115,15 @@ def test_loop_killed_at_any_line_leaves_what_can_be_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The loop as Python runs it; that compiled code keeps its order, test_parts.py shows."""
-    monkeypatch.setattr(loops, "BLOCK", 2)
+    monkeypatch.setattr(loops, "KERNEL_BLOCK", 2)
+    monkeypatch.setattr(cpu, "KERNEL_BLOCK", 2)
     update = Update(Momentum(0.1), moving_average=0.9)
     whole, gradient = Memory(update, 5), normal(5, 1)
     update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
-    loop = loops.loop_of(loops.FORMULAS["momentum"])
-
-    def bind(code: Any, operands: Operands) -> Any:
-        def kernel(gradient: Flat, start: int, share: Any, numbers: Any) -> None:
-            stop = start + len(gradient)
-            of = operands
-            loop(of.arrays, gradient, start, stop, share, of.l2, numbers, of.areas, of.progress)
-
-        return kernel
-
-    monkeypatch.setattr(kernels.cpu, "bind", bind)
+    monkeypatch.setattr(cpu, "_loaded", lambda formula, *_: loops.loop_of(formula))
     line, found = 0, set()
     while True:
-        memory = Memory(update, 5, area=2)
+        memory = Memory(update, 5, copy=2)
         bound = update.bind(memory.parameters, memory.slots, memory.redo)
         if not dying_at(line, lambda bound=bound: bound.apply_mean([gradient], 1, 0), LOOPS):  # type: ignore[misc]
             break

@@ -9,7 +9,22 @@ import numpy as np
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adagrad, Adam, Ftrl, Momentum, Polynomial, RMSProp, new_slots
+from zmqtrain.optim import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    Lion,
+    Momentum,
+    Polynomial,
+    RMSProp,
+    new_slots,
+)
+
+RULES = [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl, AdamW, Lion, LAMB, Adafactor]
 
 
 class Warmup:
@@ -22,14 +37,14 @@ class Warmup:
         return min(1.0, step / self.steps)
 
 
-@pytest.mark.parametrize("make", [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl])
+@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize("rate", ["0.1", None, -0.1, float("nan"), float("inf"), True, Polynomial])
 def test_rule_with_impossible_learning_rate_is_refused(make: type, rate: object) -> None:
     with pytest.raises(ConfigError, match=r"^the learning rate is .*; expected a schedule or a"):
         make(rate)
 
 
-@pytest.mark.parametrize("make", [SGD, Momentum, Adagrad, RMSProp, Adam, Ftrl])
+@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize("schedule", [lambda step: 0.1, Warmup(100)], ids=["lambda", "object"])
 def test_rule_with_schedule_that_has_no_stable_text_is_refused(
     make: type, schedule: object
@@ -60,6 +75,16 @@ def test_rule_with_schedule_that_has_no_stable_text_is_refused(
         (partial(Ftrl, 0.1, l2=-1.0), "Ftrl: l2 is -1.0"),
         (partial(Ftrl, 0.1, l2_shrinkage=-1.0), "Ftrl: l2_shrinkage is -1.0"),
         (partial(Ftrl, 0.1, beta=-1.0), "Ftrl: beta is -1.0"),
+        (partial(AdamW, beta1=1.0), "AdamW: beta1 is 1.0"),
+        (partial(AdamW, epsilon=0.0), "AdamW: epsilon is 0.0"),
+        (partial(AdamW, weight_decay=-0.1), "AdamW: weight_decay is -0.1"),
+        (partial(Lion, beta2=1.0), "Lion: beta2 is 1.0"),
+        (partial(Lion, weight_decay=-0.1), "Lion: weight_decay is -0.1"),
+        (partial(LAMB, beta2=1.0), "LAMB: beta2 is 1.0"),
+        (partial(LAMB, epsilon=0.0), "LAMB: epsilon is 0.0"),
+        (partial(Adafactor, decay_exponent=0.1), "Adafactor: decay_exponent is 0.1"),
+        (partial(Adafactor, epsilon1=0.0), "Adafactor: epsilon1 is 0.0"),
+        (partial(Adafactor, clip=0.0), "Adafactor: clip is 0.0"),
     ],
 )
 def test_rule_with_impossible_hyperparameter_is_refused(make: partial, complaint: str) -> None:

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
+import multiprocessing
 import platform
 import re
-import subprocess
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import compiled_elsewhere, compiled_here
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
+    LAMB,
     SGD,
+    Adafactor,
     Adagrad,
     Adam,
+    AdamW,
     Flat,
     Ftrl,
     InverseTime,
+    Lion,
     Momentum,
     Piecewise,
     RMSProp,
@@ -42,9 +41,8 @@ from zmqtrain.optim import (
     new_slots,
 )
 from zmqtrain.optim.blocks import BLOCK_SIZE
-from zmqtrain.optim.kernels import compiler, cpu, loops, machine_code
-from zmqtrain.optim.kernels.assembler import assemble, assembly_of
-from zmqtrain.optim.pipeline import RUN_SIZE
+from zmqtrain.optim.kernels import cpu
+from zmqtrain.optim.kernels.base import warn
 from zmqtrain.optim.redo import Redo
 
 # One row with a moving average for each rule: the kernel compiles once more for it.
@@ -69,16 +67,30 @@ UPDATES = [
     Update(Adam(0.1, beta1=0.0, beta2=0.5, epsilon=0.1), l2=0.1, moving_average=0.9),
     Update(Ftrl(0.1)),
     Update(Ftrl(0.1, l1=0.4, l2=0.3, l2_shrinkage=0.1, beta=0.2), l2=0.1, moving_average=0.9),
+    Update(AdamW(0.1)),
+    Update(AdamW(0.1, weight_decay=0.5), l2=0.1, moving_average=0.9),
+    Update(Lion(0.1)),
+    Update(Lion(0.1, 0.5, 0.3, weight_decay=0.5), l2=0.1, moving_average=0.9),
 ]
+
+LAYERED = [
+    Update(LAMB(0.1)),
+    Update(LAMB(0.1, weight_decay=0.5), l2=0.1, moving_average=0.9),
+    Update(Adafactor(0.1)),
+    Update(Adafactor(0.1, clip=0.5, relative_step=False), l2=0.1, moving_average=0.9),
+]
+"""Updates with norms of whole variables, which may not be cut anywhere."""
 
 LENGTHS = (0, 1, 7, 15, 16, 17, 63, 64, 65, BLOCK_SIZE - 1, BLOCK_SIZE + 1)
 """Around the widths of vectors and of unrolled loops, and the blocks of the NumPy rules."""
 
-every_update = pytest.mark.parametrize(
-    "update",
-    UPDATES,
-    ids=lambda update: f"{update.rule!r}"[:70] + "-average" * bool(update.moving_average),
-)
+
+def named(update: Update) -> str:
+    return f"{update.rule!r}"[:70] + "-average" * bool(update.moving_average)
+
+
+every_update = pytest.mark.parametrize("update", [*UPDATES, *LAYERED], ids=named)
+every_elementwise_update = pytest.mark.parametrize("update", UPDATES, ids=named)
 
 
 class Run:
@@ -121,9 +133,14 @@ def unfused(update: Update) -> Update:
     return replace(update, fused=False)
 
 
+def kernel_of(update: Update) -> kernels.Kernel:
+    run = Run(update, 1)
+    return update.bind(run.parameters, run.slots)._kernel
+
+
 @every_update
-def test_every_rule_has_a_kernel(update: Update) -> None:
-    assert kernels.find(update.rule, np.zeros(1, np.float32)) is not None
+def test_every_rule_has_a_compiled_kernel(update: Update) -> None:
+    assert isinstance(kernel_of(update), cpu.CpuKernel)
 
 
 @every_update
@@ -136,10 +153,10 @@ def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
         assert fused.step(step).memory == reference.step(step).memory
 
 
-@every_update
+@every_elementwise_update
 @settings(deadline=None, max_examples=30)  # the first example may compile
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_kernel_run_by_run_equals_the_whole_bit_for_bit(update: Update, cuts: list[int]) -> None:
+def test_kernel_block_by_block_equals_the_whole(update: Update, cuts: list[int]) -> None:
     whole, cut = Run(update, 200).step(0), Run(update, 200)
     for start, stop in pairwise([0, *sorted(cuts), 200]):
         run = slice(start, stop)
@@ -201,7 +218,7 @@ class Halved(SGD):
 @pytest.mark.parametrize("rule", [Halved(1.0), Ftrl(0.1, learning_rate_power=-0.3)])
 def test_rule_without_a_kernel_runs_as_written(rule: Rule) -> None:
     fused, reference = Run(Update(rule), 100), Run(unfused(Update(rule)), 100)
-    assert kernels.find(rule, fused.parameters) is None
+    assert not isinstance(kernel_of(Update(rule)), cpu.CpuKernel)
     assert fused.step(0).memory == reference.step(0).memory
 
 
@@ -226,7 +243,7 @@ def test_fused_is_no_part_of_what_an_update_is() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("size", [0, 5, RUN_SIZE + 5])
+@pytest.mark.parametrize("size", [0, 5, BLOCK_SIZE + 5])
 @pytest.mark.parametrize(("gradients", "count"), [(1, 1), (1, 3), (2, 2), (3, 5), (4, 4), (5, 5)])
 def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
     gradients: int, count: int, size: int, fused: bool
@@ -243,288 +260,153 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
     assert all((pushed[number] == by_mean.gradient(number)).all() for number in range(gradients))
 
 
-def forget_kernels() -> None:
-    """As in a new process."""
-    for cached in (
-        kernels._cpu,
-        kernels._lament,
-        kernels._loaded,
-        cpu.load_scaled_sum,
-        machine_code.directory,
-        machine_code._made_of,
-    ):
-        cached.cache_clear()
-
-
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """As in a new process whose user has compiled nothing; return where kernels are kept."""
+    caches = tmp_path / "caches"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
     forget_kernels()
-    yield
+    yield caches
     monkeypatch.undo()
     forget_kernels()
 
 
-def sums() -> list[float]:
-    out, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
-    kernels.scaled_sum(out, ones, ones, np.float32(2))
-    return out.tolist()
+def forget_kernels() -> None:
+    for cached in (warn, cpu._loaded, cpu.cache_directory):
+        cached.cache_clear()
 
 
-@pytest.fixture
-def elsewhere(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As outside of tests, kernels are compiled by a process of their own."""
-    monkeypatch.setattr(cpu, "_compiled", compiled_elsewhere)
+def kept(caches: Path) -> list[Path]:
+    """Return the files with compiled code."""
+    return sorted(caches.glob("zmqtrain/kernels-*/*/**/*.nbc"))
 
 
-def one_rules_trouble(symbol: str) -> bytes:
-    if symbol != "scaled_sum":
-        raise RuntimeError("no such thing")
-    return compiled_here(symbol)
+def hits() -> int:
+    """Return how many kernels came from Numba's cache, of one that is needed."""
+    code = kernel_of(Update(SGD(0.1))).code  # type: ignore[attr-defined]
+    return sum(code.stats.cache_hits.values())
 
 
-TROUBLES = {
-    "no Numba": "PackageNotFoundError('numba')",
-    "what Numba finds": "RuntimeError('the compiler ended with code 1: SyntaxError: no way')",
-    "a death": "RuntimeError('the compiler ended with code -9: ')",
-    "another answer": "RuntimeError(\"the compiler gave no code, but b'hello'\")",
-    "no memory to execute": "PermissionError(1, 'no')",
-    "one rule's alone": "RuntimeError('no such thing')",
-}
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_without_kernels_updates_are_the_same_and_a_warning_says_why(
-    trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    fused = Run(Update(Adam()), 100)
-    fused.update.bind(fused.parameters, fused.slots).apply_mean([fused.gradient(0)] * 2, 2, 0)
+def test_kernel_is_compiled_once_for_all_processes(anew: Path) -> None:
+    assert hits() == 0
+    assert len(kept(anew)) == 1
     forget_kernels()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    match trouble:
-        case "no Numba":
-            missing = Mock(side_effect=PackageNotFoundError("numba"))
-            monkeypatch.setattr(machine_code, "version", missing)
-        case "what Numba finds":
-            (tmp_path / "numba.py").write_text("raise SyntaxError('no way')")
-        case "a death":
-            (tmp_path / "numba.py").write_text("import os; os.kill(os.getpid(), 9)")
-        case "one rule's alone":
-            compiled = Mock(side_effect=one_rules_trouble)
-            monkeypatch.setattr(cpu, "_compiled", compiled)
-        case "another answer":
-            (tmp_path / "numba.py").write_text("print('hello', end='', flush=True); exit()")
-        case "no memory to execute":
-            monkeypatch.setattr("os.memfd_create", Mock(side_effect=PermissionError(1, "no")))
-    plain = Run(Update(Adam()), 100)
-    plain.update.warm_up(plain.parameters)
-    plain.update.bind(plain.parameters, plain.slots).apply_mean([plain.gradient(0)] * 2, 2, 0)
-    assert plain.memory == fused.memory
-    why = TROUBLES[trouble]
-    assert caplog.messages == [
-        f"updates run in NumPy, several times slower, for want of kernels: {why}"
-    ]
-    if trouble == "one rule's alone":
-        assert compiled.call_count == 2  # what failed is not tried again
+    assert hits() == 1
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_kernel_is_compiled_once_for_all_processes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def compile_elsewhere(caches: str) -> int:
+    import os
+
+    os.environ["XDG_CACHE_HOME"] = caches
+    return hits()
+
+
+def test_processes_that_start_together_compile_once(anew: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as processes:
+        found = processes.map(compile_elsewhere, [str(anew)] * 2, chunksize=1)
+    assert sorted(found) in ([0, 1], [0, 0])  # one process may have done both
+    assert len(kept(anew)) == 1
+    assert hits() == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"no code"], ids=["empty", "other"])
+@pytest.mark.parametrize("which", ["*.nbi", "*.nbc"])
+def test_damaged_cache_is_thrown_away_and_made_anew(
+    which: str, damage: bytes, anew: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compile_it = Mock(side_effect=cpu._compiled)
-    monkeypatch.setattr(cpu, "_compiled", compile_it)
-    for _ in range(2):
+    hits()
+    (file,) = anew.glob(f"zmqtrain/kernels-*/*/**/{which}")
+    file.write_bytes(damage)
+    forget_kernels()
+    assert hits() == 0
+    assert not caplog.records
+    for hit in (0, 1):
         forget_kernels()
-        assert sums() == [4, 4, 4]
-    assert compile_it.call_count == 1
-    assert machine_code.directory().parent == tmp_path / "zmqtrain"
-    assert machine_code.kept("scaled_sum") is not None
+        assert hits() == hit
 
 
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize(
-    "damage",
-    [lambda b: b"", lambda b: b[:-1], lambda b: b[:-1] + b"x"],
-    ids=["empty", "cut", "changed"],
-)
-def test_damaged_code_is_compiled_anew(
-    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    sums()
-    kept = machine_code.directory() / "scaled_sum"
-    kept.write_bytes(damage(kept.read_bytes()))
-    assert machine_code.kept(kept.name) is None
+def test_code_of_other_sources_is_not_taken(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hits()
+    (file,) = kept(anew)
+    copy = anew / "zmqtrain"
     forget_kernels()
-    assert sums() == [4, 4, 4]
-    assert machine_code.kept(kept.name) is not None
+    optim = shutil.copytree(Path(cpu.__file__).parents[1], copy / "optim")
+    (optim / "rules.py").write_text("# another formula")
+    monkeypatch.setattr(cpu, "__file__", str(optim / "kernels" / "cpu.py"))
+    assert hits() == 0
+    assert len(kept(anew)) == 2
+    assert file.exists()
 
 
-@pytest.mark.usefixtures("elsewhere")
-def test_kernel_whose_code_cannot_be_kept_is_compiled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize("trouble", ["no directory", "open to others"])
+def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
+    trouble: str, anew: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    caplog.set_level("INFO", "zmqtrain")
-    assert sums() == [4, 4, 4]
-    assert "the compiler of scaled_sum said: it could not be kept: NotADirec" in caplog.text
-
-
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("unknown", ["home", "processor"])
-def test_where_it_is_not_known_for_whom_nothing_is_kept(
-    unknown: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "nothing").touch()
-    if unknown == "home":
-        monkeypatch.setenv("XDG_CACHE_HOME", "")
-        monkeypatch.setattr("os.path.expanduser", lambda path: path)  # it has this
+    hits()
+    (file,) = kept(anew)
+    if trouble == "no directory":
+        shutil.rmtree(anew)
+        anew.touch()
     else:
-        monkeypatch.setattr(machine_code, "_PROCESSORS", tmp_path / "nothing")
-    with pytest.raises(RuntimeError):
-        machine_code.keep("scaled_sum", b"code")
-    assert machine_code.kept("scaled_sum") is None
-
-
-@pytest.mark.usefixtures("anew")
-def test_code_is_kept_though_who_wanted_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "zmqtrain.optim.kernels.compiler", "scaled_sum"]
-    subprocess.run(command, stdout=writer, stderr=subprocess.DEVNULL, check=False)
-    os.close(writer)
-    assert machine_code.kept("scaled_sum") is not None
-
-
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("other", ["other-cpu", "other-numba", "other-sources"])
-def test_code_for_others_is_not_taken(
-    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = machine_code.directory()
+        file.parents[1].chmod(0o777)
     forget_kernels()
-    if other == "other-cpu":
-        monkeypatch.setattr(machine_code, "_processor", lambda: ("i386",))
-    elif other == "other-sources":
-        monkeypatch.setattr(machine_code, "__file__", str(tmp_path / "kernels/machine_code.py"))
-        (tmp_path / "redo.py").touch()
+    assert hits() == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("trouble", ["no Numba", "a rule that it cannot compile"])
+def test_without_kernels_updates_are_the_same_and_one_warning_says_why(
+    trouble: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = Run(unfused(Update(Adam())), 100).step(0)
+    if trouble == "no Numba":
+        monkeypatch.setitem(sys.modules, "zmqtrain.optim.kernels.cpu", None)
+        monkeypatch.delattr(kernels, "cpu")
     else:
-        monkeypatch.setattr(machine_code, "version", lambda package: "0.0")
-    assert machine_code.directory() != before
+        monkeypatch.setattr(cpu, "loop_of", lambda formula: lambda *arguments: formula())
+    plain = Run(Update(Adam()), 100)
+    for _ in range(2):
+        plain.update.warm_up(plain.parameters)
+    assert plain.step(0).memory == reference.memory
+    (message,) = caplog.messages
+    assert "falling back to NumPy" in message
 
 
-@pytest.mark.parametrize("guarded", [True, False])
-@pytest.mark.parametrize("name", sorted(loops.FORMULAS))
-def test_loop_is_compiled_to_vector_instructions(name: str, guarded: bool) -> None:
-    """With all arrays that there can be; a loop that is not is many times slower, and as right."""
-    slots = next(len(s.slots) for s in kernels.SIGNATURES.values() if s.kernel == name)
-    ir, function = compiler.compile_kernel(name, (True,) * (2 + slots), guarded)
+@pytest.mark.parametrize("update", [*UPDATES, *LAYERED], ids=named)
+def test_loop_is_compiled_to_vector_instructions(update: Update, anew: Path) -> None:
+    """A loop that is not is many times slower, and as right."""
+    guarded = update.moving_average is not None  # so that the fullest loops are looked at
+    run = Run(update, 10)
+    arrays = [run.parameters, *run.slots.values()]
+    redo = Redo(arrays, [array.copy() for array in arrays], np.zeros(2, np.int64))
+    code = update.bind(run.parameters, run.slots, redo if guarded else None)._kernel.code  # type: ignore[attr-defined]
+    (ir,) = code.inspect_llvm().values()
     assert (ir.count("fence release") >= 4) is guarded  # around both words of progress
     if platform.machine() == "x86_64":
-        instructions = assembly_of(ir, function)
+        (instructions,) = code.inspect_asm().values()
         assert re.search(r"\bv?(add|sub|mul)ps\b", instructions)
+        assert not re.search(r"\bv?fn?m(add|sub)", instructions)  # it would round once, not twice
         assert not re.search(r"\bsqrtf\b", instructions)
         assert bool(re.search(r"\bv?sqrtps\b", instructions)) is ("sqrt" in ir)
 
 
-def test_after_warming_up_no_update_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    update = Update(Update(RMSProp(0.1, momentum=0.5, centered=True), moving_average=0.9), l2=0.1)
+@every_update
+def test_after_warming_up_no_update_compiles(update: Update) -> None:
     run = Run(update, 100)
     update.warm_up(run.parameters)
-    monkeypatch.setattr(cpu, "_address_of", None)
-    update.bind(run.parameters, run.slots).apply_mean([run.gradient(0)] * 3, 3, 0)
-
-
-def test_no_task_imports_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Though here nobody has compiled before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    check = (
-        "import numpy, sys, zmqtrain.roles.ps, zmqtrain.roles.worker;"
-        "from zmqtrain.optim import Adam, Update;"
-        "Update(Adam()).warm_up(numpy.empty(0, numpy.float32), guarded=True);"
-        "sys.exit(bool({'numba', 'llvmlite'} & sys.modules.keys()))"
-    )
-    subprocess.run([sys.executable, "-c", check], check=True)
-    made = {path.name for path in tmp_path.glob("zmqtrain/*/*")}
-    assert made == {"lock", "scaled_sum", "adam-1110-guarded"}
-
-
-def run(body: str) -> float:
-    """Return what a function of no arguments returns."""
-    ir = f'target triple = "{llvm.get_process_triple()}"\n{body}'
-    code = assemble(assembly_of(ir, "f"))
-    return float(ctypes.CFUNCTYPE(ctypes.c_float)(machine_code.place(code))())
-
-
-def test_code_that_calls_what_is_elsewhere_is_refused() -> None:
-    with pytest.raises(RuntimeError, match=r"would have to be linked, it calls \['numba_new'\]"):
-        run(
-            "declare float @numba_new()"
-            "define float @f() { %number = call float @numba_new() ret float %number }"
-        )
-
-
-def test_code_that_writes_to_data_of_its_own_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="would have to be linked"):
-        run(
-            "@data = internal global float 0.0 "
-            "define float @f() { "
-            "%number = load volatile float, ptr @data "
-            "store volatile float 1.0, ptr @data ret float %number }"
-        )
-
-
-def test_code_finds_its_own_functions_and_constants() -> None:
-    """At addresses that fit the instructions for aligned memory."""
-    numbers = ", ".join(f"float {number}.0" for number in range(16))
-    answer = run(
-        "@byte = private constant i8 1 "
-        f"@numbers = private constant <16 x float> <{numbers}>, align 64 "
-        "define internal float @g() noinline { "
-        "%byte = load volatile i8, ptr @byte "
-        "%all = load volatile <16 x float>, ptr @numbers, align 64 "
-        "%last = extractelement <16 x float> %all, i64 15 ret float %last } "
-        "define float @f() { %number = call float @g() ret float %number }"
-    )
-    assert answer == 15
+    bound = update.bind(run.parameters, run.slots)
+    code = bound._kernel.code  # type: ignore[attr-defined]
+    for step in range(2):
+        bound.apply_mean([run.gradient(0)] * 3, 3, step)
+        bound.apply_mean([np.frombuffer(run.gradient(0).tobytes(), np.float32)], 1, step)
+    assert len(code.signatures) == 1
 
 
 def test_no_kernel_is_loaded_before_it_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "backend_of", None)
+    monkeypatch.setattr(kernels, "_compiled", None)
     run = Run(Update(SGD(), fused=False), 10)
     bound = run.update.bind(run.parameters, run.slots)
     bound.apply_mean([run.gradient(0)] * 3, 3, 0)
-
-
-@pytest.mark.usefixtures("anew")
-@pytest.mark.parametrize("other", ["another user's", "open to others", "of another symbol"])
-def test_code_that_others_could_have_written_is_not_taken(
-    other: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    machine_code.keep("scaled_sum", b"code")
-    path = machine_code.directory() / "scaled_sum"
-    assert machine_code.kept("scaled_sum") == b"code"
-    if other == "another user's":
-        monkeypatch.setattr("os.geteuid", lambda: 12345)
-    elif other == "open to others":
-        path.chmod(0o620)
-    else:
-        path.rename(path.with_name("adam-1110"))
-    assert machine_code.kept("adam-1110" if other == "of another symbol" else "scaled_sum") is None
-
-
-@pytest.mark.usefixtures("anew")
-def test_relative_cache_directory_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert machine_code.directory().is_absolute()
 
 
 def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:
@@ -552,15 +434,12 @@ def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:
 def test_parameters_that_a_kernel_cannot_write_are_refused(wrong: Flat) -> None:
     with pytest.raises(TypeError, match=r"of float32, one behind the other, writable"):
         Update(SGD()).bind(wrong, {})
-    readable = np.zeros(len(wrong), np.float32)
-    with pytest.raises(TypeError, match=r"of float32, one behind the other, writable"):
-        kernels.scaled_sum(wrong, readable, readable, np.float32(1))
 
 
-def guarded(areas: int = 4096, progress: Any = np.int64, slot: int = 4096) -> None:
+def guarded(copies: int = 4096, progress: Any = np.int64, slot: int = 4096) -> None:
     parameters = np.zeros(4096, np.float32)
     slots = {"momentum": np.zeros(slot, np.float32)}
-    beside = [np.zeros(areas, np.float32) for _ in range(2)]
+    beside = [np.zeros(copies, np.float32) for _ in range(2)]
     redo = Redo([parameters, *slots.values()], beside, np.zeros(2, progress))
     Update(Momentum(0.1)).bind(parameters, slots, redo)
 
@@ -568,7 +447,7 @@ def guarded(areas: int = 4096, progress: Any = np.int64, slot: int = 4096) -> No
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"areas": 4095}, "4095 elements of float32 .* expected 4096 of float32"),
+        ({"copies": 4095}, "4095 elements of float32 .* expected 4096 of float32"),
         ({"slot": 4095}, "4095 elements of float32 .* expected 4096 of float32"),
         ({"slot": 4097}, "4097 elements of float32 .* expected 4096 of float32"),
         ({"progress": np.int32}, r"progress of \(2,\) int32; expected 2 int64"),
@@ -580,12 +459,6 @@ def test_memory_that_a_kernel_would_write_beyond_is_refused(
     guarded()
     with pytest.raises(TypeError, match=complaint):
         guarded(**wrong)
-
-
-def test_sum_of_unequal_lengths_is_refused() -> None:
-    out, short = np.zeros(3, np.float32), np.zeros(2, np.float32)
-    with pytest.raises(ValueError, match="a sum of 3 and 2 elements; expected 3 of each"):
-        kernels.scaled_sum(out, np.zeros(3, np.float32), short, np.float32(1))
 
 
 def test_gradient_longer_than_the_parameters_is_refused() -> None:

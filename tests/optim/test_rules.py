@@ -7,13 +7,19 @@ from math import copysign, sqrt
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from zmqtrain.optim import (
+    LAMB,
     SGD,
+    Adafactor,
     Adagrad,
     Adam,
+    AdamW,
     Flat,
     Ftrl,
+    LayerRule,
+    Lion,
     Momentum,
     Piecewise,
     RMSProp,
@@ -28,6 +34,11 @@ SCHEDULE = Piecewise((0, 2), (0.1, 0.03, 0.2))
 State = dict[str, float]
 Step = Callable[[float, float, float, int, State], float]
 """(w, g, lr, t, state) -> w after update number t = 1, 2, ...; the state starts empty."""
+
+Vector = NDArray[np.float64]
+Vectors = dict[str, Vector]
+Layer = Callable[[Vector, Vector, float, int, Vectors], Vector]
+"""The same of a whole variable."""
 
 
 def sgd(w: float, g: float, lr: float, t: int, s: State) -> float:
@@ -98,6 +109,61 @@ def ftrl(
     return step
 
 
+def adamw(b1: float, b2: float, eps: float, decay: float) -> Step:
+    """As torch.optim.AdamW's documentation has it."""
+
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        w -= lr * decay * w
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
+        m, v = s["m"] / (1 - b1**t), s["v"] / (1 - b2**t)
+        return w - lr * m / (sqrt(v) + eps)
+
+    return step
+
+
+def lion(b1: float, b2: float, decay: float) -> Step:
+    """The paper's Program 1."""
+
+    def step(w: float, g: float, lr: float, t: int, s: State) -> float:
+        m = s.get("m", 0.0)
+        update = b1 * m + (1 - b1) * g
+        s["m"] = b2 * m + (1 - b2) * g
+        sign = copysign(1.0, update) if update else 0.0
+        return w - lr * (sign + decay * w)
+
+    return step
+
+
+def lamb(b1: float, b2: float, eps: float, decay: float) -> Layer:
+    """The paper's Algorithm 2."""
+
+    def step(w: Vector, g: Vector, lr: float, t: int, s: Vectors) -> Vector:
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
+        m, v = s["m"] / (1 - b1**t), s["v"] / (1 - b2**t)
+        update = m / (np.sqrt(v) + eps) + decay * w
+        return w - lr * np.linalg.norm(w) / np.linalg.norm(update) * update
+
+    return step
+
+
+def adafactor(exponent: float, eps1: float, eps2: float, clip: float, relative: bool) -> Layer:
+    """The paper's Algorithm 5, with the step sizes of Algorithm 6."""
+
+    def step(w: Vector, g: Vector, lr: float, t: int, s: Vectors) -> Vector:
+        beta = 1 - t**exponent
+        s["v"] = beta * s.get("v", 0.0) + (1 - beta) * (g**2 + eps1)
+        u = g / np.sqrt(s["v"])
+        rho = min(lr, 1 / sqrt(t)) if relative else lr
+        return w - max(eps2, rms(w)) * rho * u / max(1.0, rms(u) / clip)
+
+    def rms(values: Vector) -> float:
+        return float(np.sqrt(np.mean(values**2)))
+
+    return step
+
+
 REFERENCES: list[tuple[Rule, Step]] = [
     (SGD(SCHEDULE), sgd),
     (Momentum(SCHEDULE), momentum(0.9)),
@@ -133,6 +199,21 @@ REFERENCES: list[tuple[Rule, Step]] = [
     (Ftrl(SCHEDULE, -0.7, 0.2, l2_shrinkage=0.1), ftrl(-0.7, 0.2, 0.0, 0.0, shrinkage=0.1)),
     (Ftrl(SCHEDULE, 0.0, beta=0.5), ftrl(0.0, 0.1, 0.0, 0.0, beta=0.5)),
     (Ftrl(SCHEDULE, initial_accumulator=0.0, beta=0.5), ftrl(-0.5, 0.0, 0.0, 0.0, beta=0.5)),
+    (AdamW(SCHEDULE), adamw(0.9, 0.999, 1e-8, 0.01)),
+    (AdamW(SCHEDULE, 0.5, 0.9, 0.1, weight_decay=0.5), adamw(0.5, 0.9, 0.1, 0.5)),
+    (Lion(SCHEDULE), lion(0.9, 0.99, 0.0)),
+    (Lion(SCHEDULE, 0.5, 0.3, weight_decay=0.5), lion(0.5, 0.3, 0.5)),
+]
+
+LAYERED: list[tuple[LayerRule, Layer]] = [
+    (LAMB(SCHEDULE), lamb(0.9, 0.999, 1e-6, 0.01)),
+    (LAMB(SCHEDULE, 0.5, 0.9, 0.1, weight_decay=0.5), lamb(0.5, 0.9, 0.1, 0.5)),
+    (Adafactor(SCHEDULE), adafactor(-0.8, 1e-30, 1e-3, 1.0, relative=True)),
+    (Adafactor(2.0, clip=0.5), adafactor(-0.8, 1e-30, 1e-3, 0.5, relative=True)),
+    (
+        Adafactor(SCHEDULE, -0.5, 0.1, 3.0, 0.2, relative_step=False),
+        adafactor(-0.5, 0.1, 3.0, 0.2, relative=False),
+    ),
 ]
 
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3)
@@ -189,6 +270,38 @@ def test_rule_over_several_steps_follows_its_formula(
     for step, expected in enumerate(parameters_by_reference(reference)):
         rule.update(w, as_flat(GRADIENTS[step], size), slots, step)
         np.testing.assert_allclose(w, np.resize(expected, size), rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("size", LENGTHS)
+@pytest.mark.parametrize(("rule", "reference"), LAYERED, ids=named)
+def test_rule_with_norms_over_several_steps_follows_its_formula(
+    rule: LayerRule, reference: Layer, size: int
+) -> None:
+    w, state = as_flat(PARAMETERS, size), {}
+    expected, slots = w.astype(np.float64), new_slots(rule, w)
+    for step, gradient in enumerate(GRADIENTS):
+        g = as_flat(gradient, size)
+        rule.update(w, g, slots, step)
+        rate = RATES[step] if rule.learning_rate == SCHEDULE else 2.0
+        expected = reference(expected, g.astype(np.float64), rate, step + 1, state)
+        np.testing.assert_allclose(w, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lamb_of_parameters_that_are_zero_steps_as_adam_does() -> None:
+    w = train(LAMB(0.1, epsilon=1e-8), [0.0, 0.0], [[1.0, -2.0]])
+    np.testing.assert_allclose(w, [-0.1, 0.1], rtol=1e-5)
+
+
+def test_adafactor_moves_parameters_that_are_zero() -> None:
+    w = train(Adafactor(), [0.0, 0.0], [[1.0, -2.0]])
+    np.testing.assert_allclose(w, [-1e-5, 1e-5], rtol=1e-5)  # epsilon2 * rho
+
+
+def test_adamw_without_decay_is_adam_with_the_epsilon_of_its_algorithm_1() -> None:
+    # Adam's epsilon at the first update is sqrt(1 - beta2) times that.
+    adam = train(Adam(0.1, epsilon=0.5 * sqrt(0.001)), [1.0, 2.0], [[0.3, -2.0]])
+    adamw = train(AdamW(0.1, epsilon=0.5, weight_decay=0.0), [1.0, 2.0], [[0.3, -2.0]])
+    np.testing.assert_allclose(adamw, adam, rtol=1e-5)
 
 
 def test_rmsprop_first_step_starts_from_a_mean_square_of_one() -> None:

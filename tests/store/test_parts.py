@@ -77,22 +77,22 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
 
     def begun() -> tuple[InPlace, list[Part]]:
         layout = segments.SegmentLayout(size, [slot.name for slot in update.slots])
-        layout.redo_size = SMALL // 2  # so that a part takes several runs
+        layout.redo_size = SMALL // 2  # so that a part takes several blocks
         segment = Segment.private(layout)
         segment.parameters[:] = normal(size, 2)
         return InPlace(segment), parts_of(segment)
 
     def parts_of(segment: Segment) -> list[Part]:
         parts = [
-            Part(InPlace(segment), run, segment.redo(number))
-            for number, run in enumerate(segment.layout.parts)
+            Part(InPlace(segment), where, segment.redo(number), [(slice(0, size), 0)])
+            for number, where in enumerate(segment.layout.parts)
         ]
         for part in parts:
             part.bind(update)
         return parts
 
     def dies(part: Part, line: int) -> bool:
-        return dying_at(line, lambda: part.update([gradient], 1, 0), [redo.__file__])
+        return dying_at(line, lambda: part.update([gradient], 1, 0, None), [redo.__file__])
 
     def bits(memory: InPlace) -> list[bytes]:
         return [array.tobytes() for array in (memory.parameters, *memory.slots.values())]
@@ -100,7 +100,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
     whole, parts = begun()
     for part in parts:
         part.begin()
-        part.update([gradient], 1, 0)
+        part.update([gradient], 1, 0, None)
     lines = len(list(takewhile(lambda line: dies(begun()[1][0], line), range(1000))))
     assert lines > 20
     for first, second in product(range(0, lines, 3), repeat=2):
@@ -111,7 +111,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
         assert dies(parts[2], second)
         for part in parts:
             part.resume(of_sum=False)
-            part.update([gradient], 1, 0)
+            part.update([gradient], 1, 0, None)
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 

@@ -37,11 +37,11 @@ class Rule(Protocol):
     ) -> None:
         """Apply one update in place. All arrays have the same shape (n,).
 
-        Each element depends on its own values only: updating runs of the memory one after the
-        other gives, bit for bit, what one call for all of it gives. ``slots`` holds at least the
-        rule's own. ``gradient`` is only read, so an update that was cut short can be redone from
-        it. ``step`` counts the updates applied before this one (0 for the first); schedules are
-        evaluated at it. A rule that refuses (ConfigError) does so by the step alone, before it
-        changes anything: the others of several runs refuse as well then.
+        Each element depends on its own values only: updating the memory block by block gives, bit
+        for bit, what one call for all of it gives. ``slots`` holds at least the rule's own.
+        ``gradient`` is only read, so an update that was cut short can be redone from it. ``step``
+        counts the updates applied before this one (0 for the first); schedules are evaluated at
+        it. A rule that refuses (ConfigError) does so by the step alone, before it changes
+        anything: for the other blocks it refuses as well then.
         """
         ...

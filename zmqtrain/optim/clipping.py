@@ -27,7 +27,7 @@ def global_norm(gradients: Mapping[str, Array]) -> float:
 
     Squares are taken and added in float64: the norm is finite unless an element is not.
     """
-    return sqrt(sum(float(_sum_of_squares(gradient)) for gradient in gradients.values()))
+    return sqrt(sum(float(sum_of_squares(gradient)) for gradient in gradients.values()))
 
 
 def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
@@ -53,8 +53,8 @@ def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
     return length
 
 
-def _sum_of_squares(array: Array) -> Array:
-    """Return a float64 scalar that lies where ``array`` does."""
+def sum_of_squares(array: Array) -> Array:
+    """Return the sum of all squares, a float64 scalar that lies where ``array`` does."""
     flat = array.reshape(-1)
     block = _HOST_BLOCK if isinstance(array, np.ndarray) else _DEVICE_BLOCK
     total: Array = 0.0

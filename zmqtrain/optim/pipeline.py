@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,17 +13,16 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
-from zmqtrain.optim.blocks import approach, block_size, blocks, runs
+from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.checks import check_decay, check_non_negative
+from zmqtrain.optim.formula import LayerRule, at, squares_of
 from zmqtrain.optim.redo import Redo
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
 
-_ZERO = np.float32(0)
-
-RUN_SIZE = 131_072
-"""Elements of a mean of gradients, 512 KiB: in L2 when the rule reads it, and few calls."""
+Pieces: TypeAlias = Sequence[tuple[slice, int]]
+"""Which elements are of which variable: what is held of one may lie in several places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Update:
 
     Non-finite values go through without a warning: they are counted where gradients arrive.
 
-    zmqtrain's own rules run as one fused kernel, with the same result. ``fused=False`` keeps to
-    the rule's ``update``; it is no part of what the update is, so neither of its text.
+    A rule that is a formula is compiled to one pass over memory, with the same result.
+    ``fused=False`` keeps to NumPy; it is no part of what the update is, so neither of its text.
     """
 
     rule: Rule
@@ -56,6 +56,11 @@ class Update:
             raise ConfigError(
                 f"Update: rule is {self.rule!r}; expected an update rule such as SGD(0.01); "
                 "correct optimizer in the job"
+            )
+        if isinstance(self.rule, Update) and self.rule.is_layered:
+            raise ConfigError(
+                f"Update: {self.rule.rule!r} looks at whole variables and cannot be wrapped twice; "
+                "give l2 and moving_average in one Update"
             )
         check_non_negative(self, "l2")
         if self.moving_average is None:
@@ -77,44 +82,33 @@ class Update:
     ) -> None:
         self.bind(parameters, slots).apply_mean([gradient], 1, step)
 
+    @property
+    def is_layered(self) -> bool:
+        """Whether the update of an element depends on norms of its variable."""
+        return isinstance(self.rule, LayerRule)
+
     def bind(
-        self, parameters: Flat, slots: Mapping[str, Flat], redo: Redo | None = None
+        self,
+        parameters: Flat,
+        slots: Mapping[str, Flat],
+        redo: Redo | None = None,
+        pieces: Pieces | None = None,
     ) -> BoundUpdate:
         """Return this update for memory that it will be applied to many times.
 
         ``redo``: of ``parameters`` and every slot, if a killed process is to leave them whole.
+        ``pieces``: cover the memory, in order; None: all is one variable.
         """
-        return BoundUpdate(self, parameters, slots, redo)
+        return BoundUpdate(self, parameters, slots, redo, pieces)
 
     def warm_up(self, parameters: Flat, *, guarded: bool = False) -> None:
-        """Load the kernels that updates of such memory need, or compile them: seconds each."""
+        """Load the kernel that updates of such memory need, or compile it: seconds."""
         memory = parameters[:0]
         slots = new_slots(self, memory)
         arrays = [memory, *slots.values()]
         redo = Redo(arrays, arrays, np.zeros(2, np.int64)) if guarded else None
         with contextlib.suppress(ConfigError):  # the update itself will tell
             self.bind(memory, slots, redo).apply_mean([memory], 1, 0)
-        if self.fused:
-            kernels.scaled_sum(memory, memory, memory, _ZERO)
-
-    def update_unfused(
-        self,
-        parameters: Flat,
-        gradient: Flat,
-        slots: Mapping[str, Flat],
-        share: np.float32 | None,
-        step: int,
-    ) -> None:
-        """Apply the rule as it is written, block by block: the reference of the kernels."""
-        l2 = np.float32(self.l2)
-        with np.errstate(all="ignore"):
-            for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-                if l2:
-                    np.multiply(w, l2, out=x)
-                    x += g
-                self.rule.update(w, x if l2 else g, state, step)
-                if share is not None:
-                    approach(state[AVERAGE], w, share, scratch=x)
 
     def share(self, updates: int) -> np.float32 | None:
         """Return 1 - d of the average after this many updates."""
@@ -136,56 +130,106 @@ class BoundUpdate:
         parameters: Flat,
         slots: Mapping[str, Flat],
         redo: Redo | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
+        average = None if update.moving_average is None else AVERAGE
+        l2 = np.float32(update.l2) if update.l2 else None
         self._update = update
-        self._parameters = parameters
-        self._slots = slots
-        self._redo = redo
-        kernel = kernels.find(update.rule, parameters) if update.fused else None
-        self._kernel: kernels.BoundKernel | None = None
-        if kernel is not None:
-            average = None if update.moving_average is None else AVERAGE
-            self._kernel = kernel.bind(parameters, slots, average, np.float32(update.l2), redo)
+        self._memory = kernels.Memory(update.rule, parameters, slots, average, l2, redo)
+        self._kernel = kernels.bind(self._memory, compiled=update.fused)
+        self._pieces = [(slice(0, len(parameters)), 0)] if pieces is None else pieces
         self._scratch: Flat | None = None
 
-    def apply_mean(self, gradients: Sequence[Flat], count: int, step: int) -> None:
+    def apply_mean(
+        self,
+        gradients: Sequence[Flat],
+        count: int,
+        step: int,
+        factors: Flat | None = None,
+    ) -> None:
         """Apply, as update ``step``, the sum of ``gradients`` in this order, divided by ``count``.
 
-        ``gradients`` are at least one, of shape (n,), and only read. The mean is made and used run
-        by run, so memory is passed over once. A guarded update goes on where it was interrupted.
-        """
-        share = self._update.share(step + 1)
-        size, start = len(self._parameters), 0 if self._redo is None else self._redo.done
-        if count == len(gradients) == 1 or not size:
-            self._apply(gradients[0][start:] if start else gradients[0], share, step, start)
-            return
-        length = block_size(self._parameters, host=RUN_SIZE)
-        if self._scratch is None:
-            self._scratch = np.empty_like(self._parameters, shape=(2, min(size, length)))
-        for run in runs(size, length, start):
-            parts = [gradient[run] for gradient in gradients]
-            scratch = [buffer[: run.stop - run.start] for buffer in self._scratch]
-            mean = kernels.mean(parts, count, scratch, fused=self._update.fused)
-            self._apply(mean, share, step, run.start)
+        ``gradients`` are at least one, of shape (n,), and only read. The sum is made and used block
+        by block, so memory is passed over once. A guarded update goes on where it was interrupted.
+        ``factors``: of each variable, for a layered update; None: all is one variable.
 
-    def _apply(self, gradient: Flat, share: np.float32 | None, step: int, start: int) -> None:
-        """Apply the gradient of the run that begins at ``start``."""
-        if self._kernel is not None:
-            self._kernel(gradient, _ZERO if share is None else share, step, start)
+        Raises:
+            ConfigError: the rule refuses; nothing was changed.
+        """
+        if self._update.is_layered and factors is None:
+            size = len(self._memory.parameters)
+            factors = factors_of(self._update, self.squares(gradients, count, step), [size], step)
+        share, scale = self._update.share(step + 1), np.float32(1 / count)
+        start = 0 if self._memory.redo is None else self._memory.redo.done
+        for block, gradient in self._sums(gradients, start):
+            for piece, factor in self._cut(block, factors):
+                own = gradient[piece.start - block.start : piece.stop - block.start]
+                self._kernel(own, piece.start, step, scale, share, factor)
+
+    def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
+        """Return, for each piece, its variable and the sums of squares that its factor is made of.
+
+        Takes what :meth:`apply_mean` takes, which has not begun.
+        """
+        arrays, l2 = self._memory.arrays[:-1], self._memory.l2
+        found = []
+        for piece, variable in self._pieces:
+            here = at(arrays, piece)
+            of_parameters = of_direction = 0.0
+            own = [gradient[piece] for gradient in gradients]
+            for block, gradient in self._sums(own, 0):
+                scale = np.float32(1 / count)
+                w, d = squares_of(self._memory.rule, at(here, block), gradient, step, scale, l2)
+                of_parameters, of_direction = of_parameters + w, of_direction + d
+            found.append((variable, of_parameters, of_direction))
+        return found
+
+    def _sums(self, gradients: Sequence[Flat], start: int) -> Iterator[tuple[slice, Flat]]:
+        """Yield the sum of ``gradients`` from element ``start`` on, block by block.
+
+        A single gradient is one block. So are no elements: the rule may refuse.
+        """
+        first, *others = gradients
+        size = len(first)
+        if not others or not size:
+            yield slice(start, size), first[start:] if start else first
             return
-        update, run = self._update.update_unfused, slice(start, start + len(gradient))
-        slots = {name: slot[run] for name, slot in self._slots.items()}
-        if self._redo is None or not len(gradient):
-            update(self._parameters[run], gradient, slots, share, step)
+        length = min(size, block_size(first))
+        if self._scratch is None:
+            self._scratch = np.empty_like(first, shape=length)
+        with np.errstate(all="ignore"):
+            for block in blocks(size, length, start):
+                total = self._scratch[: block.stop - block.start]
+                np.add(first[block], others[0][block], out=total)
+                for gradient in others[1:]:
+                    total += gradient[block]
+                yield block, total
+
+    def _cut(self, block: slice, factors: Flat | None) -> Iterator[tuple[slice, np.float32 | None]]:
+        """Cut a block where another variable begins, if that makes a difference."""
+        if factors is None:
+            yield block, None
             return
-        for part, (parameters, *areas) in self._redo.runs(run.stop):
-            np.copyto(parameters, self._parameters[part])
-            for area, slot in zip(areas, self._slots.values(), strict=True):
-                np.copyto(area, slot[part])
-            beside = dict(zip(self._slots, areas, strict=True))
-            update(
-                parameters, gradient[part.start - start : part.stop - start], beside, share, step
-            )
+        for piece, variable in self._pieces:
+            start, stop = max(piece.start, block.start), min(piece.stop, block.stop)
+            if start < stop or block.start == block.stop:
+                yield slice(start, stop), factors[variable]
+
+
+Squares: TypeAlias = tuple[int, float, float]
+"""A variable, and sums of squares of a piece of it: of the parameters and of the direction."""
+
+
+def factors_of(update: Update, squares: Iterable[Squares], sizes: Sequence[int], step: int) -> Flat:
+    """Return the factor of each variable, of which so many elements are held."""
+    sums = [(0.0, 0.0)] * len(sizes)
+    for variable, of_parameters, of_direction in squares:
+        before = sums[variable]
+        sums[variable] = before[0] + of_parameters, before[1] + of_direction
+    rule = update.rule
+    assert isinstance(rule, LayerRule)
+    factors = [rule.factor(*given, step) for given in zip(sums, sizes, strict=True)]
+    return np.array(factors, np.float32)
 
 
 def new_slots(rule: Rule, parameters: Flat) -> dict[str, Flat]:

@@ -1,36 +1,36 @@
-"""Update rules, with TensorFlow 1's formulas and defaults.
+"""Update rules: TensorFlow 1's, with its formulas and defaults, and what came after them.
 
-In the formulas w is a parameter, g its gradient, lr the learning rate at this step; an assignment
-uses the values that the lines before it left. Gradients are only read. Arithmetic is float32;
-``hyperparameters(step)`` are the numbers of the update that follows ``step`` others, rounded to
-float32, in the order in which the rule's fused kernel takes them. The sources are TensorFlow's
-``core/kernels/training_ops.cc`` and ``python/training``; where Keras computes something else, the
-class says how to have that.
+In the docstrings w is a parameter, g its gradient, lr the learning rate at this step; an assignment
+uses the values that the lines before it left. Gradients are only read. Arithmetic is float32, in
+the order in which ``formula`` writes it. The sources are TensorFlow's
+``core/kernels/training_ops.cc`` and ``python/training``, and from AdamW on the papers; where Keras
+computes something else, the class says how to have that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
-from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.base import Slot
-from zmqtrain.optim.blocks import approach, blocks, root
 from zmqtrain.optim.checks import (
     check_decay,
     check_non_negative,
     check_non_positive,
     check_positive,
 )
+from zmqtrain.optim.formula import FormulaRule, LayerRule, Numbers, approach
 from zmqtrain.optim.schedules import Schedule, check_learning_rate, rate_at
+
+_ZERO = np.float32(0)
 
 
 @dataclass(frozen=True, slots=True)
-class SGD:
+class SGD(FormulaRule):
     """Gradient descent: w -= lr * g.
 
     TensorFlow 1 has no default learning rate; this one is Keras's.
@@ -45,20 +45,16 @@ class SGD:
     def slots(self) -> tuple[Slot, ...]:
         return ()
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+    def hyperparameters(self, step: int) -> Numbers:
         return _rounded(rate_at(self.learning_rate, step))
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        (rate,) = self.hyperparameters(step)
-        for w, g, _, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            np.multiply(g, rate, out=x)
-            w -= x
+    @staticmethod
+    def formula(w: Any, g: Any, rate: Any) -> tuple[Any, ...]:
+        return (w - rate * g,)
 
 
 @dataclass(frozen=True, slots=True)
-class Momentum:
+class Momentum(FormulaRule):
     """Gradient descent with momentum, plain or Nesterov's (Sutskever et al., ICML 2013).
 
     With a the slot "momentum", 0 at first:
@@ -86,46 +82,23 @@ class Momentum:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("momentum", 0.0),)
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
-        return _rounded(rate_at(self.learning_rate, step), self.momentum)
+    def hyperparameters(self, step: int) -> Numbers:
+        numbers = _rounded(rate_at(self.learning_rate, step), self.momentum)
+        return (*numbers, bool(self.nesterov), bool(self.scaled_velocity))
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        rate, momentum = self.hyperparameters(step)
-        apply = self._apply_velocity if self.scaled_velocity else self._apply_gradients
-        for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            apply(w, g, state["momentum"], x, rate, momentum)
-
-    def _apply_gradients(
-        self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32, momentum: np.float32
-    ) -> None:
-        a *= momentum
-        a += g
-        if self.nesterov:
-            np.multiply(a, momentum, out=x)
-            x += g
-            x *= rate
-        else:
-            np.multiply(a, rate, out=x)
-        w -= x
-
-    def _apply_velocity(
-        self, w: Flat, g: Flat, a: Flat, x: Flat, rate: np.float32, momentum: np.float32
-    ) -> None:
-        np.multiply(g, rate, out=x)
-        a *= momentum
-        a -= x
-        if self.nesterov:
-            w -= x
-            np.multiply(a, momentum, out=x)
-            w += x
-        else:
-            w += a
+    @staticmethod
+    def formula(
+        w: Any, g: Any, a: Any, rate: Any, momentum: Any, nesterov: bool, scaled_velocity: bool
+    ) -> tuple[Any, ...]:
+        if scaled_velocity:
+            a = momentum * a - rate * g
+            return (w - rate * g + momentum * a if nesterov else w + a), a
+        a = momentum * a + g
+        return w - rate * (momentum * a + g if nesterov else a), a
 
 
 @dataclass(frozen=True, slots=True)
-class Adagrad:
+class Adagrad(FormulaRule):
     """Steps divided by the root of the sum of squared gradients (Duchi et al., JMLR 2011).
 
     With a the slot "accumulator", ``initial_accumulator`` at first:
@@ -152,26 +125,20 @@ class Adagrad:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("accumulator", self.initial_accumulator),)
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+    def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
         return _rounded(rate_at(self.learning_rate, step), inner, outer)
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        rate, inner, outer = self.hyperparameters(step)
-        for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            a = state["accumulator"]
-            np.multiply(g, g, out=x)
-            a += x
-            root(a, inner, outer, out=x)
-            np.divide(g, x, out=x)
-            x *= rate
-            w -= x
+    @staticmethod
+    def formula(
+        w: Any, g: Any, accumulator: Any, rate: Any, inner: Any, outer: Any
+    ) -> tuple[Any, ...]:
+        accumulator = accumulator + g * g
+        return w - g / (np.sqrt(accumulator + inner) + outer) * rate, accumulator
 
 
 @dataclass(frozen=True, slots=True)
-class RMSProp:
+class RMSProp(FormulaRule):
     """Steps divided by the root of a moving mean of squared gradients (Tieleman and Hinton, 2012).
 
     With s the slot "mean_square", ``initial_mean_square`` at first, and a the slot "momentum",
@@ -212,43 +179,43 @@ class RMSProp:
             *(Slot(name, 0.0) for name in names),
         )
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+    @property
+    def formula_slots(self) -> tuple[str | None, ...]:
+        mean_gradient = "mean_gradient" if self.centered else None
+        return "mean_square", mean_gradient, "momentum" if self.momentum else None
+
+    def hyperparameters(self, step: int) -> Numbers:
         inner, outer = _epsilons(self.epsilon, self.epsilon_inside_sqrt)
         rate = rate_at(self.learning_rate, step)
         return _rounded(rate, 1 - self.rho, self.momentum, inner, outer)
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        rate, share, momentum, inner, outer = self.hyperparameters(step)
-        for w, g, state, (x,) in blocks(parameters, gradient, slots, scratch=1):
-            square = self._mean_square(g, state, share, x)
-            root(square, inner, outer, out=x)
-            np.divide(g, x, out=x)
-            x *= rate
-            if self.momentum:
-                a = state["momentum"]
-                a *= momentum
-                a += x
-                x = a
-            w -= x
-
-    def _mean_square(self, g: Flat, state: Mapping[str, Flat], share: np.float32, x: Flat) -> Flat:
-        """Take ``g`` into the moving means; return the slot, or, centered, the variance in x."""
-        square = state["mean_square"]
-        np.multiply(g, g, out=x)
-        approach(square, x, share, scratch=x)
-        if not self.centered:
-            return square
-        mean = state["mean_gradient"]
-        approach(mean, g, share, scratch=x)
-        np.multiply(mean, mean, out=x)
-        np.subtract(square, x, out=x)
-        return np.maximum(x, np.float32(0), out=x)
+    @staticmethod
+    def formula(
+        w: Any,
+        g: Any,
+        mean_square: Any,
+        mean_gradient: Any,
+        momentum: Any,
+        rate: Any,
+        share: Any,
+        decay: Any,
+        inner: Any,
+        outer: Any,
+    ) -> tuple[Any, ...]:
+        mean_square = approach(mean_square, g * g, share)
+        square = mean_square
+        if mean_gradient is not None:
+            mean_gradient = approach(mean_gradient, g, share)
+            square = np.maximum(mean_square - mean_gradient * mean_gradient, _ZERO)
+        descent = g / (np.sqrt(square + inner) + outer) * rate
+        if momentum is not None:
+            descent = decay * momentum + descent
+            momentum = descent
+        return w - descent, mean_square, mean_gradient, momentum
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(FormulaRule):
     """Adam (Kingma and Ba, arXiv:1412.6980), in the form with "epsilon hat" of its section 2.
 
     With m and v the slots of these names, 0 at first, and t = step + 1:
@@ -277,36 +244,34 @@ class Adam:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("m", 0.0), Slot("v", 0.0))
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+    def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
         correction = sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
         alpha = rate_at(self.learning_rate, step) * correction
-        return _rounded(alpha, self.beta1, 1 - self.beta1, 1 - self.beta2, self.epsilon)
+        numbers = _rounded(alpha, self.beta1, 1 - self.beta1, 1 - self.beta2, self.epsilon)
+        return (*numbers, bool(self.nesterov))
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        alpha, beta1, share1, share2, epsilon = self.hyperparameters(step)
-        for w, g, state, (x, y) in blocks(parameters, gradient, slots, scratch=2):
-            m, v = state["m"], state["v"]
-            approach(m, g, share1, scratch=x)
-            np.multiply(g, g, out=x)
-            approach(v, x, share2, scratch=x)
-            if self.nesterov:
-                np.multiply(m, beta1, out=y)
-                np.multiply(g, share1, out=x)
-                y += x
-                y *= alpha
-            else:
-                np.multiply(m, alpha, out=y)
-            np.sqrt(v, out=x)
-            x += epsilon
-            y /= x
-            w -= y
+    @staticmethod
+    def formula(
+        w: Any,
+        g: Any,
+        m: Any,
+        v: Any,
+        alpha: Any,
+        beta1: Any,
+        share1: Any,
+        share2: Any,
+        epsilon: Any,
+        nesterov: bool,
+    ) -> tuple[Any, ...]:
+        m = approach(m, g, share1)
+        v = approach(v, g * g, share2)
+        direction = beta1 * m + share1 * g if nesterov else m
+        return w - alpha * direction / (np.sqrt(v) + epsilon), m, v
 
 
 @dataclass(frozen=True, slots=True)
-class Ftrl:
+class Ftrl(FormulaRule):
     """FTRL-Proximal (McMahan et al., "Ad Click Prediction", KDD 2013): exact zeros by ``l1``.
 
     With p = -``learning_rate_power``, n the slot "accumulator", ``initial_accumulator`` at first,
@@ -341,7 +306,7 @@ class Ftrl:
     def slots(self) -> tuple[Slot, ...]:
         return (Slot("accumulator", self.initial_accumulator), Slot("linear", 0.0))
 
-    def hyperparameters(self, step: int) -> tuple[np.float32, ...]:
+    def hyperparameters(self, step: int) -> Numbers:
         rate = rate_at(self.learning_rate, step)
         if rate == 0:
             raise ConfigError(
@@ -349,37 +314,252 @@ class Ftrl:
                 f"rule divides by it; correct {self.learning_rate!r} in the job"
             )
         ridge = 2 * self.l2 + self.beta / rate
-        return _rounded(1 / rate, ridge, 2 * self.l2_shrinkage, self.l1)
+        power = -self.learning_rate_power
+        numbers = _rounded(1 / rate, ridge, 2 * self.l2_shrinkage, self.l1, power)
+        return (*numbers, power == 0.5)
 
-    def update(
-        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
-    ) -> None:
-        per_rate, ridge, shrinkage, l1 = self.hyperparameters(step)
-        for w, g, state, (x, y) in blocks(parameters, gradient, slots, scratch=2):
-            n, z = state["accumulator"], state["linear"]
-            self._power(n, out=x)
-            np.multiply(g, g, out=y)
-            n += y
-            self._power(n, out=y)
-            np.subtract(y, x, out=x)
-            x *= per_rate
-            if shrinkage:
-                x -= shrinkage
-            x *= w
-            z += g
-            z -= x
-            y *= per_rate
-            y += ridge
-            # clip(z) - z is sign(z) * l1 - z beyond l1 and exactly 0 within.
-            np.clip(z, -l1, l1, out=x)
-            x -= z
-            np.divide(x, y, out=w)
+    @property
+    def is_exact(self) -> bool:
+        """NumPy's power is vectorised, that of compiled loops is not; roots are exact."""
+        return self.learning_rate_power == -0.5
 
-    def _power(self, n: Flat, out: Flat) -> None:
-        if self.learning_rate_power == -0.5:
-            np.sqrt(n, out=out)
-        else:
-            np.power(n, np.float32(-self.learning_rate_power), out=out)
+    @staticmethod
+    def formula(
+        w: Any,
+        g: Any,
+        n: Any,
+        z: Any,
+        per_rate: Any,
+        ridge: Any,
+        shrinkage: Any,
+        l1: Any,
+        power: Any,
+        is_root: bool,
+    ) -> tuple[Any, ...]:
+        square = n + g * g
+        before = np.sqrt(n) if is_root else np.power(n, power)
+        after = np.sqrt(square) if is_root else np.power(square, power)
+        z = z + g - ((after - before) * per_rate - shrinkage) * w
+        beyond = np.maximum(np.abs(z) - l1, _ZERO)
+        return (_ZERO - np.sign(z) * beyond) / (after * per_rate + ridge), square, z
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW(FormulaRule):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101, Algorithm 2).
+
+    With m and v the slots of these names, 0 at first, and t = step + 1:
+
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        w -= lr * weight_decay * w
+        w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    The decay follows the learning rate's schedule, as in torch.optim.AdamW, whose defaults these
+    are, and the epsilon is that of Adam's Algorithm 1: not "epsilon hat", which :class:`Adam` has.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_learning_rate(self.learning_rate)
+        check_decay(self, "beta1", "beta2")
+        check_positive(self, "epsilon")
+        check_non_negative(self, "weight_decay")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("m", 0.0), Slot("v", 0.0))
+
+    def hyperparameters(self, step: int) -> Numbers:
+        t, rate = step + 1, rate_at(self.learning_rate, step)
+        return _rounded(
+            rate / (1 - self.beta1**t),
+            rate * self.weight_decay,
+            1 - self.beta1,
+            1 - self.beta2,
+            1 / sqrt(1 - self.beta2**t),
+            self.epsilon,
+        )
+
+    @staticmethod
+    def formula(
+        w: Any,
+        g: Any,
+        m: Any,
+        v: Any,
+        alpha: Any,
+        decay: Any,
+        share1: Any,
+        share2: Any,
+        correction: Any,
+        epsilon: Any,
+    ) -> tuple[Any, ...]:
+        m = approach(m, g, share1)
+        v = approach(v, g * g, share2)
+        return w - decay * w - alpha * m / (np.sqrt(v) * correction + epsilon), m, v
+
+
+@dataclass(frozen=True, slots=True)
+class Lion(FormulaRule):
+    """Steps of one length, along the sign of a momentum (Chen et al., arXiv:2302.06675).
+
+    With m the slot "m", 0 at first:
+
+        w -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w)
+        m += (1 - beta2) * (g - m)
+
+    The paper takes a learning rate 3 to 10 times smaller than Adam's, and a decay that much larger.
+    """
+
+    learning_rate: float | Schedule = 0.0001
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_learning_rate(self.learning_rate)
+        check_decay(self, "beta1", "beta2")
+        check_non_negative(self, "weight_decay")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("m", 0.0),)
+
+    def hyperparameters(self, step: int) -> Numbers:
+        rate = rate_at(self.learning_rate, step)
+        shares = self.beta1, 1 - self.beta1, 1 - self.beta2
+        return _rounded(rate, *shares, self.weight_decay)
+
+    @staticmethod
+    def formula(
+        w: Any, g: Any, m: Any, rate: Any, beta1: Any, share1: Any, share2: Any, decay: Any
+    ) -> tuple[Any, ...]:
+        step = np.sign(beta1 * m + share1 * g) + decay * w
+        return w - rate * step, approach(m, g, share2)
+
+
+@dataclass(frozen=True, slots=True)
+class LAMB(LayerRule):
+    """AdamW whose step is as long as the variable, for large batches (You et al., 2019).
+
+    With m and v the slots of these names, 0 at first, t = step + 1, and || || the Euclidean norm
+    over a variable:
+
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g^2 - v)
+        u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
+        w -= lr * ||w|| / ||u|| * u
+
+    This is Algorithm 2 of arXiv:1904.00962 with phi(x) = x; the ratio is 1 where a norm is 0, as in
+    the authors' code. A ps takes the norms over what it holds of a variable: if a variable is cut
+    over several ps, each part has its own ratio, and the result depends a little on how many ps
+    there are.
+    """
+
+    learning_rate: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_learning_rate(self.learning_rate)
+        check_decay(self, "beta1", "beta2")
+        check_positive(self, "epsilon")
+        check_non_negative(self, "weight_decay")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("m", 0.0), Slot("v", 0.0))
+
+    def hyperparameters(self, step: int) -> Numbers:
+        t = step + 1
+        return _rounded(
+            1 - self.beta1,
+            1 - self.beta2,
+            1 / (1 - self.beta1**t),
+            1 / sqrt(1 - self.beta2**t),
+            self.epsilon,
+            self.weight_decay,
+        )
+
+    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
+        of_parameters, of_direction = map(sqrt, squares)
+        ratio = of_parameters / of_direction if of_parameters and of_direction else 1.0
+        return np.float32(rate_at(self.learning_rate, step) * ratio)
+
+    @staticmethod
+    def formula(
+        w: Any,
+        g: Any,
+        m: Any,
+        v: Any,
+        share1: Any,
+        share2: Any,
+        correction1: Any,
+        correction2: Any,
+        epsilon: Any,
+        decay: Any,
+    ) -> tuple[Any, ...]:
+        m = approach(m, g, share1)
+        v = approach(v, g * g, share2)
+        return m * correction1 / (np.sqrt(v) * correction2 + epsilon) + decay * w, m, v
+
+
+@dataclass(frozen=True, slots=True)
+class Adafactor(LayerRule):
+    """Steps in proportion to the variable, clipped (Shazeer and Stern, arXiv:1804.04235).
+
+    **Without factoring**: v has an element for each parameter, as in the paper's Algorithm 5, so
+    this rule saves the memory of a momentum and not that of v. With v the slot of that name, 0 at
+    first, t = step + 1, and RMS the root of the mean square over a variable:
+
+        v += t^decay_exponent * (g^2 + epsilon1 - v)
+        u = g / sqrt(v)
+        rho = min(lr, 1 / sqrt(t)), or lr without ``relative_step``
+        w -= max(epsilon2, RMS(w)) * rho * u / max(1, RMS(u) / clip)
+
+    RMS(w) is that before the update. The defaults are the paper's, and Keras's but for the learning
+    rate. A ps takes the roots over what it holds of a variable: see :class:`LAMB`.
+    """
+
+    learning_rate: float | Schedule = 0.01
+    decay_exponent: float = -0.8
+    epsilon1: float = 1e-30
+    epsilon2: float = 1e-3
+    clip: float = 1.0
+    relative_step: bool = True
+
+    def __post_init__(self) -> None:
+        check_learning_rate(self.learning_rate)
+        check_non_positive(self, "decay_exponent")
+        check_positive(self, "epsilon1", "clip")
+        check_non_negative(self, "epsilon2")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("v", 0.0),)
+
+    def hyperparameters(self, step: int) -> Numbers:
+        return _rounded((step + 1) ** self.decay_exponent, self.epsilon1)
+
+    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
+        of_parameters, of_direction = (sqrt(square / max(size, 1)) for square in squares)
+        rate = rate_at(self.learning_rate, step)
+        if self.relative_step:
+            rate = min(rate, 1 / sqrt(step + 1))
+        length = max(self.epsilon2, of_parameters) * rate
+        return np.float32(length / max(1.0, of_direction / self.clip))
+
+    @staticmethod
+    def formula(w: Any, g: Any, v: Any, share: Any, epsilon: Any) -> tuple[Any, ...]:
+        v = approach(v, g * g + epsilon, share)
+        return g / np.sqrt(v), v
 
 
 def _rounded(*values: float) -> tuple[np.float32, ...]:

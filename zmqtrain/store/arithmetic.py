@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Memory(Protocol):
     """Arrays of shape (size,), all on one processor.
 
-    ``parts``: runs of them that may be changed side by side.
+    ``parts``: where they may be cut, to be changed side by side.
     """
 
     parameters: Any

@@ -1,10 +1,11 @@
 """Changes of a shard's memory that a killed process leaves whole.
 
-A change is noted in the segment and then carried out part by part, and each part run by run as
+A change is noted in the segment and then carried out part by part, and each part block by block as
 redo.py does it. Whoever finds the segment of a process that was killed anywhere in this finishes
-the interrupted runs and does the rest, for the gradients still lie where they were. The result is
-the same bit for bit, for the arithmetic on each element is. Nothing is synchronised to a disk: what
-dies is a process, not the host.
+the interrupted blocks and does the rest, for the gradients still lie where they were. The result is
+the same bit for bit, for the arithmetic on each element is; what it takes from whole variables (the
+factors of a LayerRule) is noted before the first element is changed. Nothing is synchronised to a
+disk: what dies is a process, not the host.
 
 The note is int64 words: state, count, step, whether the sum is part of it, order, number of
 contributions, and for each contribution gradient, worker, sequence. The state is 0 while nothing
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
+from zmqtrain.optim.pipeline import Pieces, Squares, factors_of
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.parts import Part
 from zmqtrain.store.segment import Segment
@@ -60,21 +63,35 @@ class Changes:
     """Carries out the changes of one segment. With ``safe`` False a killed process loses all."""
 
     def __init__(
-        self, segment: Segment, memory: Memory, update: Update, *, safe: bool, threads: int | None
+        self,
+        segment: Segment,
+        memory: Memory,
+        update: Update,
+        pieces: Pieces,
+        *,
+        safe: bool,
+        threads: int | None,
     ) -> None:
-        """``memory``: where the arithmetic happens; of a safe segment, in place."""
+        """``memory``: where the arithmetic happens; of a safe segment, in place.
+
+        ``pieces``: which elements are of which variable.
+        """
         self._segment = segment
+        self._sizes = [0] * (1 + max((variable for _, variable in pieces), default=-1))
+        for piece, variable in pieces:
+            self._sizes[variable] += piece.stop - piece.start
         self._memory = memory
         self._safe = safe
         self._team = ThreadTeam(threads)
         self._parts = [
-            Part(memory, run, segment.redo(number) if safe else None)
-            for number, run in enumerate(memory.parts)
+            Part(memory, where, segment.redo(number) if safe else None, pieces)
+            for number, where in enumerate(memory.parts)
         ]
         self.bind(update)
 
     def bind(self, update: Update) -> None:
         """Make changes with this update from now on; it is the same in all but how fast it is."""
+        self._update = update
         for part in self._parts:
             part.bind(update)
 
@@ -87,6 +104,8 @@ class Changes:
         words = self._segment.words
         words[CLOCK] += 1
         try:
+            if change.kind == UPDATE and self._update.is_layered:
+                self._measure(change)
             if self._safe:
                 self._note(change)
             self._do(change)
@@ -140,17 +159,34 @@ class Changes:
 
     def _do(self, change: Change) -> None:
         """Do what is not done."""
-        gradients = [self._memory.gradient(part.gradient) for part in change.contributions]
+        gradients = self._gradients(change)
         if change.kind == UPDATE:
-            if change.with_sum:
-                gradients.insert(0, self._memory.sum)
-            count, step = change.count, change.step
-            self._team.do([partial(part.update, gradients, count, step) for part in self._parts])
+            factors = self._segment.factors if self._update.is_layered else None
+            given = gradients, change.count, change.step, factors
+            self._team.do([partial(part.update, *given) for part in self._parts])
             self._memory.publish()
             return
         (gradient,) = gradients
         anew = not change.with_sum
         self._team.do([partial(part.add, gradient, anew=anew) for part in self._parts])
+
+    def _measure(self, change: Change) -> None:
+        """Compute the factors, which the update of every element needs."""
+        given = self._gradients(change), change.count, change.step
+        found: list[list[Squares]] = [[] for _ in self._parts]
+
+        def measure(number: int) -> None:
+            found[number] = self._parts[number].squares(*given)
+
+        self._team.do([partial(measure, number) for number in range(len(self._parts))])
+        squares = chain.from_iterable(found)  # in this order, however many threads there are
+        self._segment.factors[:] = factors_of(self._update, squares, self._sizes, change.step)
+
+    def _gradients(self, change: Change) -> list[Any]:
+        """Return the gradients to be summed, where the arithmetic happens."""
+        gradients = [self._memory.gradient(part.gradient) for part in change.contributions]
+        with_sum = change.kind == UPDATE and change.with_sum
+        return [self._memory.sum, *gradients] if with_sum else gradients
 
     def _finish(self, change: Change) -> None:
         words = self._segment.words

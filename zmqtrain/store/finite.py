@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.optim.blocks import block_size, runs
+from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.store.segment_layout import cut
 
 LARGE = 1 << 22
@@ -42,4 +42,4 @@ def _all_finite(flat: Any) -> bool:
         square = np.dot(flat, flat)
     if isfinite(square):
         return True
-    return all(np.isfinite(flat[run]).all() for run in runs(len(flat), block_size(flat)))
+    return all(np.isfinite(flat[block]).all() for block in blocks(len(flat), block_size(flat)))

@@ -7,13 +7,14 @@ is finished bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
+from zmqtrain.optim.pipeline import Pieces, Squares
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
 
@@ -21,25 +22,31 @@ from zmqtrain.store.arithmetic import Memory
 class Part:
     """What is done to one part of a shard.
 
-    ``redo``: its redo areas and progress, if a killed process is to leave it whole.
+    ``where``: it is in the shard. ``redo``: its copies and progress, if a killed process is to
+    leave it whole. ``pieces``: of all of the shard, whose elements are of which variable.
     """
 
     def __init__(
-        self, memory: Memory, run: slice, redo: tuple[list[Flat], NDArray[np.int64]] | None
+        self,
+        memory: Memory,
+        where: slice,
+        redo: tuple[list[Flat], NDArray[np.int64]] | None,
+        pieces: Pieces,
     ) -> None:
-        self._run = run
-        self._parameters, self._sum = memory.parameters[run], memory.sum[run]
-        self._slots = {name: slot[run] for name, slot in memory.slots.items()}
+        self._where = where
+        self._pieces = list(_within(where, pieces))
+        self._parameters, self._sum = memory.parameters[where], memory.sum[where]
+        self._slots = {name: slot[where] for name, slot in memory.slots.items()}
         self._redo: Redo | None = None
         self._redo_sum: Redo | None = None
         if redo is not None:
-            areas, progress = redo
-            self._redo = Redo([self._parameters, *self._slots.values()], areas, progress)
-            self._redo_sum = Redo([self._sum], areas[:1], progress)
+            copies, progress = redo
+            self._redo = Redo([self._parameters, *self._slots.values()], copies, progress)
+            self._redo_sum = Redo([self._sum], copies[:1], progress)
 
     def bind(self, update: Update) -> None:
         """Update with this from now on."""
-        self._update = update.bind(self._parameters, self._slots, self._redo)
+        self._update = update.bind(self._parameters, self._slots, self._redo, self._pieces)
 
     def begin(self) -> None:
         """Nothing of a new change is done."""
@@ -47,27 +54,46 @@ class Part:
             self._redo.begin()
 
     def resume(self, *, of_sum: bool) -> None:
-        """Finish the run in which a killed process left an update, or the sum."""
+        """Finish the block in which a killed process left an update, or the sum."""
         redo = self._redo_sum if of_sum else self._redo
         if redo is not None:
             redo.resume()
 
-    def update(self, gradients: Sequence[Flat], count: int, step: int) -> None:
+    def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
+        """Return what the factors of :meth:`update` are made of, as far as it is of this part."""
+        return self._update.squares(self._own(gradients), count, step)
+
+    def update(
+        self, gradients: Sequence[Flat], count: int, step: int, factors: Flat | None
+    ) -> None:
         """Apply the sum of gradients of the whole shard, divided by ``count``, as update ``step``.
+
+        ``factors``: of each variable, for a layered update.
 
         Raises:
             ConfigError: the update rule refuses; nothing was changed.
         """
-        self._update.apply_mean([gradient[self._run] for gradient in gradients], count, step)
+        self._update.apply_mean(self._own(gradients), count, step, factors)
 
     def add(self, gradient: Flat, *, anew: bool) -> None:
         """Add a gradient of the whole shard to the sum, or begin the sum with it."""
-        gradient = gradient[self._run]
+        gradient = gradient[self._where]
         if self._redo_sum is None:
             _add(self._sum, gradient, anew, out=self._sum)
             return
-        for run, (area,) in self._redo_sum.runs(len(self._sum)):
-            _add(self._sum[run], gradient[run], anew, out=area)
+        for block, (copy,) in self._redo_sum.blocks(len(self._sum)):
+            _add(self._sum[block], gradient[block], anew, out=copy)
+
+    def _own(self, gradients: Sequence[Flat]) -> list[Flat]:
+        return [gradient[self._where] for gradient in gradients]
+
+
+def _within(where: slice, pieces: Pieces) -> Iterator[tuple[slice, int]]:
+    """Yield the pieces of a part, counted from its begin."""
+    for piece, variable in pieces:
+        start, stop = max(piece.start, where.start), min(piece.stop, where.stop)
+        if start < stop:
+            yield slice(start - where.start, stop - where.start), variable
 
 
 def _add(total: Flat, gradient: Flat, anew: bool, out: Flat) -> None:

@@ -83,6 +83,7 @@ class Segment:
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
         self.sum = _flat(memory, layout.sum_at, layout.size)
+        self.factors = _flat(memory, layout.factors_at, layout.factors)
         self._memory = memory
 
     @classmethod
@@ -178,11 +179,11 @@ class Segment:
         return gradient
 
     def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
-        """Return what redo.py needs for a part: areas for parameters and slots, and progress."""
-        starts = self.layout.redo_areas_at(part)
-        areas = [_flat(self._memory, at, self.layout.redo_size) for at in starts]
+        """Return what redo.py needs for a part: copies of parameters and slots, and progress."""
+        starts = self.layout.redo_copies_at(part)
+        copies = [_flat(self._memory, at, self.layout.redo_size) for at in starts]
         words = np.frombuffer(self._memory, np.int64, 2, PROGRESS_AT + part * PROGRESS_STRIDE)
-        return areas, words
+        return copies, words
 
     def is_held(self, number: int) -> bool:
         """Say whether some process has gradient ``number`` mapped to write to it.

@@ -7,8 +7,10 @@ for gradients are locked one by one:
     change        the update under way: see changes.py
     marks         what each worker has sent and was told: see marks.py
     journal       what the leader decided: see journal.py
-    redo          for each part of the shard, new values of a run of its parameters and of every
+    redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py
+    factors       float32, for each variable, of the update under way; not there unless the rule
+                  looks at whole variables: see optim/formula.py
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
@@ -65,7 +67,7 @@ JOURNAL_NBYTES = 256 << 10
 """Of each of its two halves: some 8,000 events, decided anew in a fraction of a second."""
 
 REDO_SIZE = 65_536
-"""Elements of a redo area: with fewer, rules without a kernel take longer."""
+"""Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""
 
 PARTS = 8
 """Parts of a shard at most, which can be changed side by side: memory is seldom faster for more."""
@@ -77,12 +79,13 @@ PART_SIZE = 524_288
 class SegmentLayout:
     """Where the regions of a segment lie, in bytes from its start.
 
-    ``size``: elements of the shard. ``slots``: names of the update rule's slots. Attribute
-    ``redo_size``: elements that are changed at once, at most.
+    ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``factors``: how
+    many the rule needs. Attribute ``redo_size``: elements that are changed at once, at most.
     """
 
-    def __init__(self, size: int, slots: Sequence[str]) -> None:
+    def __init__(self, size: int, slots: Sequence[str], factors: int = 0) -> None:
         self.size = size
+        self.factors = factors
         self.slots = tuple(slots)
         self.parts = cut(size)
         self.redo_size = min(REDO_SIZE, max(size, 1))
@@ -91,7 +94,8 @@ class SegmentLayout:
         self.marks_at = self.change_at + _pages(CHANGE_NBYTES)
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
         self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
-        self.parameters_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
+        self.factors_at = self.redo_at + _pages(self._redo_stride * len(self.parts))
+        self.parameters_at = self.factors_at + (_pages(4 * factors) if factors else 0)
         self.slots_at = {
             name: self.parameters_at + (1 + place) * self.stride
             for place, name in enumerate(self.slots)
@@ -99,8 +103,8 @@ class SegmentLayout:
         self.sum_at = self.parameters_at + (1 + len(self.slots)) * self.stride
         self.gradients_at = self.sum_at + self.stride
 
-    def redo_areas_at(self, part: int) -> range:
-        """Return where the redo areas of a part begin: of its parameters, then of every slot."""
+    def redo_copies_at(self, part: int) -> range:
+        """Return where the copies of a part begin: of its parameters, then of every slot."""
         at = self.redo_at + part * self._redo_stride
         return range(at, at + self._redo_stride, 4 * self.redo_size)
 

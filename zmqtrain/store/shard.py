@@ -48,7 +48,10 @@ class Shard:
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self._memory: Memory
         self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
-        self._changes = Changes(self.segment, self._memory, update, safe=safe, threads=threads)
+        pieces = pieces_of(layout)
+        self._changes = Changes(
+            self.segment, self._memory, update, pieces, safe=safe, threads=threads
+        )
         self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
@@ -127,4 +130,18 @@ class Shard:
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of the segment that such a shard lies in."""
-    return SegmentLayout(layout.size, [slot.name for slot in update.slots])
+    variables = len({cut.variable.name for cut in layout.slices})
+    slots = [slot.name for slot in update.slots]
+    return SegmentLayout(layout.size, slots, variables if update.is_layered else 0)
+
+
+def pieces_of(layout: ShardLayout) -> list[tuple[slice, int]]:
+    """Return which elements of the shard are of which of its variables."""
+    numbers: dict[str, int] = {}
+    return [
+        (
+            slice(cut.offset, cut.offset + cut.size),
+            numbers.setdefault(cut.variable.name, len(numbers)),
+        )
+        for cut in layout.slices
+    ]

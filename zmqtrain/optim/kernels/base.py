@@ -1,60 +1,79 @@
-"""What the kernels of a kind of processor are to those who use them."""
+"""What the kernels are given, and how they are called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.redo import Redo
 
-Numbers: TypeAlias = tuple[np.float32 | bool, ...]
-"""Hyper-parameters of a rule, and behind them its switches."""
-
-Kernel: TypeAlias = Callable[[Flat, int, np.float32, Numbers], None]
-"""Called with a gradient, the element where its run begins, the average's share, and numbers."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Operands:
-    """What a kernel changes, and with how much L2.
+class Memory:
+    """What an update changes, and what of it does not change from one update to the next.
 
-    ``arrays``: parameters, slots and average, of shape (n,), None for what an update has not.
-    ``areas`` and ``progress`` are those of a guarded update (redo.py), else None.
+    ``parameters`` and ``slots``: of shape (n,). ``average`` names the slot of the moving average,
+    ``l2`` is the regularisation; None: without. ``redo``: of the parameters and every slot, if a
+    killed process is to leave them whole.
     """
 
-    arrays: Sequence[Flat | None]
-    l2: np.float32
-    areas: Sequence[Flat | None] | None = None
-    progress: NDArray[np.int64] | None = None
+    rule: Any  # Rule
+    parameters: Flat
+    slots: Mapping[str, Flat]
+    average: str | None = None
+    l2: np.float32 | None = None
+    redo: Redo | None = None
 
     @property
-    def present(self) -> tuple[bool, ...]:
-        return tuple(array is not None for array in self.arrays)
+    def arrays(self) -> tuple[Flat | None, ...]:
+        """Parameters, the formula's slots, and the average; None for what is not there."""
+        return self._chosen(self.parameters, self.slots)
+
+    @property
+    def copies(self) -> tuple[Flat | None, ...] | None:
+        """Where the new values of a block of each go first; None without ``redo``."""
+        if self.redo is None:
+            return None
+        first, *others = self.redo.copies
+        return self._chosen(first, dict(zip(self.slots, others, strict=True)))
+
+    def _chosen(self, parameters: Flat, slots: Mapping[str, Flat]) -> tuple[Flat | None, ...]:
+        average = None if self.average is None else slots[self.average]
+        return (*self.rule.arrays(parameters, slots), average)
 
 
-class Backend(Hashable, Protocol):
-    """The kernels of one kind of processor."""
+@cache
+def warn(why: str) -> None:
+    """Tell, once for each reason, why there are no compiled kernels."""
+    log.warning("no compiled kernels, falling back to NumPy (several times slower): %s", why)
 
-    def load(self, name: str, present: tuple[bool, ...], guarded: bool) -> Any:
-        """Return a kernel's code, for the arrays that are ``present``.
+
+class Kernel(Protocol):
+    """An update of the memory that it was made for."""
+
+    def __call__(
+        self,
+        gradient: Flat,
+        start: int,
+        step: int,
+        scale: np.float32,
+        share: np.float32 | None,
+        factor: np.float32 | None,
+    ) -> None:
+        """Apply ``gradient``, times ``scale``, as update ``step``, to as many elements from
+        ``start`` on.
+
+        ``share``: that of the average. ``factor``: of a LayerRule.
 
         Raises:
-            Exception: it cannot be compiled, for whatever reason a compiler has.
+            ConfigError: the rule refuses; nothing was changed.
         """
-        ...
-
-    def bind(self, code: Any, operands: Operands) -> Kernel:
-        """Return a kernel, ready to run; it keeps its operands.
-
-        Raises:
-            TypeError: it cannot write to them.
-        """
-        ...
-
-    def scaled_sum(self, out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
-        """out = (a + b) * scale. ``out`` is neither ``a`` nor ``b``."""
         ...

@@ -1,99 +1,206 @@
-"""The fused kernels for the CPU: compiled code that is called with the addresses of arrays.
+"""Updates on the CPU, compiled by Numba into one pass over memory; they run without the GIL.
 
-They run without the GIL.
+Numba's own cache keeps what is compiled, for each user, version of these sources and of Numba, and
+kind of processor: compiling takes a second or two, loading 10 ms (after Numba's import, which takes
+half a second and some 100 MB for good).
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import fcntl
+import hashlib
+import inspect
 import logging
 import os
-import struct
-import subprocess
-import sys
-from collections.abc import Sequence
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.kernels import machine_code
-from zmqtrain.optim.kernels.base import Kernel, Numbers, Operands
-from zmqtrain.optim.redo import BLOCK
+from zmqtrain.optim.formula import Formula, LayerRule
+from zmqtrain.optim.kernels.base import Memory, warn
+from zmqtrain.optim.kernels.loops import loop_of
+from zmqtrain.optim.redo import KERNEL_BLOCK
 
 log = logging.getLogger(__name__)
 
-_POINTER, _INDEX, _FLOAT = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float
-_KERNEL = ctypes.CFUNCTYPE(None, *(_POINTER,) * 4, _INDEX, _INDEX, _FLOAT, _FLOAT, _POINTER)
-_SCALED_SUM = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _FLOAT, _INDEX)
-_NOTHING = ctypes.c_char * 0
-
-COMPILE_TIMEOUT_S = 300.0
-"""Many times what it takes."""
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy"}  # the latter spares it checks of divisors
+_ONE = np.float32(1)
+_lock = threading.Lock()  # Numba's configuration is of the whole process
 
 
-def load(name: str, present: tuple[bool, ...], guarded: bool) -> Any:
-    """Return a kernel's code.
+def bind(memory: Memory) -> CpuKernel | None:
+    """Return the compiled kernel for this memory; None, with a warning, if there cannot be one.
 
-    Compiling takes seconds, once for a user, a processor, and a version of all that compiles.
+    Raises:
+        TypeError: it could not write to the memory.
     """
-    which = "".join("01"[there] for there in present)
-    return _KERNEL(_address_of(f"{name}-{which}" + "-guarded" * guarded))
+    arrays = tuple(array is not None for array in memory.arrays)
+    is_layered, has_l2 = isinstance(memory.rule, LayerRule), memory.l2 is not None
+    code = _loaded(memory.rule.formula, arrays, is_layered, has_l2, memory.redo is not None)
+    return None if code is None else CpuKernel(memory, code)
 
 
-@cache
-def load_scaled_sum() -> Any:
-    """Return the code of :func:`scaled_sum`."""
-    return _SCALED_SUM(_address_of("scaled_sum"))
+class CpuKernel:
+    """A formula, compiled for the CPU."""
 
+    def __init__(self, memory: Memory, code: Any) -> None:
+        self.code = code
+        self._size = size = len(memory.parameters)
+        self._rule, self._l2 = memory.rule, memory.l2
+        self._arrays, self._copies = memory.arrays, memory.copies
+        self._progress = None if memory.redo is None else memory.redo.progress
+        for array in self._arrays:
+            _check(array, size, or_longer=False)
+        for copy in self._copies or ():
+            _check(copy, min(size, KERNEL_BLOCK), or_longer=True)
+        if self._progress is not None:
+            _check_progress(self._progress)
 
-class _Bound:
-    """A kernel together with its operands, whose addresses it is given."""
-
-    def __init__(self, code: Any, operands: Operands) -> None:
-        self._code, self._l2 = code, operands.l2
-        self._operands = operands  # whose addresses are used as long as this lives
-        self._size = size = next(len(array) for array in operands.arrays if array is not None)
-        self._places = (
-            _table(operands.arrays, size),
-            _table(operands.areas or (), min(BLOCK, size), or_longer=True),
-            None if operands.progress is None else _address_of_progress(operands.progress),
-        )
-
-    def __call__(self, gradient: Flat, start: int, share: np.float32, numbers: Numbers) -> None:
+    def __call__(
+        self,
+        gradient: Flat,
+        start: int,
+        step: int,
+        scale: np.float32,
+        share: np.float32 | None,
+        factor: np.float32 | None,
+    ) -> None:
         stop = start + len(gradient)
         if stop > self._size:
             raise ValueError(
                 f"a gradient from {start} to {stop}; expected at most {self._size} elements"
             )
-        gradient = _readable(gradient)
-        packed = struct.pack(f"{len(numbers)}f", *numbers)
-        self._code(*self._places, _address(gradient), start, stop, share, self._l2, packed)
+        self.code(
+            self._arrays,
+            _as_compiled(gradient),
+            start,
+            self._rule.hyperparameters(step),
+            factor,
+            scale,
+            self._l2,
+            share,
+            self._copies,
+            self._progress,
+        )
 
 
-def bind(code: Any, operands: Operands) -> Kernel:
-    return _Bound(code, operands)
+@cache
+def _loaded(
+    formula: Formula, are_there: tuple[bool, ...], has_factor: bool, has_l2: bool, guarded: bool
+) -> Any:
+    """Return the loop of a formula for these arrays and numbers, None if that cannot be had."""
+    array = np.empty(0, np.float32)
+    arrays = tuple(array if is_there else None for is_there in are_there)
+    slots = len(are_there) - 2  # without parameters and average
+    taken = list(inspect.signature(formula).parameters.values())[2 + slots :]
+    arguments = (
+        arrays,
+        array,
+        0,
+        tuple(number.annotation in (bool, "bool") or _ONE for number in taken),
+        _ONE if has_factor else None,
+        _ONE,
+        _ONE if has_l2 else None,
+        _ONE if are_there[-1] else None,
+        arrays if guarded else None,
+        np.zeros(2, np.int64) if guarded else None,
+    )
+    name = f"{formula.__qualname__}-{''.join('01'[is_there] for is_there in are_there)}"
+    name += "-factor" * has_factor + "-l2" * has_l2 + "-guarded" * guarded
+    with _lock:
+        try:
+            return _compiled(loop_of(formula), name, formula, arguments)
+        except Exception as error:  # whatever a compiler finds
+            warn(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return None
 
 
-def scaled_sum(out: Flat, a: Flat, b: Flat, scale: np.float32) -> None:
-    _check(out, len(out), or_longer=False)
-    if not len(a) == len(b) == len(out):
-        raise ValueError(f"a sum of {len(a)} and {len(b)} elements; expected {len(out)} of each")
-    a, b = _readable(a), _readable(b)
-    load_scaled_sum()(_address(out), _address(a), _address(b), scale, len(out))
+def _compiled(loop: Callable[..., None], name: str, formula: Formula, arguments: Any) -> Any:
+    directory: Path | None = None
+    try:
+        directory = cache_directory(formula) / name
+        with _turn(directory):
+            code = _declared(loop, directory)
+            code(*arguments)
+    except Exception as error:
+        log.info("the cache of compiled kernels cannot be used: %r", error)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)  # it may be damaged
+        code = numba.njit(**_OPTIONS)(loop)
+        code(*arguments)
+    return code
 
 
-def _readable(gradient: Flat) -> Flat:
+def _declared(loop: Callable[..., None], directory: Path) -> Any:
+    """Have Numba keep what it compiles of this loop in a directory of its own.
+
+    Two kernels in one directory would share an index, which two processes can write at once: then
+    one's entry can name the other's code.
+    """
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(directory)  # read when the loop is declared, and then only
+    try:
+        return numba.njit(cache=True, **_OPTIONS)(loop)
+    finally:
+        config.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Let one process at a time compile a kernel, or load what another has compiled.
+
+    Raises:
+        OSError: the directory cannot be written, or others can write to it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        found = os.fstat(lock.fileno())
+        parent = directory.stat()
+        if {found.st_uid, parent.st_uid} != {os.geteuid()} or parent.st_mode & 0o022:
+            raise PermissionError(f"others can write to {directory}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def cache_directory(formula: Formula) -> Path:
+    """Return where the code is kept that these sources make of a formula.
+
+    Raises:
+        OSError, RuntimeError, TypeError: the user has no home, or the formula no file.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(given if os.path.isabs(given) else "~/.cache").expanduser() / "zmqtrain"
+    optim = Path(__file__).parents[1]
+    sources = [*sorted(optim.glob("*.py")), *sorted(optim.glob("kernels/*.py"))]
+    digest = hashlib.blake2b(digest_size=8)
+    for source in (*sources, Path(inspect.getfile(formula))):
+        digest.update(source.read_bytes())
+    config: Any = numba.config
+    return Path(config.CACHE_DIR or caches) / f"kernels-{digest.hexdigest()}"
+
+
+def _as_compiled(gradient: Flat) -> Flat:
     """Return float32 one behind the other at a float's address; frames lie at any."""
     flags = gradient.flags
-    if gradient.dtype == np.float32 and flags.c_contiguous and flags.aligned:
+    if gradient.dtype == np.float32 and flags.carray:
         return gradient
     return np.array(gradient, np.float32)
 
 
-def _check(array: Flat, size: int, *, or_longer: bool) -> None:
+def _check(array: Flat | None, size: int, *, or_longer: bool) -> None:
+    if array is None:
+        return
     is_long = len(array) >= size if or_longer else len(array) == size
     if not (is_long and array.dtype == np.float32 and array.flags.carray):
         raise TypeError(
@@ -102,62 +209,6 @@ def _check(array: Flat, size: int, *, or_longer: bool) -> None:
         )
 
 
-def _address(array: Any) -> int:
-    """Return where the elements lie; ``array.ctypes.data`` takes three times as long."""
-    try:
-        return ctypes.addressof(_NOTHING.from_buffer(array))
-    except TypeError:  # read-only
-        address: int = array.ctypes.data
-        return address
-
-
-def _address_of_progress(progress: NDArray[np.int64]) -> int:
+def _check_progress(progress: NDArray[np.int64]) -> None:
     if progress.shape != (2,) or progress.dtype != np.int64 or not progress.flags.carray:
         raise TypeError(f"progress of {progress.shape} {progress.dtype}; expected 2 int64")
-    return _address(progress)
-
-
-def _table(
-    arrays: Sequence[Flat | None], size: int, *, or_longer: bool = False
-) -> ctypes.Array[ctypes.c_void_p]:
-    for array in arrays:
-        if array is not None:
-            _check(array, size, or_longer=or_longer)
-    return (_POINTER * len(arrays))(*(a if a is None else _address(a) for a in arrays))
-
-
-def _address_of(symbol: str) -> int:
-    """Place the code that is kept, or else have it compiled."""
-    code = machine_code.kept(symbol)
-    return machine_code.place(_compiled(symbol) if code is None else code)
-
-
-def _compiled(symbol: str) -> bytes:
-    """Have a process of its own compile: Numba takes memory for good, and the GIL for seconds.
-
-    That process keeps the code, even if this one ends before. It imports what this one would.
-
-    Raises:
-        RuntimeError, OSError, SubprocessError: it failed, for the reason that is told.
-    """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "zmqtrain.optim.kernels.compiler", symbol],
-        env=environ,
-        cwd="/",  # Numba looks for its settings there
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        start_new_session=True,  # Ctrl-C is for this process alone
-        timeout=COMPILE_TIMEOUT_S,
-    )
-    said = ended.stderr.decode(errors="replace").strip()
-    if ended.returncode:
-        _, _, last = said.rpartition("\n")
-        raise RuntimeError(f"the compiler ended with code {ended.returncode}: {last}")
-    if said:
-        log.info("the compiler of %s said: %s", symbol, said)
-    code = machine_code.opened(symbol, ended.stdout) or machine_code.kept(symbol)
-    if code is None:
-        raise RuntimeError(f"the compiler gave no code, but {ended.stdout!r:.80}")
-    return code

@@ -1,0 +1,178 @@
+"""Rules that are one formula for every element, and how NumPy runs it: the reference.
+
+Numba compiles the same formula into one pass over memory, and a GPU's kernel is traced from it
+(kernels/). Both give NumPy's bits, for they do the same IEEE float32 operations in the same order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.base import Slot
+from zmqtrain.optim.blocks import block_size, blocks
+from zmqtrain.optim.clipping import sum_of_squares
+
+Numbers: TypeAlias = tuple[np.float32 | bool, ...]
+"""Hyperparameters of one update, and behind them switches."""
+
+Formula: TypeAlias = Callable[..., tuple[Any, ...]]
+
+_ONE = np.float32(1)
+
+
+class FormulaRule(ABC):
+    """A rule that is one formula for every element.
+
+    ``formula(w, g, *slots, *numbers)`` takes a parameter, its gradient, the slots of
+    ``formula_slots`` and the numbers of ``hyperparameters(step)``; it returns the new parameter and
+    the new slots, in a tuple. NumPy calls it with arrays, Numba compiles it for numbers, and for a
+    GPU it is traced. So it is made of operators and of NumPy's sqrt, sign, abs, maximum and power,
+    calls no other function but ``approach``, and branches on switches and on slots that are None,
+    never on values. Its constants are np.float32.
+    """
+
+    __slots__ = ()
+
+    formula: ClassVar[Formula]
+
+    @property
+    @abstractmethod
+    def slots(self) -> tuple[Slot, ...]: ...
+
+    @abstractmethod
+    def hyperparameters(self, step: int) -> Numbers:
+        """Return the numbers of the update that follows ``step`` others.
+
+        Raises:
+            ConfigError: there is no such update, as the rate is none that the rule can work with.
+        """
+
+    @property
+    def formula_slots(self) -> tuple[str | None, ...]:
+        """Names of the slots that the formula takes; None for one that this rule does without."""
+        return tuple(slot.name for slot in self.slots)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether compiled code gives NumPy's bits; if not, NumPy runs the formula on a CPU."""
+        return True
+
+    def update(
+        self, parameters: Flat, gradient: Flat, slots: Mapping[str, Flat], step: int
+    ) -> None:
+        numbers, arrays = self.hyperparameters(step), self.arrays(parameters, slots)
+        factor = self._factor(arrays, gradient, step)
+        for block in blocks(len(gradient), block_size(gradient)):
+            w, *own = here = at(arrays, block)
+            g = gradient[block]
+            new = element(self.formula, w, g, tuple(own), None, numbers, factor, _ONE, None, None)
+            put((*here, None), new)
+
+    def _factor(
+        self, arrays: tuple[Flat | None, ...], gradient: Flat, step: int
+    ) -> np.float32 | None:
+        """Return the factor of a LayerRule for a variable."""
+        return None
+
+    def arrays(self, parameters: Flat, slots: Mapping[str, Flat]) -> tuple[Flat | None, ...]:
+        """Return the parameters and the formula's slots, None for one that is not there."""
+        return (parameters, *(None if name is None else slots[name] for name in self.formula_slots))
+
+
+class LayerRule(FormulaRule):
+    """A rule whose step has a length that follows from norms of the whole variable.
+
+    Its formula returns a direction instead of the new parameter, which is w - factor * direction.
+    ``update`` is for one variable as a whole; a ps takes what it holds of a variable for one.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def factor(self, squares: tuple[float, float], size: int, step: int) -> np.float32:
+        """Return the factor of a variable.
+
+        ``squares``: sums over its ``size`` elements, of parameters (before the update) and of the
+        direction, squared.
+        """
+
+    def _factor(self, arrays: tuple[Flat | None, ...], gradient: Flat, step: int) -> np.float32:
+        squares = squares_of(self, arrays, gradient, step, _ONE, None)
+        return self.factor(squares, len(gradient), step)
+
+
+def squares_of(
+    rule: LayerRule,
+    arrays: tuple[Flat | None, ...],
+    gradient: Flat,
+    step: int,
+    scale: np.float32,
+    l2: np.float32 | None,
+) -> tuple[float, float]:
+    """Return the sums of squares of the parameters and of the direction, over ``gradient``.
+
+    ``arrays``: parameters and the formula's slots, of its shape (n,). They are only read.
+    """
+    numbers = rule.hyperparameters(step)
+    of_parameters = of_direction = 0.0
+    for block in blocks(len(gradient), block_size(gradient)):
+        w, *slots = at(arrays, block)
+        g = gradient[block]
+        with np.errstate(all="ignore"):
+            found = element(rule.formula, w, g, tuple(slots), None, numbers, None, scale, l2, None)
+        of_parameters += float(sum_of_squares(w))
+        of_direction += float(sum_of_squares(found[0]))
+    return of_parameters, of_direction
+
+
+def element(
+    formula: Formula,
+    w: Any,
+    g: Any,
+    slots: tuple[Any, ...],
+    average: Any,
+    numbers: tuple[Any, ...],
+    factor: Any,
+    scale: Any,
+    l2: Any,
+    share: Any,
+) -> tuple[Any, ...]:
+    """Return the new values of w, the slots and the average, of one element or of arrays.
+
+    This is the whole update: ``scale`` makes a sum of gradients a mean, L2 comes before the rule,
+    the average moves behind it. What there is not is None: a slot, ``average``, ``l2``, ``factor``.
+    """
+    g = g * scale
+    if l2 is not None:
+        g = g + l2 * w
+    new = formula(*((w, g) + slots + numbers))  # noqa: RUF005 - as Numba reads it
+    if factor is not None:
+        new = (w - factor * new[0],) + new[1:]  # noqa: RUF005
+    return new + (moved(average, new[0], share),)  # noqa: RUF005
+
+
+def moved(average: Any, target: Any, share: Any) -> Any:
+    """Return the average after an update; None stays None."""
+    return None if average is None else approach(average, target, share)
+
+
+def approach(average: Any, target: Any, share: Any) -> Any:
+    """Return the average after it has moved by a share of the way to the target."""
+    return average + (target - average) * share
+
+
+def at(arrays: tuple[Flat | None, ...], block: slice) -> tuple[Flat | None, ...]:
+    """Return the block of all arrays, None for those that are not there."""
+    return tuple(None if array is None else array[block] for array in arrays)
+
+
+def put(arrays: tuple[Flat | None, ...], values: tuple[Any, ...]) -> None:
+    """Set all arrays, but for those that are not there."""
+    for array, value in zip(arrays, values, strict=True):
+        if array is not None:
+            array[...] = value

@@ -1,0 +1,89 @@
+"""Updates in NumPy, block by block: the reference of all kernels. CuPy runs them as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zmqtrain.compute.arrays import Flat
+from zmqtrain.optim.blocks import block_size, blocks
+from zmqtrain.optim.formula import approach, at, element, put
+from zmqtrain.optim.kernels.base import Memory
+
+
+class FormulaKernel:
+    """A formula, run on arrays."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._arrays, self._copies = memory.arrays, memory.copies
+
+    def __call__(
+        self,
+        gradient: Flat,
+        start: int,
+        step: int,
+        scale: np.float32,
+        share: np.float32 | None,
+        factor: np.float32 | None,
+    ) -> None:
+        rule, l2 = self._memory.rule, self._memory.l2
+        numbers = rule.hyperparameters(step)
+        for block, own in _blocks(self._memory, gradient, start):
+            w, *slots, average = here = at(self._arrays, block)
+            with np.errstate(all="ignore"):
+                new = element(
+                    rule.formula, w, own, tuple(slots), average, numbers, factor, scale, l2, share
+                )
+            length = slice(0, len(own))
+            put(here if self._copies is None else at(self._copies, length), new)
+
+
+class RuleKernel:
+    """A rule with an ``update`` of its own."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def __call__(
+        self,
+        gradient: Flat,
+        start: int,
+        step: int,
+        scale: np.float32,
+        share: np.float32 | None,
+        factor: np.float32 | None,
+    ) -> None:
+        memory = self._memory
+        for block, own in _blocks(memory, gradient, start):
+            w, slots = memory.parameters[block], {n: s[block] for n, s in memory.slots.items()}
+            if memory.redo is not None:
+                old = (w, *slots.values())
+                w, *copies = (copy[: len(own)] for copy in memory.redo.copies)
+                put((w, *copies), old)
+                slots = dict(zip(slots, copies, strict=True))
+            with np.errstate(all="ignore"):
+                g = own * scale
+                if memory.l2 is not None:
+                    g += memory.l2 * w
+                memory.rule.update(w, g, slots, step)
+                if memory.average is not None:
+                    average = slots[memory.average]
+                    average[...] = approach(average, w, share)
+
+
+def _blocks(memory: Memory, gradient: Flat, start: int) -> Iterator[tuple[slice, Flat]]:
+    """Yield block by block what is to be done of a gradient that begins at ``start``.
+
+    One empty block of an empty gradient: the rule may refuse.
+    """
+    stop = start + len(gradient)
+    if not len(gradient):
+        yield slice(start, stop), gradient
+    elif memory.redo is None:
+        for block in blocks(stop, block_size(gradient), start):
+            yield block, gradient[block.start - start : block.stop - start]
+    else:
+        for block, _ in memory.redo.blocks(stop):
+            yield block, gradient[block.start - start : block.stop - start]
