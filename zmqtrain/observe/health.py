@@ -40,7 +40,7 @@ class LoopMonitor:
     def __init__(
         self,
         lag_seconds: Histogram,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = lambda: time.monotonic(),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._lag_seconds = lag_seconds
