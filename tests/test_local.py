@@ -287,7 +287,7 @@ def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(
         interrupted.wait(timeout=10)
 
     interrupted, stop = threading.Event(), Chief.stop
-    monkeypatch.setattr("zmqtrain.store.retention.newest_valid", interrupt)
+    monkeypatch.setattr("zmqtrain.store.logdir.newest_valid", interrupt)
     monkeypatch.setattr(Chief, "stop", lambda *a: (stop(*a), interrupted.set()))
     with pytest.raises(KeyboardInterrupt):
         zmqtrain.run(digits_job(logdir=str(tmp_path)), workers=2)

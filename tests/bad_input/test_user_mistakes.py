@@ -22,7 +22,7 @@ from zmqtrain import Job, Summary
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.optim import SGD
-from zmqtrain.store.retention import checkpoints
+from zmqtrain.store.logdir import checkpoints
 from zmqtrain.wire.messages import Status
 
 MakeJob = Callable[..., Job]

@@ -24,7 +24,7 @@ from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
 from zmqtrain.roles import launch
-from zmqtrain.store.retention import checkpoints
+from zmqtrain.store.logdir import checkpoints
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.wire.buffers import Buffer

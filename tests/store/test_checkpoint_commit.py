@@ -14,8 +14,8 @@ import pytest
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import commit, read_parameters
+from zmqtrain.store.logdir import checkpoints, newest_valid, prune
 from zmqtrain.store.manifest import Manifest, read_manifest
-from zmqtrain.store.retention import checkpoints, newest_valid, prune
 
 DURABLE_STEPS = ("fsync", "rename", "replace", "unlink", "rmdir")
 

@@ -12,8 +12,8 @@ import pytest
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import read_parameters, read_shard
+from zmqtrain.store.logdir import newest_valid
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.store.retention import newest_valid
 
 FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
 

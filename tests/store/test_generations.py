@@ -9,7 +9,7 @@ import pytest
 from simulation.schedule import Fault
 from tests.tales import calm, tale_of
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.generations import GENERATION_FILE, last_generation, note_generation
+from zmqtrain.store.logdir import GENERATION_FILE, last_generation, note_generation
 
 
 def test_last_epoch_is_the_one_that_was_noted_last(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.store.checkpoint import begin
-from zmqtrain.store.retention import checkpoints, newest_valid, prune
+from zmqtrain.store.logdir import checkpoints, newest_valid, prune
 
 
 def _names(logdir: Path) -> list[str]:

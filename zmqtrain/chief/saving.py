@@ -15,8 +15,8 @@ from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.store import checkpoint, retention
-from zmqtrain.store import generations as generations
+from zmqtrain.store import checkpoint
+from zmqtrain.store import logdir as logdirs
 from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.wire.messages import Saved
 
@@ -67,9 +67,9 @@ class Saver:
         """Return the newest valid checkpoint (None if there is none) and the last generation."""
         if self._logdir is None:
             return None, 0
-        found = await asyncio.to_thread(retention.newest_valid, self._logdir, self._passed_over)
+        found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._passed_over)
         root = checkpoint.checkpoints_directory(self._logdir)
-        generation = await asyncio.to_thread(generations.last_generation, root)
+        generation = await asyncio.to_thread(logdirs.last_generation, root)
         if found is None:
             return None, generation
         path, manifest = found
@@ -83,7 +83,7 @@ class Saver:
             return
         root = checkpoint.checkpoints_directory(self._logdir)
         try:
-            await asyncio.to_thread(generations.note_generation, root, generation)
+            await asyncio.to_thread(logdirs.note_generation, root, generation)
         except CheckpointError as error:
             log.warning("the number of generation %d is not kept: %s", generation, error)
 
@@ -117,7 +117,7 @@ class Saver:
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports make no checkpoint: {error}") from error
         path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
-        await asyncio.to_thread(retention.prune, logdir, self._job.keep_checkpoints)
+        await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
         self.last_step = saved.step
         return path

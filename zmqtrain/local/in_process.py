@@ -29,7 +29,7 @@ from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.models.base import Model
 from zmqtrain.observe.summary import Summary
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.store.claim import claimed
+from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.user_code import described
 from zmqtrain.wire.messages import Status

@@ -33,7 +33,7 @@ from zmqtrain.local.supervisor import keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
-from zmqtrain.store.claim import claimed
+from zmqtrain.store.logdir import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.wire.messages import Status

@@ -34,7 +34,7 @@ from zmqtrain.roles.hosting import (
     stop_on_signals,
 )
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.store.claim import claimed
+from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.by_address import TransportByAddress
 
 log = logging.getLogger(__name__)

@@ -125,7 +125,7 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
     Raises:
         CheckpointError: a shard's file is not as it was reported, or the disk failed, be it only
             in tidying up after the new one was published; what is left lying about is deleted by
-            :func:`zmqtrain.store.retention.prune`.
+            :func:`zmqtrain.store.logdir.prune`.
     """
     root = temporary.parent
     final = root / _step_name(manifest.global_step)

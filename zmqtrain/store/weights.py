@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
-from zmqtrain.store.retention import newest_valid
+from zmqtrain.store.logdir import newest_valid
 
 log = logging.getLogger(__name__)
 

@@ -1,23 +1,40 @@
-"""Which checkpoints there are, which one to resume from, which ones to delete."""
+"""What lies in a job's logdir: its checkpoints, the number of its last generation, and a lock.
+
+Which checkpoints there are, which one to resume from, which ones to delete. A job that goes back
+twice to one checkpoint must not use a generation's number twice: its workers would take the second
+time for the first. One job at a time saves there.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import re
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
-from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.durable import deleting, discard, reading
+from zmqtrain.store.durable import deleting, discard, reading, replace_file, sync_path, writing
 from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_sizes
 
+GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
+LOCK_FILE = "LOCK"
+
+_NUMBER = re.compile(rb"\d{1,18}\s*")
 # A name with ".replaced-" is left when a commit dies while it takes the place of an older
 # checkpoint of the same step.
 _COMMITTED = re.compile(r"step-(\d{8,})(\.replaced-[0-9a-f]{8})?")
 _LITTER = re.compile(
     r"(step-\d{8,}|LATEST|EPOCH)(\.replaced-[0-9a-f]{8})?\.(tmp|trash)-[0-9a-f]{8}"
 )
+
+log = logging.getLogger(__name__)
 
 
 def checkpoints(logdir: Path) -> list[Path]:
@@ -99,6 +116,74 @@ def prune(logdir: Path, keep: int) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def last_generation(root: Path) -> int:
+    """Return the number noted in the directory of a job's checkpoints; 0 if there is none.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds no number.
+    """
+    file = root / GENERATION_FILE
+    with reading(file):
+        try:
+            content = file.read_bytes()
+        except FileNotFoundError:
+            return 0
+    if not _NUMBER.fullmatch(content):
+        raise CheckpointError(
+            f"{file}: it holds {content[:20]!r}; expected the number of the job's last generation; "
+            "delete the file, and have all tasks of the job start anew"
+        )
+    return int(content)
+
+
+def note_generation(root: Path, generation: int) -> None:
+    """Make durable that a generation of this number begins.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    file = root / GENERATION_FILE
+    with writing(file):
+        root.mkdir(parents=True, exist_ok=True)
+        replace_file(file, f"{generation}\n".encode())
+        sync_path(root)
+
+
+@contextmanager
+def claimed(logdir: str | None) -> Iterator[None]:
+    """Keep other jobs from saving into ``logdir`` for as long as the block lasts.
+
+    Two of them would go on from each other's checkpoints, and delete them. On a file system
+    without locks nothing keeps them from it. That nothing can be written is for others to tell.
+
+    Raises:
+        OccupiedError: another job's chief runs there.
+    """
+    file = _lock_file(checkpoints_directory(Path(logdir))) if logdir else None
+    if file is None:
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise OccupiedError(
+                f"{logdir} is the logdir of a job that runs already ({file.read().strip()}); stop "
+                "that one first, or choose another --logdir"
+            ) from None
+        except OSError as error:
+            log.info("%s: another job is not kept from saving there: %s", logdir, error)
+        with suppress(OSError):  # the lock holds all the same
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
+
+
 def _entries(logdir: Path) -> list[Path]:
     root = checkpoints_directory(logdir)
     with reading(root):
@@ -121,3 +206,12 @@ def _is_complete(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def _lock_file(root: Path) -> TextIO | None:
+    with suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+    for mode in ("a+", "r"):  # another user's can be locked as well
+        with suppress(OSError):
+            return (root / LOCK_FILE).open(mode)
+    return None

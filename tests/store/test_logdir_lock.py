@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ExitCode, OccupiedError
-from zmqtrain.store.claim import claimed
+from zmqtrain.store.logdir import claimed
 
 
 def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
