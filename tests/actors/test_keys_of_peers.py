@@ -17,8 +17,8 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import OnFailure, OnMessage, RoutingId, UnreachableError
-from zmqtrain.transport.gate import Key, KnownPeer
 from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.registry import Key, KnownPeer
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Done, GetStatus, Message, Push, Refusal
@@ -83,12 +83,12 @@ async def test_end_that_is_not_let_in_fails_every_request_with_the_reason(
     under_way = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked"))
     silence = asyncio.ensure_future(link.silence())
     await asyncio.sleep(0)
-    end.failure("it does not let in the key of worker 3", True)
+    end.failure("it does not admit the key of worker 3", True)
     for waiting in (under_way, silence, link.request(GetStatus(), reason="again")):
         with pytest.raises(RefusedError) as caught:
             await waiting
         assert str(caught.value) == (
-            "ps 0 at tcp://ps-0:2222: it does not let in the key of worker 3"
+            "ps 0 at tcp://ps-0:2222: it does not admit the key of worker 3"
         )
 
 

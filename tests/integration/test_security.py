@@ -137,7 +137,7 @@ def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage
     before = job.turned_away()
     worker = Owner("worker", 0)
     refused = {
-        "it does not let in the key of worker 1, which is not in its registry or was revoked": (
+        "it does not admit the key of worker 1, which is not in its registry or was revoked": (
             job.cluster.start("worker", 1, "--keys", strange)
         ),
         "the key of worker 0 is not that of worker 2: give each task its own secret key": (
@@ -175,7 +175,7 @@ def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(
     revoked = job.tasks.pop("worker 1")
     revoke_key(job.directory, Owner("worker", 1))
     assert revoked.exit_code() == ExitCode.REFUSED, str(revoked)
-    assert revoked.lines("ps 0 at .*: it does not let in the key of worker 1"), str(revoked)
+    assert revoked.lines("ps 0 at .*: it does not admit the key of worker 1"), str(revoked)
     ps = job.tasks["ps 0"]
     assert ps.lines("WARNING .*the key of worker 1 is allowed no more"), str(ps)
     ps.until_line("worker 1 has lost its key: it has left")

@@ -125,7 +125,7 @@ async def test_denied_key_needs_no_looking(watched: Callable[..., Watched]) -> N
     seen = watched()
     await seen.see([DENIED, ENDED])
     ((text, is_final),) = seen.told
-    assert text.startswith("it does not let in the key of worker 3")
+    assert text.startswith("it does not admit the key of worker 3")
     assert is_final
     assert seen.asked == 0
 

@@ -135,6 +135,39 @@ def test_what_came_before_a_reset_is_read_and_then_the_end(
         runner.run(main())
 
 
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_peer_whose_listener_was_killed_reads_on_and_keeps_what_it_sends(
+    unix_directory: Path, new_loop: Any
+) -> None:
+    address, path = f"unix://{unix_directory}/s", f"{unix_directory}/s"
+
+    async def main() -> None:
+        transport = UnixTransport()
+        came: asyncio.Queue[bytes] = asyncio.Queue()
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(path)
+            killed.listen()
+            peer = transport.connect(address)
+            end, _ = killed.accept()
+            peer.start(lambda _, frames: came.put_nowait(bytes(frames[0])))
+            peer.send([b"unread"])
+            for number in range(20):
+                end.send(heading([b"%d" % number]) + b"%d" % number)
+            end.close()
+        async with asyncio.timeout(10):
+            for number in range(20):
+                assert await came.get() == b"%d" % number
+                peer.send([b"an answer"])
+            listener = transport.bind(address)
+            served: asyncio.Queue[bytes] = asyncio.Queue()
+            listener.start(lambda _, frames: served.put_nowait(bytes(frames[0])))
+            assert [await served.get() for _ in range(20)] == [b"an answer"] * 20
+        transport.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
 @pytest.fixture
 def unix_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("u")
@@ -291,3 +324,13 @@ def test_stream_cut_anywhere_gives_the_same_messages() -> None:
             while (message := incoming.next()) is not None:
                 found.append([bytes(frame) for frame in message])
         assert found == messages, size
+
+
+async def test_many_small_messages_wait_for_a_peer_that_is_busy(unix: Lane) -> None:
+    """So a window of compressed chunks, hundreds of them, is sent in one go."""
+    listener, inbox = unix.listen()
+    peer, _ = unix.peer(listener.address)
+    for number in range(2000):
+        peer.send([b"%d" % number, bytes(4000)])
+    received = await inbox.first(2000)
+    assert [message[0] for message in received] == [b"%d" % number for number in range(2000)]

@@ -29,7 +29,7 @@ from zmqtrain.transport.base import (
     Transport,
     UnreachableError,
 )
-from zmqtrain.transport.gate import KnownPeer
+from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from zmqtrain.transport.base import HIGH_WATER_MARK, Endpoint, Transport
 from zmqtrain.transport.security import Security
-from zmqtrain.transport.unix import LINGER_S, SCHEMES, UnixTransport
+from zmqtrain.transport.stream import LINGER_S
+from zmqtrain.transport.unix import SCHEMES, UnixTransport
 
 if TYPE_CHECKING:
     from zmqtrain.transport.router_dealer import ZmqTransport

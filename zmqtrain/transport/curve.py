@@ -23,7 +23,7 @@ def make_pair() -> Pair:
 
 
 def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
-    """Have a socket take encrypted connections only, and those that ZAP lets in.
+    """Have a socket take encrypted connections only, and those that ZAP admits.
 
     With a domain that is enforced nobody comes in while there is no ZAP handler; otherwise all
     would.

@@ -1,6 +1,6 @@
 """Why two ends do not come together: ZeroMQ's events about handshakes, put into words.
 
-libzmq tries again for ever and says nothing, neither to who is turned away nor to the application.
+libzmq tries again for ever and says nothing, neither to who is refused nor to the application.
 """
 
 from __future__ import annotations
@@ -33,31 +33,18 @@ _ENDED = int(zmq.EVENT_DISCONNECTED)
 EVENTS = _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
 _DENIED = 400  # ZAP's status; after it libzmq does not try again
 
-_TURNED_AWAY = {
+_REFUSED = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "someone came without a key",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "someone came who expects another key than ours",
 }
 
 
-class ListenerWatch:
-    """Tells of those who cannot even show a key to a listener with keys."""
-
-    def __init__(self, events: Endpoint) -> None:
-        """``events`` delivers the messages of the listener's monitor."""
-        self._events = events
-        self.on_failure: OnFailure = ignore_failure
-
-    def start(self) -> None:
-        self._events.start(self._take)
-
-    def close(self) -> None:
-        self._events.close()
-
-    def _take(self, _: RoutingId, frames: list[Buffer]) -> None:
-        event, value = _parsed(frames)
-        if event == _PROTOCOL:
-            text = _TURNED_AWAY.get(value, "someone came who does not speak ZMTP")
-            self.on_failure(text, False)
+def refusal_in(frames: list[Buffer]) -> str:
+    """Return who was refused by a listener with keys, as an event of it says, "" if nobody."""
+    event, value = _parsed(frames)
+    if event != _PROTOCOL:
+        return ""
+    return _REFUSED.get(value, "someone came who does not speak ZMTP")
 
 
 class PeerWatch:
@@ -93,7 +80,7 @@ class PeerWatch:
             self._broken.clear()
         elif event == _AUTH and value == _DENIED:
             self._on_failure(
-                f"it does not let in {self._own_key}, which is not in its registry or was revoked; "
+                f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
                 "look at zmqtrain keys list where it runs",
                 True,
             )

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from zmqtrain.errors import ConfigError
+from zmqtrain.transport.authenticator import ADDRESS as ZAP_ADDRESS
+from zmqtrain.transport.authenticator import Authenticator
 from zmqtrain.transport.base import (
     COPIED_NBYTES,
     HIGH_WATER_MARK,
@@ -25,12 +27,9 @@ from zmqtrain.transport.base import (
 )
 from zmqtrain.transport.curve import secure_listener, secure_peer
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
-from zmqtrain.transport.gate import Gate, KnownPeer
-from zmqtrain.transport.guard import Guard
-from zmqtrain.transport.handshake import CURVE, NULL, ListenerWatch, PeerWatch, watch
+from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, watch
+from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.transport.security import Security
-from zmqtrain.transport.zap import ADDRESS as ZAP_ADDRESS
-from zmqtrain.transport.zap import Doorkeeper
 from zmqtrain.wire.buffers import Buffer
 
 BURST = 32  # messages handled before the loop's other work gets a turn
@@ -55,15 +54,15 @@ class ZmqEndpoint:
         *,
         listening: bool,
         forget: Callable[[ZmqEndpoint], None] | None = None,
-        attendant: Guard | PeerWatch | None = None,
+        monitor: Authenticator | PeerWatch | None = None,
     ) -> None:
-        """``forget`` is called when the endpoint is closed, which closes its attendant, too."""
+        """``forget`` is called when the endpoint is closed, which closes its monitor, too."""
         self._socket = socket
         self._address = address
         self._listening = listening
         self._forget = forget
-        self._guard = attendant if isinstance(attendant, Guard) else None
-        self._attendant = attendant
+        self._authenticator = monitor if isinstance(monitor, Authenticator) else None
+        self._monitor = monitor
         self._on_message: OnMessage | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: asyncio.TimerHandle | None = None
@@ -83,12 +82,12 @@ class ZmqEndpoint:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._drain)
         self._watch()
-        if self._attendant is not None:
-            self._attendant.start()
+        if self._monitor is not None:
+            self._monitor.start()
 
     def on_failure(self, callback: OnFailure) -> None:
-        if self._attendant is not None:
-            self._attendant.on_failure(callback)
+        if self._monitor is not None:
+            self._monitor.on_failure(callback)
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         socket = self._socket
@@ -117,9 +116,9 @@ class ZmqEndpoint:
         for handle in (self._watchdog, self._drain_soon):
             if handle is not None:
                 handle.cancel()
-        if self._attendant is not None:
+        if self._monitor is not None:
             self._socket.disable_monitor()  # first: it would wait for who reads its events
-            self._attendant.close()
+            self._monitor.close()
         self._socket.close(linger=0 if discard else None)
         if self._forget is not None:
             self._forget(self)
@@ -168,9 +167,9 @@ class ZmqEndpoint:
         while frame.more:
             frame = socket.recv(_NOW, copy=False)
             received.append(frame.buffer)
-        if self._guard is None:
+        if self._authenticator is None:
             return peer, received
-        known = self._guard.identify(peer, first)
+        known = self._authenticator.identify(peer, first)
         return None if known is None else (known, received)
 
 
@@ -191,9 +190,9 @@ class ZmqTransport:
             undo.callback(socket.close, linger=0)
             socket.set(zmq.SNDHWM, high_water_mark)
             socket.set(zmq.ROUTER_MANDATORY, 1)
-            guard = self._guard(socket) if self._security.is_keyed(address) else None
-            if guard is not None:
-                undo.callback(guard.close)
+            monitor = self._authenticator(socket) if self._security.is_keyed(address) else None
+            if monitor is not None:
+                undo.callback(monitor.close)
             try:
                 socket.bind(address)
             except zmq.ZMQError as error:
@@ -204,7 +203,7 @@ class ZmqTransport:
                 ) from None
             undo.pop_all()
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        return self._endpoint(socket, bound, listening=True, attendant=guard)
+        return self._endpoint(socket, bound, listening=True, monitor=monitor)
 
     def connect(self, address: str) -> ZmqEndpoint:
         security = self._security
@@ -214,8 +213,8 @@ class ZmqTransport:
             undo.callback(socket.close, linger=0)
             if security.is_keyed(address):
                 secure_peer(socket, security.secret(), security.server_key(address))
-            attendant = self._watch(socket, address)
-            undo.callback(attendant.close)
+            monitor = self._watch(socket, address)
+            undo.callback(monitor.close)
             try:
                 socket.connect(address)
             except zmq.ZMQError as error:
@@ -224,38 +223,38 @@ class ZmqTransport:
                     "host:port"
                 ) from None
             undo.pop_all()
-        return self._endpoint(socket, address, listening=False, attendant=attendant)
+        return self._endpoint(socket, address, listening=False, monitor=monitor)
 
     def close(self) -> None:
         for endpoint in tuple(self._endpoints):
             endpoint.close()
         self._context.term()
 
-    def _guard(self, socket: zmq.Socket[bytes]) -> Guard:
-        """Have a socket let in holders of keys only.
+    def _authenticator(self, socket: zmq.Socket[bytes]) -> Authenticator:
+        """Have a socket admit holders of allowed keys only.
 
         Raises:
             ConfigError: the registry or the secret key cannot be read.
         """
-        gate = Gate(self._security.keys())
+        registry = Registry(self._security.keys())
         secure_listener(socket, self._security.secret())
-        watching = ListenerWatch(ZmqEndpoint(watch(socket, self._context), "", listening=False))
-        return Guard(gate, Doorkeeper(gate, self._zap_endpoint), watching)
+        questions = self._context.socket(zmq.ROUTER)
+        questions.set(zmq.LINGER, 0)
+        questions.bind(ZAP_ADDRESS)
+        zap = ZmqEndpoint(questions, ZAP_ADDRESS, listening=True)
+        return Authenticator(registry, zap, self._events_of(socket))
 
     def _watch(self, socket: zmq.Socket[bytes], address: str) -> PeerWatch:
         keyed, owner = self._security.is_keyed(address), self._security.owner
         return PeerWatch(
-            ZmqEndpoint(watch(socket, self._context), "", listening=False),
+            self._events_of(socket),
             address,
             CURVE if keyed else NULL,
             f"the key of {owner}",
         )
 
-    def _zap_endpoint(self) -> ZmqEndpoint:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.set(zmq.LINGER, 0)
-        socket.bind(ZAP_ADDRESS)
-        return ZmqEndpoint(socket, ZAP_ADDRESS, listening=True)
+    def _events_of(self, socket: zmq.Socket[bytes]) -> ZmqEndpoint:
+        return ZmqEndpoint(watch(socket, self._context), "", listening=False)
 
     def _endpoint(
         self,
@@ -263,14 +262,14 @@ class ZmqTransport:
         address: str,
         *,
         listening: bool,
-        attendant: Guard | PeerWatch | None = None,
+        monitor: Authenticator | PeerWatch | None = None,
     ) -> ZmqEndpoint:
         endpoint = ZmqEndpoint(
             socket,
             address,
             listening=listening,
             forget=self._endpoints.discard,
-            attendant=attendant,
+            monitor=monitor,
         )
         self._endpoints.add(endpoint)
         return endpoint

@@ -1,5 +1,5 @@
-"""Who may come in at this moment: the allowed keys of the registry, which is read again whenever
-it changes, and the connections of their holders."""
+"""The keys that are allowed at this moment: the registry, read again whenever it changes, and the
+connections of their holders."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Key:
         return last
 
 
-class Gate:
-    """The keys that are allowed now, by their public halves."""
+class Registry:
+    """Allowed keys by their public halves."""
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError if the registry cannot be read."""
-        self._directory = directory
-        self._seen: tuple[int, ...] = ()  # what the registry's file was like when it was read
+        self._path = directory / REGISTRY
+        self._version: tuple[int, ...] = ()  # of the file when it was read
         self._keys: dict[str, Key] = {}
         self._revoked: dict[str, Owner] = {}
         self.refresh()
@@ -56,32 +56,28 @@ class Gate:
         Raises:
             ConfigError: it cannot be read; the keys allowed so far stay so.
         """
-        seen = self._look()
-        if seen != self._seen:
-            self._take(read_registry(self._directory))
-            self._seen = seen
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path} cannot be read: {error.strerror}; expected the registry of the "
+                "job's keys; bring it back"
+            ) from None
+        version = (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+        if version != self._version:
+            self._replace(read_registry(self._path.parent))
+            self._version = version
 
     def find(self, public: str) -> Key | None:
         """Return an allowed key."""
         return self._keys.get(public)
 
-    def objection(self, public: str) -> str:
-        """Say what is wrong with a key that is not allowed."""
+    def describe(self, public: str) -> str:
+        """Say what a key is that is not allowed."""
         owner = self._revoked.get(public)
         return "a key that is not known" if owner is None else f"the revoked key of {owner}"
 
-    def _look(self) -> tuple[int, ...]:
-        path = self._directory / REGISTRY
-        try:
-            found = os.stat(path)
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error.strerror}; expected the registry of the job's "
-                "keys; bring it back"
-            ) from None
-        return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
-
-    def _take(self, entries: tuple[Entry, ...]) -> None:
+    def _replace(self, entries: tuple[Entry, ...]) -> None:
         allowed = {entry.public: entry.owner for entry in entries if not entry.revoked}
         self._revoked = {entry.public: entry.owner for entry in entries if entry.revoked}
         for public, key in list(self._keys.items()):

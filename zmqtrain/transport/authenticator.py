@@ -1,0 +1,151 @@
+"""Who may connect to a listener with keys: ZeroMQ asks (ZAP, RFC 27), the registry answers.
+
+pyzmq's authenticators would not do. They can only admit or refuse for good, so a registry that
+cannot be read for a moment would keep tasks out for ever, and an error while one is asked ends
+them in silence; they also look at handshakes alone, so who was admitted once could go on with a
+revoked key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from socket import AF_INET, SHUT_RDWR, SOCK_STREAM, fromfd
+from typing import Any
+
+import zmq
+
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.transport.base import (
+    Endpoint,
+    OnFailure,
+    RoutingId,
+    UnreachableError,
+    ignore_failure,
+)
+from zmqtrain.transport.handshake import refusal_in
+from zmqtrain.transport.registry import KnownPeer, Registry
+from zmqtrain.wire.buffers import Buffer
+
+ADDRESS = "inproc://zeromq.zap.01"
+VERSION = b"1.0"
+ADMITTED, LATER, REFUSED = b"200", b"300", b"400"
+REFRESH_S = 1.0
+CLOSED = 256  # connections remembered as closed
+
+log = logging.getLogger(__name__)
+
+
+class Authenticator:
+    """Admits the holders of allowed keys, and closes the connection of one whose key is revoked.
+
+    Whatever goes wrong in answering admits nobody: libzmq refuses who gets no answer, and who is
+    told to come back later tries again by itself. Connections that were admitted go on.
+    """
+
+    def __init__(self, registry: Registry, zap: Endpoint, events: Endpoint) -> None:
+        """``zap`` brings ZeroMQ's questions, and ``events`` those of the listener's handshakes."""
+        self._registry = registry
+        self._zap = zap
+        self._events = events
+        self._on_failure: OnFailure = ignore_failure
+        self._timer: asyncio.TimerHandle | None = None
+        self._fault = ""
+        self._closed: deque[bytes] = deque(maxlen=CLOSED)
+
+    def start(self) -> None:
+        self._zap.start(self._answer)
+        self._events.start(self._on_event)
+        self._refresh_later()
+
+    def on_failure(self, callback: OnFailure) -> None:
+        """Call ``callback`` for everyone who is refused."""
+        self._on_failure = callback
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._events.close()
+        self._zap.close()
+
+    def identify(self, name: bytes, frame: zmq.Frame) -> KnownPeer | None:
+        """Return who sent a frame over the connection ``name``, None if their key is revoked.
+
+        The frame is asked and not the name, which the peer may choose: it could take that of
+        somebody who has just left.
+        """
+        try:
+            public: Any = frame.get("User-Id")
+        except zmq.ZMQError:  # nobody was asked whether to admit it
+            public = ""
+        key = self._registry.find(public)
+        if key is not None:
+            return key.peer(name)
+        if name not in self._closed:
+            self._closed.append(name)
+            _close_connection(frame)
+        return None
+
+    def _refresh_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._refresh)
+
+    def _refresh(self) -> None:
+        """See to it that keys that are revoked now are noticed although nobody connects."""
+        self._refresh_later()
+        try:
+            self._registry.refresh()
+            self._fault = ""
+        except Exception as error:
+            self._log_fault(error)
+
+    def _answer(self, peer: RoutingId, frames: list[Buffer]) -> None:
+        try:
+            status, user = self._verdict(frames)
+        except Exception as error:
+            self._log_fault(error)
+            status, user = LATER, b""
+        request_id = bytes(frames[2]) if len(frames) > 2 else b""
+        try:
+            self._zap.send([b"", VERSION, request_id, status, b"", user, b""], peer)
+        except UnreachableError as error:
+            log.debug("a connection was closed before its key was checked: %s", error)
+
+    def _verdict(self, frames: list[Buffer]) -> tuple[bytes, bytes]:
+        """Return the status, and the User-Id that messages of the connection will carry."""
+        _, version, _, _, address, _, mechanism, *credentials = map(bytes, frames)
+        if version != VERSION or mechanism != b"CURVE" or len(credentials) != 1:
+            raise ValueError(f"a question of ZAP {version!r} for {mechanism!r}")
+        public = credentials[0].hex()
+        self._registry.refresh()
+        if self._registry.find(public) is not None:
+            return ADMITTED, public.encode()
+        who = address.decode("ascii", "replace")
+        self._on_failure(f"{who} came with {self._registry.describe(public)}", False)
+        return REFUSED, b""
+
+    def _on_event(self, _: RoutingId, frames: list[Buffer]) -> None:
+        if text := refusal_in(frames):
+            self._on_failure(text, False)
+
+    def _log_fault(self, error: Exception) -> None:
+        """Log what keeps keys from being checked, once."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self._fault:
+            self._fault = text
+            bug = None if isinstance(error, ZmqTrainError) else error
+            log.error("nobody new is admitted for now: %s", error, exc_info=bug)
+
+
+def _close_connection(frame: zmq.Frame) -> None:
+    """Close the connection that a frame came by, for which libzmq has no call.
+
+    The next one is refused. Should it be closed already and its descriptor be that of another
+    connection, then that one is made anew by itself.
+    """
+    with (
+        contextlib.suppress(OSError, zmq.ZMQError),
+        fromfd(int(frame.get(zmq.SRCFD)), AF_INET, SOCK_STREAM) as connection,
+    ):
+        connection.shutdown(SHUT_RDWR)

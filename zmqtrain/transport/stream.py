@@ -1,0 +1,270 @@
+"""A connected stream socket that the event loop reads and writes, message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from zmqtrain.errors import ProtocolError
+from zmqtrain.transport.base import (
+    COPIED_NBYTES,
+    OnMessage,
+    RoutingId,
+    UnreachableError,
+)
+from zmqtrain.transport.framing import Incoming, heading
+from zmqtrain.wire.buffers import Buffer
+
+RECEIVED_NBYTES = 1 << 16  # at once, of what is no large message
+WAITING_NBYTES = 1 << 18
+"""For each message of the high-water mark: many small ones may wait, as long as they are small."""
+LOOK_S = 1.0
+LINGER_S = 2.0  # how long last replies may take to leave after close
+
+log = logging.getLogger(__name__)
+
+
+class Connection:
+    """One socket and what waits to be sent by it: the listener's end of a connection.
+
+    A socket is looked at once a second even if the event loop is silent: uvloop calls the reader of
+    one that was reset a single time, and not again for what is still to be read.
+    """
+
+    def __init__(
+        self, address: str, name: RoutingId, high_water_mark: int, end: socket.socket | None
+    ) -> None:
+        self.address = address
+        self.name = name
+        self._high_water_mark = high_water_mark
+        self._socket = end
+        self._incoming = Incoming()
+        self._waiting: deque[list[Buffer]] = deque()  # messages; the first may have been begun
+        self._waiting_nbytes = 0
+        self._on_message: OnMessage | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._is_begun = False
+        self._is_writing = False
+        self._is_broken = False  # nothing can be sent any more, and the end is still to be read
+        self.is_closed = False
+
+    def start(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._attach()
+        self._look()
+
+    def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
+        message = [heading(frames), *frames]
+        end = self._socket
+        if self._waiting or end is None:
+            self._keep(message)
+            return
+        nbytes = sum(map(len, message))
+        try:
+            if nbytes <= COPIED_NBYTES:
+                sent = end.send(b"".join(message))
+            else:
+                sent = end.sendmsg(message)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._break()
+            self._not_sent(message, error)
+            return
+        if sent < nbytes:
+            self._keep(message, sent)
+
+    def close(self, *, discard: bool = False) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._on_message = None
+        if self._soon is not None:
+            self._soon.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if discard or self._loop is None or self._socket is None or not self._waiting:
+            self._drop()
+        else:
+            self._loop.remove_reader(self._socket.fileno())
+            self._timer = self._loop.call_later(LINGER_S, self._drop)
+
+    def finish(self, until: float) -> None:
+        """After ``close``: wait for what is still to be sent, up to a time of the monotonic
+        clock."""
+        while self._socket is not None:
+            left_s = until - time.monotonic()
+            ready = select.poll()
+            ready.register(self._socket, select.POLLOUT)
+            if left_s <= 0 or not ready.poll(1000 * left_s):
+                self._drop()
+            else:
+                self._write()
+
+    def _attach(self) -> None:
+        if self._loop is not None and self._socket is not None:
+            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._write_later()
+
+    def _not_sent(self, message: list[Buffer], error: OSError) -> None:
+        raise UnreachableError(f"{self.address}: {error.strerror}") from None
+
+    def _ended(self) -> None:
+        """The other end has closed the connection, or what it sends is no message."""
+        self.close(discard=True)
+
+    def _drop(self) -> None:
+        """Give the socket up, with what was sent in part."""
+        end, self._socket = self._socket, None
+        if end is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(end.fileno())
+                self._loop.remove_writer(end.fileno())
+            end.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_begun:
+            self._waiting_nbytes -= sum(map(len, self._waiting.popleft()))
+        if self.is_closed:
+            self._waiting.clear()
+        self._is_begun = self._is_writing = self._is_broken = False
+        self._incoming = Incoming()
+
+    # Sending
+
+    def _keep(self, message: list[Buffer], sent: int = 0) -> None:
+        if self.is_closed:
+            raise UnreachableError(f"{self.address}: this end is closed")
+        if len(self._waiting) >= self._high_water_mark and (
+            self._socket is None or self._waiting_nbytes >= WAITING_NBYTES * self._high_water_mark
+        ):
+            raise UnreachableError(f"the queue to {self.address} is full")
+        self._waiting_nbytes += sum(map(len, message)) - sent
+        parts = [
+            bytes(part) if len(part) <= COPIED_NBYTES else memoryview(part) for part in message
+        ]
+        self._waiting.append(parts)
+        if sent:
+            self._is_begun = True
+            _take_off(parts, sent)
+        self._write_later()
+
+    def _write_later(self) -> None:
+        end = self._socket
+        if end is None or self._loop is None or self._is_broken:
+            return
+        if self._waiting and not self._is_writing:
+            self._is_writing = True
+            self._loop.add_writer(end.fileno(), self._write)
+
+    def _write(self) -> None:
+        """Send what the socket takes of the first message that waits."""
+        end, message = self._socket, self._waiting[0]
+        if end is None:
+            return
+        try:
+            sent = end.sendmsg(message)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._stop_writing(end)
+            self._break()
+            if self.is_closed:
+                self._drop()
+            return
+        _take_off(message, sent)
+        self._waiting_nbytes -= sent
+        self._is_begun = bool(message)
+        if not message:
+            self._waiting.popleft()
+        if not self._waiting:
+            self._stop_writing(end)
+            if self.is_closed:
+                self._drop()
+
+    def _break(self) -> None:
+        """Send nothing more, and find the end behind what has come before it."""
+        self._is_broken = True
+        self._read_soon()
+
+    def _stop_writing(self, end: socket.socket) -> None:
+        if self._is_writing and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_writer(end.fileno())
+        self._is_writing = False
+
+    # Receiving
+
+    def _look(self) -> None:
+        if self._loop is not None:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._read_soon()
+
+    def _on_readable(self) -> None:
+        if self._soon is None:
+            self._read(onwards=False)
+
+    def _read_soon(self) -> None:
+        """Read on a later turn of the loop, and on those after it until nothing has come."""
+        if self._soon is None and self._loop is not None and not self.is_closed:
+            self._soon = self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._soon = None
+        self._read(onwards=True)
+
+    def _read(self, *, onwards: bool) -> None:
+        """Take one message; others that have come with it leave turns to the loop's other work."""
+        try:
+            message = self._incoming.next()
+            if message is None:
+                self._receive()
+                message = self._incoming.next()
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            log.warning("%s: a connection is closed, for it brought %s", self.address, str(error))
+            self._ended()
+            return
+        except (OSError, EOFError):
+            self._ended()
+            return
+        if onwards or self._incoming.has_more:
+            self._read_soon()
+        if message is not None and self._on_message is not None:
+            self._on_message(self.name, message)
+
+    def _receive(self) -> None:
+        """Take in some of what has come.
+
+        Raises:
+            BlockingIOError: nothing has.
+            OSError, EOFError: the other end has closed the connection, and all of it was read.
+        """
+        if self._socket is None:
+            raise BlockingIOError
+        room = self._incoming.room
+        if room is not None:
+            nbytes = self._socket.recv_into(room)
+            self._incoming.fill(nbytes)
+        else:
+            data = self._socket.recv(RECEIVED_NBYTES)
+            nbytes = len(data)
+            self._incoming.add(data)
+        if not nbytes:
+            raise EOFError
+
+
+def _take_off(parts: list[Buffer], nbytes: int) -> None:
+    """Remove so many bytes from the front of a message."""
+    while parts and nbytes >= len(parts[0]):
+        nbytes -= len(parts.pop(0))
+    if nbytes:
+        parts[0] = memoryview(parts[0])[nbytes:]
