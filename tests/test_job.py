@@ -245,10 +245,16 @@ def test_data_is_loaded_from_the_jobs_directory() -> None:
             seen.append(directory)
             return NoisyLine(examples=10).load(directory)
 
-    training, evaluation = job(data=Recorded(), data_dir="there").load_data()
+    training, evaluation = job(data=Recorded(), data_dir="there", batch_size=10).load_data()
     assert seen == ["there"]
     assert evaluation is not None
     assert (len(training), len(evaluation)) == (10, 2)
+
+
+@pytest.mark.parametrize("batch_size", [11, 10**15])
+def test_batch_of_more_examples_than_there_are_is_a_config_error(batch_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"batch_size is {batch_size}, .* 10 examples"):
+        job(data=NoisyLine(examples=10), batch_size=batch_size).load_data()
 
 
 @pytest.mark.parametrize("loaded", [None, 7, (1, 2), ([1.0], None)])

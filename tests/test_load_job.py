@@ -152,3 +152,32 @@ def test_job_that_cannot_be_loaded_is_a_config_error(
 def test_loading_a_file_twice_gives_equal_jobs(home: Path) -> None:
     there, here = (load_job("named.py").fingerprint(1) for _ in range(2))
     assert fingerprint_difference(there, here) == ""
+
+
+def test_job_of_other_code_has_another_fingerprint(home: Path) -> None:
+    there = load_job("named.py")
+    (home / "named.py").write_text(FILES["named.py"].replace("SGD(0.1)", "SGD(0.2 / 2)"))
+    here = load_job("named.py")
+    difference = fingerprint_difference(there.fingerprint(1), here.fingerprint(1))
+    assert difference.startswith("source: ")
+    assert ";" not in difference
+
+
+def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
+    there = load_job("beside.py").fingerprint(1)
+    (home / "only.py").write_text(FILES["only.py"] + "more = 1\n")
+    del sys.modules["only"]
+    here = load_job("beside.py").fingerprint(1)
+    assert fingerprint_difference(there, here).startswith("source: ")
+
+
+def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(home: Path) -> None:
+    elsewhere = home / "package" / "job.py"
+    elsewhere.write_bytes(FILES["named.py"].replace("\n", "\r\n").encode())
+    there, here = load_job(str(elsewhere)), load_job("named.py")
+    assert fingerprint_difference(there.fingerprint(1), here.fingerprint(1)) == ""
+
+
+def test_flags_leave_a_job_its_source(home: Path) -> None:
+    job = load_job("named.py")
+    assert job.with_overrides(seed=3).fingerprint(1)["source"] == job.fingerprint(1)["source"]

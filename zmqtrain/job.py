@@ -1,7 +1,8 @@
 """A job: model + data + optimizer + policy + steps, written once in a Python file.
 
 Every task of the cluster loads the same file, so the network is the same everywhere; the job's
-fingerprint is compared when a task joins, and a task with another job is refused.
+fingerprint is compared when a task joins, and a task with another job is refused. A checkpoint
+may be resumed by another job: what has changed is told.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -23,6 +25,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -36,7 +39,7 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
-from zmqtrain.user_code import described, place_of, user_code
+from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
@@ -194,6 +197,8 @@ class Job(BaseModel):
             )
         return value
 
+    _source: str = PrivateAttr("")  # digest of the code that it was loaded from
+
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
@@ -211,7 +216,9 @@ class Job(BaseModel):
         values = {name: getattr(self, name) for name in type(self).model_fields}
         if "data" in overrides:
             overrides["data_dir"] = overrides.pop("data")
-        return Job(**values | {k: v for k, v in overrides.items() if v is not None})
+        job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
+        job._source = self._source
+        return job
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
@@ -246,11 +253,17 @@ class Job(BaseModel):
 
         Raises:
             DataError: files are missing or damaged, or what is loaded is no such pair.
+            ConfigError: a batch would hold more examples than there are.
         """
         with user_code("load()", self.data, DataError):
             loaded = self.data.load(self.data_dir)
         match loaded:
             case (Dataset() as training, (Dataset() | None) as evaluation):
+                if 0 < len(training) < self.batch_size:
+                    raise ConfigError(
+                        f"batch_size is {self.batch_size}, but the training set has "
+                        f"{len(training)} examples: give at most as many (--batch-size)"
+                    )
                 return training, evaluation
         raise DataError(
             f"load() of {self.data!r} returned {loaded!r:.80}; expected (training set, evaluation "
@@ -265,11 +278,15 @@ class Job(BaseModel):
         return place(self.variables(), ps, self.placement, self.partition_nbytes)
 
     def fingerprint(self, ps: int) -> dict[str, str]:
-        """Return what has to be equal on every task, in words that can be shown to a person."""
+        """Return what has to be equal on every task, in words that can be shown to a person.
+
+        Whoever loads the data adds an entry :data:`DATA`; ps do not load it.
+        """
         variables = self.variables()
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
-        digest = _hash(listing)
-        return {
+        digest = _hash(listing.encode())
+        source = {"source": self._source} if self._source else {}
+        return source | {
             # An address would differ on every task; what the parameters are is compared below.
             "model": _short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
@@ -282,6 +299,21 @@ class Job(BaseModel):
             "compression": self.compression,
             "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
         }
+
+
+DATA = "data"
+"""The entry of a fingerprint that says which training set a task has loaded."""
+
+
+def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say what differs in a job that goes on from a checkpoint; "" if nothing does.
+
+    More steps or other ps are no change, and older checkpoints lack some entries.
+    """
+    names = sorted((then.keys() & now.keys()) - {"steps", "placement"})
+    return "; ".join(
+        f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
+    )
 
 
 def fingerprint_difference(
@@ -307,6 +339,12 @@ def load_job(reference: str) -> Job:
     source, _, name = (reference, "", "") if is_path else reference.partition(":")
     namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
+    job = _chosen(jobs, source, name)
+    job._source = _digest_of_source(job, source, namespace)
+    return job
+
+
+def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
     if name:
         if name not in jobs:
             raise ConfigError(f"{source} has no Job called {name!r}; it has {_names(jobs)}")
@@ -318,6 +356,30 @@ def load_job(reference: str) -> Job:
             f"{source} has {_names(jobs)}: expected one called job, or say which: {source}:NAME"
         )
     return next(iter(jobs.values()))
+
+
+def _digest_of_source(job: Job, source: str, namespace: Mapping[str, Any]) -> str:
+    """Return a digest of the job's file, and of those from which it takes what it is made of.
+
+    What is installed is left out: the protocol's version tells one zmqtrain from another.
+    """
+    kinds = [kind for part in (job.model, job.data, job.optimizer) for kind in type(part).__mro__]
+    files = {source if source.endswith(".py") else sys.modules[source].__file__}
+    for value in (*namespace.values(), *kinds):
+        module = value if isinstance(value, ModuleType) else _module_of(value)
+        files.add(getattr(module, "__file__", None))
+    texts = [
+        Path(file).read_bytes().replace(b"\r\n", b"\n")
+        for file in files
+        if file and Path(file).is_file() and not is_installed(str(Path(file).resolve()))
+    ]
+    return _hash("".join(sorted(map(_hash, texts))).encode())
+
+
+def _module_of(value: Any) -> ModuleType | None:
+    """Return the module that defines a class or a function."""
+    name = getattr(value, "__module__", None)
+    return sys.modules.get(name) if isinstance(name, str) else None
 
 
 def _run_file(path: Path) -> dict[str, Any]:
@@ -395,8 +457,8 @@ def _names(jobs: dict[str, Job]) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 400 else f"{text[:380]}... {_hash(text)}"
+    return text if len(text) <= 400 else f"{text[:380]}... {_hash(text.encode())}"
 
 
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+def _hash(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=6).hexdigest()

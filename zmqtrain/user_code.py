@@ -70,5 +70,10 @@ def described(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return file and line of the innermost frame that is the user's; "" if none is."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    own = [frame for frame in frames if not is_installed(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
+def is_installed(filename: str) -> bool:
+    """Say whether a file of code is zmqtrain's, Python's or a package's, and not the user's own."""
+    return filename.startswith(_INSTALLED)

@@ -172,3 +172,30 @@ def test_policy_that_would_wait_for_other_workers_for_ever_ends_the_run(
     summary = zmqtrain.run(digits_job())
     assert summary.exit_code == ExitCode.PEER_LOST
     assert "it wants company" in summary.ended
+
+
+def test_what_has_changed_since_the_checkpoint_is_told_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = digits_job(steps=5, logdir=str(tmp_path))
+    saved = zmqtrain.run(before)
+    after = before.model_copy(update={"optimizer": SGD(0.25), "batch_size": 20, "steps": 8})
+    with caplog.at_level(logging.WARNING, "zmqtrain.chief"):
+        resumed = zmqtrain.run(after)
+    (told,) = (
+        record.message for record in caplog.records if record.name == "zmqtrain.chief.saving"
+    )
+    for change in ("batch_size: 50 then, 20 now", "Adam", "SGD", "m, v"):
+        assert change in told
+    assert "steps" not in told
+    assert resumed.examples == saved.examples + 3 * 20
+
+
+def test_nothing_is_told_of_a_job_that_only_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = digits_job(steps=5, logdir=str(tmp_path))
+    zmqtrain.run(job, ps=2)
+    with caplog.at_level(logging.WARNING):
+        zmqtrain.run(job.with_overrides(steps=8))
+    assert not caplog.records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 from zmqtrain.actors.actor import Actor
@@ -9,7 +10,9 @@ from zmqtrain.actors.joining import process_name
 from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.job import Job
+from zmqtrain.data.description import describe
+from zmqtrain.job import DATA, Job
+from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Transport
 
@@ -35,6 +38,20 @@ class JobActor(Actor):
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
+
+    async def load_data(self) -> tuple[Dataset, Dataset | None]:
+        """Return the job's (training set, evaluation set). Joins tell which they are from now on.
+
+        Raises:
+            DataError, ConfigError: the data is not there, or does not fit the job.
+        """
+
+        def load() -> tuple[Dataset, Dataset | None, str]:
+            training, evaluation = self.job.load_data()
+            return training, evaluation, describe(training)
+
+        training, evaluation, self.fingerprint[DATA] = await asyncio.to_thread(load)
+        return training, evaluation
 
     def link_all(self) -> list[Link]:
         """Connect to every ps."""

@@ -97,7 +97,7 @@ class Chief(JobActor):
 
     async def _run_job(self) -> int:
         if self._dataset is None:
-            self._dataset = (await asyncio.to_thread(self.job.load_data))[1]
+            self._dataset = (await self.load_data())[1]
         self._evaluator = Evaluator(self.job, self._dataset, self.metrics, self.read_parameters)
         await self._saver.check()
         self.metrics.role_state.set("joining")

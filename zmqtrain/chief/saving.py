@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
-from zmqtrain.job import Job
+from zmqtrain.job import Job, changes_since
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
-from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
+from zmqtrain.store.manifest import PARAMETERS, Manifest, ShardFile, WorkerMark, tensor_records
 from zmqtrain.wire.messages import Saved
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Saver:
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
+        self._tell_of_changes(manifest)
         return path, max(generation, manifest.generation)
 
     async def note_generation(self, generation: int) -> None:
@@ -140,6 +141,16 @@ class Saver:
             files=tuple(ShardFile(*astuple(file)) for file in saved.files),
             tensors=tensor_records(self._job.variables(), layouts, slots),
         )
+
+    def _tell_of_changes(self, manifest: Manifest) -> None:
+        """Log in one line how the job differs from the one that saved a checkpoint."""
+        changes = changes_since(manifest.fingerprint, self._fingerprint)
+        if not changes:
+            return
+        slots = {PARAMETERS, *(slot.name for slot in self._job.update().slots)}
+        lost = ", ".join(sorted(manifest.tensors.keys() - slots))
+        also = f"; the optimizer's {lost} of the checkpoint are not used" if lost else ""
+        log.warning("this job is not as it was when it was saved: %s%s", changes, also)
 
     def _passed_over(self, path: Path, error: CheckpointError) -> None:
         self._metrics.checkpoint_failures.restore.inc()

@@ -44,7 +44,7 @@ class Worker(JobActor):
     async def main(self) -> int:
         exchange = self._exchange = ParameterServerExchange(self, self.link_all())
         if self._dataset is None:
-            self._dataset = (await asyncio.to_thread(self.job.load_data))[0]
+            self._dataset = (await self.load_data())[0]
         trainer = self._trainer = Trainer(
             self.job, self._dataset, exchange, self.metrics, threads=self._threads
         )

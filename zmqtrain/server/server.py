@@ -23,7 +23,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.membership import Peer, Peers
 from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
-from zmqtrain.job import Job, fingerprint_difference
+from zmqtrain.job import DATA, Job, fingerprint_difference
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.server.buffers import GradientBuffers
@@ -76,6 +76,7 @@ class ParameterServer(JobActor):
         self.config = config
         self.pending: dict[int, Pending] = {}
         self.restored_from: Path | None = None
+        self._data = ""  # what the first task that loaded the data said of it
         self.shutdown: Shutdown | None = None
         self._shut_down = asyncio.Event()
         self._workers_gone = asyncio.Event()
@@ -207,18 +208,12 @@ class ParameterServer(JobActor):
     # Membership
 
     def _on_join(self, request: Request, message: Join) -> None:
-        difference = fingerprint_difference(
-            message.fingerprint, self.fingerprint, f"at {request.sender}", f"at {self.task}"
-        )
-        if difference:
-            raise RefusedError(
-                f"{request.sender} runs another job than {self.task}: {difference}. Start every "
-                "task with the same job file and options"
-            )
+        self._check_job(str(request.sender), message.fingerprint)
         before = self.peers.get(request.sender.role, request.sender.index)
         peer = self.peers.join(request, message)
         if peer is None:
             return
+        self._data = message.fingerprint.get(DATA, self._data)
         if peer is not before:
             self.shard.segment.words[INCARNATION] = self.peers.newest
             if before is not None:
@@ -229,6 +224,21 @@ class ParameterServer(JobActor):
         self._count_peers()
         segment = self.shard.segment.name if self.config.lane != "tcp" else ""
         request.reply(Welcome(peer.incarnation, segment, WINDOW_NBYTES))
+
+    def _check_job(self, sender: str, theirs: dict[str, str]) -> None:
+        """Raise RefusedError unless a task with this fingerprint runs the same job.
+
+        A ps loads no data: it expects of all tasks what the first one said of theirs.
+        """
+        ours = dict(self.fingerprint)
+        if DATA in theirs:
+            ours[DATA] = self._data or theirs[DATA]
+        difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {self.task}")
+        if difference:
+            raise RefusedError(
+                f"{sender} runs another job than {self.task}: {difference}. Start every task with "
+                "the same job file, data and options"
+            )
 
     def _on_leave(self, request: Request, message: Leave) -> None:
         peer = self.peers.member(request)
