@@ -22,6 +22,7 @@ from zmqtrain.wire.messages import (
     Pull,
     Push,
     RequestSave,
+    RequestStop,
     Save,
     SaveEnded,
     ShardFailed,
@@ -33,9 +34,9 @@ from zmqtrain.wire.messages import (
 
 FOR_SOME = {
     "worker": {Pull, Push, Chunk},
-    "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave},
+    "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave, RequestStop},
     "ps": {Arrived, ShardReport, ShardWritten, ShardFailed},
-    "client": {SwitchPolicy, RequestSave},
+    "client": {SwitchPolicy, RequestSave, RequestStop},
 }
 KINDS = get_args(Message)
 

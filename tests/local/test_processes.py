@@ -83,7 +83,7 @@ def test_error_of_a_worker_is_that_of_the_run(stage: Stage) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has another name")
 def test_processes_tell_their_task_by_name_and_command_line(stage: Stage) -> None:
     run = stage.train(stage.job(gated=True))
-    stage.until_status(stage.run_address(), lambda s: s.step > 0, "steps")
+    stage.until_status(stage.run_address(), lambda s: len(s.tasks) == 4, "everyone")
     found = [(p.name(), " ".join(p.cmdline())) for p in psutil.Process(run.pid).children()]
     for role, count in (("ps", 1), ("worker", 2)):
         own = [line for name, line in found if name == f"zmqtrain {role}"]
@@ -110,3 +110,15 @@ def test_file_beside_the_job_may_be_called_as_a_module_of_others(stage: Stage, n
     # As the console script is started: not with the current directory on Python's path.
     flags = ("-P", "-m", "zmqtrain", "run", stage.job(steps=20), "--json")
     stage.start("run", sys.executable, *flags).summary()
+
+
+def test_run_is_stopped_from_outside_with_a_checkpoint(stage: Stage) -> None:
+    run = stage.train(stage.job(gated=True, logdir=str(stage.logdir)))
+    address = stage.run_address()
+    stage.until_status(address, lambda s: s.step > 0, "steps")
+    stop = stage.start("stop", sys.executable, "-m", "zmqtrain", "stop", "--ps", address)
+    assert stop.exit_code() == ExitCode.OK, str(stop)
+    assert stop.output == "stopped by zmqtrain stop\n"
+    assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
+    assert run.json()["ended"] == "stopped by zmqtrain stop"
+    assert run.json()["checkpoint"]

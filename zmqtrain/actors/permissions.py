@@ -13,6 +13,7 @@ from zmqtrain.wire.messages import (
     Pull,
     Push,
     RequestSave,
+    RequestStop,
     Save,
     SaveEnded,
     ShardFailed,
@@ -29,7 +30,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
         ("worker",): (Pull, Chunk, Push),
         ("chief",): (Initialize, Save, SaveEnded, Close, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
-        ("chief", _CLIENT): (SwitchPolicy, RequestSave),
+        ("chief", _CLIENT): (SwitchPolicy, RequestSave, RequestStop),
     }.items()
     for kind in kinds
 }

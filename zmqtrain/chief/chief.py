@@ -214,6 +214,8 @@ class Chief(JobActor):
             if not status.initialised:
                 raise FencedError(f"{self.leader.peer} has a new life")
             self._on_progress(status)
+            if status.stop_wanted:
+                self.stop(ExitCode.INTERRUPTED)
             if status.stop or status.failure or self.stopping.is_set():
                 return status
             if status.save_wanted or self._saver.is_due():
@@ -315,7 +317,7 @@ class Chief(JobActor):
             return status.failure_code, status.failure
         if status.stop:
             return ExitCode.OK, status.stop
-        return self.stop_code, "stopped by a signal"
+        return self.stop_code, f"stopped by {'zmqtrain stop' if status.stop_wanted else 'a signal'}"
 
     async def _wait_for_shards(self) -> None:
         """Wait until every shard has applied the last update, if that can come.

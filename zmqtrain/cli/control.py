@@ -1,4 +1,4 @@
-"""`zmqtrain policy` and `zmqtrain save`: telling a running job what to do."""
+"""`zmqtrain policy`, `zmqtrain save` and `zmqtrain stop`: what a running job is asked to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Done, RequestSave, Status, SwitchPolicy
+from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
 
 WAIT_S = 60.0
 
@@ -94,21 +94,66 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
     click.echo(done.text)
 
 
+@click.command("stop")
+@about_a_job
+@_wait_option("the end")
+def stop_command(job: RemoteJob, *, wait_s: float) -> None:
+    """End a running job early, as Ctrl-C on its chief does.
+
+    Workers finish their steps, and a job with a logdir saves a checkpoint, from which the same
+    commands go on. All tasks end with exit code 130, and no supervisor starts them again. Prints
+    how the job ended once it does; the job ends, too, if nobody waits for it.
+
+    \b
+    Examples:
+      zmqtrain stop                         # the one job on this host
+      zmqtrain stop --ps host:2222 --wait-s 600     # long steps, a large checkpoint
+    """
+    job.status()
+    try:
+        done = job.ask(RequestStop(), Done, wait_s)
+    except PeerLostError:
+        if job.has_ended():
+            click.echo("the job has ended")
+            return
+        raise PeerLostError(no_end(job.status(), wait_s)) from None
+    click.echo(done.text)
+
+
+def no_end(status: Status, waited_s: float) -> str:
+    """Say what keeps a job from ending."""
+    return (
+        f"the job has not ended within {duration(waited_s)}; {_computing(status)}"
+        f"the chief, which ends it, {_chief_of(status)}; it will end when they are done; wait "
+        "longer by --wait-s, or look at zmqtrain why"
+    )
+
+
 def no_barrier(status: Status, waited_s: float) -> str:
     """Say who keeps the policy from changing."""
-    computing = [task.task for task in status.tasks if task.state == "computing"]
-    who = f": {', '.join(computing)} still computing" if computing else ""
     return (
-        f"the barrier was not reached within {duration(waited_s)}{who}; the policy is "
-        f"{status.policy} and will change to {status.switching} when it is; look at zmqtrain why"
+        f"the barrier was not reached within {duration(waited_s)}; {_computing(status)}the "
+        f"policy is {status.policy} and will change to {status.switching} when it is; look at "
+        "zmqtrain why"
     )
 
 
 def no_checkpoint(status: Status, waited_s: float) -> str:
     """Say what keeps a checkpoint from being saved."""
-    states = [task.state for task in status.tasks if task.role == Role.CHIEF]
-    chief = f"is {states[0]}" if states else "has not joined"
     return (
-        f"there was no checkpoint within {duration(waited_s)}; the chief, which saves, {chief}; it "
-        "will be saved when the chief can; wait longer by --wait-s, or look at zmqtrain why"
+        f"there was no checkpoint within {duration(waited_s)}; the chief, which saves, "
+        f"{_chief_of(status)}; it will be saved when the chief can; wait longer by --wait-s, or "
+        "look at zmqtrain why"
     )
+
+
+def _computing(status: Status) -> str:
+    names = ", ".join(task.task for task in status.tasks if task.state == "computing")
+    return f"still computing: {names}; " if names else ""
+
+
+def _chief_of(status: Status) -> str:
+    states = [task.state for task in status.tasks if task.role == Role.CHIEF]
+    if not states:
+        return "has not joined"
+    return "has left" if states[0] == "left" else f"is {states[0]}"

@@ -17,6 +17,7 @@ COMMANDS = {
     "why": "zmqtrain.cli.why:why_command",
     "policy": "zmqtrain.cli.control:policy_command",
     "save": "zmqtrain.cli.control:save_command",
+    "stop": "zmqtrain.cli.control:stop_command",
     "placement": "zmqtrain.cli.placement:placement_command",
     "check": "zmqtrain.cli.check:check_command",
     "clean": "zmqtrain.cli.clean:clean_command",

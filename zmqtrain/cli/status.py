@@ -142,7 +142,8 @@ def _state(status: Status) -> str:
     if not status.initialised:
         return "waits for the chief to begin the job"
     saving = ", a checkpoint is asked for" if status.save_wanted else ""
-    return f"training for {duration(status.seconds)}{saving}"
+    stopping = ", its end is asked for" if status.stop_wanted else ""
+    return f"training for {duration(status.seconds)}{saving}{stopping}"
 
 
 def _progress(status: Status) -> str:

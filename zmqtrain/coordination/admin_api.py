@@ -22,6 +22,7 @@ from zmqtrain.wire.messages import (
     Done,
     GetStatus,
     RequestSave,
+    RequestStop,
     Save,
     Saved,
     SaveEnded,
@@ -58,6 +59,7 @@ class AdminApi:
         self._leader = leader
         self.event = 0  # rises when the chief has to act
         self.save_requests: list[Request] = []
+        self.stop_wanted = False
         self._switch_requests: list[Request] = []
         self._close_requests: list[Request] = []
         self._watchers: list[Request] = []
@@ -66,6 +68,7 @@ class AdminApi:
         leader.ps.on(GetStatus, self._on_get_status)
         leader.ps.on(SwitchPolicy, self._on_switch_policy)
         leader.ps.on(RequestSave, self._on_request_save)
+        leader.ps.on(RequestStop, self._on_request_stop)
         leader.ps.on(Save, self._on_save)
         leader.ps.on(SaveEnded, self._on_save_ended)
         leader.ps.on(ShardWritten, self._on_shard_file)
@@ -158,6 +161,16 @@ class AdminApi:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
         self.save_requests.append(request)
         self.notify()
+
+    def _on_request_stop(self, request: Request, _: RequestStop) -> None:
+        self.stop_wanted = True
+        self.notify()
+        self._leader.ps.spawn(self._answer_at_the_end(request))
+
+    async def _answer_at_the_end(self, request: Request) -> None:
+        ps = self._leader.ps
+        await ps.stopping.wait()
+        request.reply(Done(ps.shutdown.reason if ps.shutdown is not None else f"{ps.task} ends"))
 
     def _on_save(self, request: Request, message: Save) -> None:
         coordinator = self._leader.coordinator

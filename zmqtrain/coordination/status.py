@@ -32,6 +32,7 @@ def status_of(leader: Leader) -> Status:
         failure_code=leader.failure_code,
         all_delivered=leader.all_delivered,
         save_wanted=bool(leader.admin.save_requests),
+        stop_wanted=leader.admin.stop_wanted,
         seconds=leader.throughput.seconds,
         steps_per_second=leader.throughput.steps_per_second,
         loss=leader.loss,

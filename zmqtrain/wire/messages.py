@@ -268,6 +268,11 @@ class RequestSave:
 
 
 @dataclass(slots=True)
+class RequestStop:
+    """Ask that the chief ends the job early; answered when it does."""
+
+
+@dataclass(slots=True)
 class SaveEnded:
     """Chief to leader: the checkpoint that was asked for is durable at ``path``, or ``error``."""
 
@@ -414,11 +419,12 @@ class Status:
     staleness: dict[str, float]
     tasks: tuple[TaskStatus, ...]
     waits: tuple[Wait, ...]
+    stop_wanted: bool = False  # somebody asked for an early end
 
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
     | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | ShardReport
-    | Orders | SwitchPolicy | RequestSave | SaveEnded | Save | ShardWritten | ShardFailed | Saved
-    | Close | Shutdown | GetStatus | Status
+    | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
+    | ShardFailed | Saved | Close | Shutdown | GetStatus | Status
 )  # fmt: skip
