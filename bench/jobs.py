@@ -11,7 +11,19 @@ import numpy as np
 from zmqtrain import Job
 from zmqtrain.data import Arrays
 from zmqtrain.models.base import Model
-from zmqtrain.optim import SGD, Adagrad, Adam, Ftrl, Momentum, RMSProp, Rule
+from zmqtrain.optim import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Ftrl,
+    Lion,
+    Momentum,
+    RMSProp,
+    Rule,
+)
 
 # For parameters that stand for nothing: they move, but not far.
 RULES: dict[str, Rule] = {
@@ -21,6 +33,10 @@ RULES: dict[str, Rule] = {
     "rmsprop": RMSProp(1e-6),
     "adam": Adam(1e-6),
     "ftrl": Ftrl(1.0),
+    "adamw": AdamW(1e-6),
+    "lion": Lion(1e-6),
+    "lamb": LAMB(1e-6),
+    "adafactor": Adafactor(1e-6),
 }
 USUAL_RULES = ("sgd", "adam")
 

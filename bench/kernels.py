@@ -33,6 +33,7 @@ TORCH: dict[str, tuple[str, dict[str, float], tuple[str, ...]]] = {
     "adagrad": ("Adagrad", {}, ("fused", "foreach")),
     "rmsprop": ("RMSprop", {}, ("foreach",)),
     "adam": ("Adam", {}, ("fused", "foreach")),
+    "adamw": ("AdamW", {}, ("fused", "foreach")),
 }
 
 WARM_UP = 2  # rounds not counted

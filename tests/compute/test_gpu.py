@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from tests.optim.test_kernels import UPDATES, Run, every_update
+from tests.optim.test_kernels import LAYERED, UPDATES, Run, every_elementwise_update, named
 from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
 from zmqtrain.compute.device import Gpu
@@ -47,7 +47,7 @@ def normal(size: int, seed: int) -> Flat:
 # Rules
 
 
-@every_update
+@every_elementwise_update
 @pytest.mark.parametrize("size", [1, 1000, 70_001])
 def test_update_on_the_gpu_gives_the_bits_of_the_numpy_rule(
     update: Update, size: int, cupy: Any
@@ -66,9 +66,14 @@ def test_update_on_the_gpu_gives_the_bits_of_the_numpy_rule(
     assert found == host.memory
 
 
-def test_ftrl_of_an_unusual_power_on_the_gpu_agrees_with_the_cpu(cupy: Any) -> None:
-    """To rounding: a power is not rounded alike everywhere."""
-    update = Update(Ftrl(0.1, learning_rate_power=-0.3), l2=0.1, moving_average=0.9)
+POWER = Update(Ftrl(0.1, learning_rate_power=-0.3), l2=0.1, moving_average=0.9)
+
+
+@pytest.mark.parametrize("update", [*LAYERED, POWER], ids=named)
+def test_update_with_sums_or_powers_on_the_gpu_agrees_with_the_cpu(
+    update: Update, cupy: Any
+) -> None:
+    """To rounding: sums are added in another order, and powers are not rounded alike everywhere."""
     host = Run(update, 1000)
     parameters = cupy.asarray(host.parameters)
     slots = {name: cupy.asarray(slot) for name, slot in host.slots.items()}
@@ -78,7 +83,7 @@ def test_ftrl_of_an_unusual_power_on_the_gpu_agrees_with_the_cpu(cupy: Any) -> N
     np.testing.assert_allclose(parameters.get(), host.parameters, rtol=1e-5, atol=1e-6)
 
 
-@every_update
+@every_elementwise_update
 def test_non_finite_and_extreme_gradients_on_the_gpu_give_what_the_numpy_rule_gives(
     update: Update, cupy: Any
 ) -> None:
@@ -156,7 +161,15 @@ def test_batch_comes_to_the_gpu_as_it_is(gpu: Gpu, cupy: Any) -> None:
 # Shards
 
 
-@pytest.mark.parametrize("update", UPDATES, ids=lambda update: repr(update.rule)[:70])
+@pytest.mark.parametrize("update", LAYERED, ids=named)
+def test_shard_on_the_gpu_with_norms_agrees_with_one_in_place(update: Update, gpu: Gpu) -> None:
+    on_gpu, in_place = make_shard(update, gpu), make_shard(update)
+    for shard in (on_gpu, in_place):
+        run(shard, [("apply", [0]), ("accumulate", [1]), ("reduce", [2, 0])])
+    np.testing.assert_allclose(on_gpu.parameters, in_place.parameters, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=named)
 def test_shard_on_the_gpu_holds_the_bits_of_one_in_place(update: Update, gpu: Gpu) -> None:
     averaged = Update(update.rule, update.l2, moving_average=0.9)
     changes = [("apply", [0]), ("accumulate", [1]), ("reduce", [2, 0]), ("reduce", [0, 1, 2])]

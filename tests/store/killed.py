@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zmqtrain.optim import SGD, Adam, Update
+from zmqtrain.optim import LAMB, SGD, Adam, Update
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -22,12 +22,14 @@ from zmqtrain.store.shard import Shard, segment_layout
 SIZE = PARTS * PART_SIZE + 3
 """Elements: as many parts as there can be."""
 
-RULES = {"sgd": Update(SGD(0.01)), "adam": Update(Adam(0.01))}
+RULES = {"sgd": Update(SGD(0.01)), "adam": Update(Adam(0.01)), "lamb": Update(LAMB(0.01))}
 
 
 def layouts(rule: str) -> tuple[ShardLayout, SegmentLayout]:
     """Return how the shard is cut, and how its segment."""
-    layout = place([Variable("w", (SIZE,))], 1, partition_nbytes=4 * SIZE)[0]
+    layout = place([Variable("w", (SIZE - 9,)), Variable("b", (9,))], 1, partition_nbytes=4 * SIZE)[
+        0
+    ]
     return layout, segment_layout(layout, RULES[rule])
 
 

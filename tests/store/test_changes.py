@@ -12,7 +12,7 @@ import pytest
 
 from tests.kills import dying_at
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adam, Flat, Update, redo
+from zmqtrain.optim import LAMB, SGD, Adam, Flat, Update, redo
 from zmqtrain.store import changes, parts
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.layout import ShardLayout, Variable
@@ -27,17 +27,20 @@ SIZE = 2 * REDO_SIZE + 77
 UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
 
+LAYERED = Update(LAMB(0.1), l2=0.1, fused=False)
+"""With norms of the variables, which the interrupted update has changed in part."""
+
 INTERRUPTED = (changes.__file__, parts.__file__, redo.__file__)
 
 
 def layout() -> ShardLayout:
-    return place([Variable("w", (SIZE,))], 1, partition_nbytes=4 * SIZE)[0]
+    variables = [Variable("w", (SIZE - 1000,)), Variable("b", (1000,))]
+    return place(variables, 1, partition_nbytes=4 * SIZE)[0]
 
 
-def begin(path: Path) -> Shard:
-    shard = Shard(
-        layout(), UPDATE, Segment.create(segment_layout(layout(), UPDATE), path), safe=True
-    )
+def begin(path: Path, update: Update = UPDATE) -> Shard:
+    segment = Segment.create(segment_layout(layout(), update), path)
+    shard = Shard(layout(), update, segment, safe=True)
     shard.initialize(np.ones(SIZE, np.float32))
     for worker in range(3):
         shard.segment.gradient(worker)[:] = gradient(worker)
@@ -54,10 +57,10 @@ def gradient(worker: int) -> Flat:
     return np.random.default_rng(worker).standard_normal(SIZE, np.float32)
 
 
-def adopt(path: Path) -> Shard:
-    segment = Segment.adopt(segment_layout(layout(), UPDATE), path)
+def adopt(path: Path, update: Update = UPDATE) -> Shard:
+    segment = Segment.adopt(segment_layout(layout(), update), path)
     assert segment is not None
-    return Shard(layout(), UPDATE, segment, safe=True)
+    return Shard(layout(), update, segment, safe=True)
 
 
 def contents(shard: Shard) -> tuple[Any, ...]:
@@ -84,35 +87,39 @@ CHANGES: dict[str, Callable[[Shard], None]] = {
 }
 
 
-def deaths(kind: str, path: Path) -> Iterator[tuple[Shard, Shard]]:
+def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard]]:
     """Yield (the shard as a killed life's successor finds it, the one before), for every line."""
     line = 0
     while True:
-        shard = begin(path)
+        shard = begin(path, update)
         shard.accumulate(2, order=6)  # so that accumulate adds and reduce has a sum
         if not dying_at(line, lambda shard=shard: CHANGES[kind](shard), INTERRUPTED):  # type: ignore[misc]
             shard.segment.remove()
             return
         shard.segment.close()
-        yield adopt(path), shard
+        yield adopt(path, update), shard
         path.unlink()
         line += 1
 
 
 @pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize(
+    ("kind", "update"),
+    [*((kind, UPDATE) for kind in CHANGES), ("reduce", LAYERED)],
+    ids=[*CHANGES, "reduce by LAMB"],
+)
 def test_change_of_a_killed_process_is_finished_or_never_was(
-    kind: str, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "PART_SIZE", part_size)
     tmp_path.chmod(0o700)
-    reference = begin(tmp_path / "reference")
+    reference = begin(tmp_path / "reference", update)
     reference.accumulate(2, order=6)
     before = contents(reference)
     CHANGES[kind](reference)
     after = contents(reference)
     found = {True: 0, False: 0}
-    for shard, _ in deaths(kind, tmp_path / "ps"):
+    for shard, _ in deaths(kind, tmp_path / "ps", update):
         last = shard.repair()
         done = shard.segment.words[ORDERS] == 7
         assert last is None or last.order == 6 + done

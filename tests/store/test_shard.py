@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zmqtrain.optim import Adam, Flat, Update
+from zmqtrain.optim import LAMB, Adafactor, Adam, Flat, LayerRule, Update, new_slots
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.shard import Shard
@@ -93,3 +93,37 @@ def test_reduce_leaves_the_gradients_in_their_slots() -> None:
     shard.reduce((0, 1, 2))
     for worker in range(3):
         assert (shard.segment.gradient(worker) == gradient(worker)).all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("rule", [LAMB(0.1), Adafactor(0.1)], ids=repr)
+def test_rule_with_norms_takes_what_a_ps_holds_of_a_variable_for_a_whole_one(
+    rule: LayerRule, ps: int, fused: bool
+) -> None:
+    """A small variable is on one ps; of a large one each has a part, with norms of its own."""
+    variables = [Variable("w", (ROWS,)), Variable("b", (7,))]
+    pushed = [{name: normal(v, worker) for name, v in sizes(variables)} for worker in range(2)]
+    mean = {name: (pushed[0][name] + pushed[1][name]) * np.float32(0.5) for name in pushed[0]}
+    for layout in place(variables, ps, partition_nbytes=4 * ROWS // ps):
+        shard = Shard(layout, Update(rule, fused=fused), threads=2)
+        flat = normal(layout.size, 7)
+        shard.initialize(flat)
+        for worker, gradient in enumerate(pushed):
+            layout.gather(gradient, shard.segment.gradient(worker))
+            shard.stage(worker, worker)
+        shard.reduce((0, 1))
+        held = {cut.variable.name: cut for cut in layout.slices}
+        assert len(held) == len(layout.slices)  # or a variable would lie in two places
+        for cut, found in zip(layout.slices, layout.views(shard.parameters), strict=True):
+            w = flat[cut.offset : cut.offset + cut.size].copy()
+            rule.update(w, cut.of(mean[cut.variable.name]), new_slots(rule, w), 0)
+            assert found.tobytes() == w.tobytes()
+
+
+def sizes(variables: list[Variable]) -> list[tuple[str, int]]:
+    return [(variable.name, variable.size) for variable in variables]
+
+
+def normal(size: int, seed: int) -> Flat:
+    return np.random.default_rng(seed).standard_normal(size, np.float32)

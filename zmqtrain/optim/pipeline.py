@@ -194,7 +194,7 @@ class BoundUpdate:
         if not others or not size:
             yield slice(start, size), first[start:] if start else first
             return
-        length = min(size, block_size(first))
+        length = min(len(self._memory.parameters), block_size(first))
         if self._scratch is None:
             self._scratch = np.empty_like(first, shape=length)
         with np.errstate(all="ignore"):
