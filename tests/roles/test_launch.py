@@ -30,7 +30,7 @@ def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves(
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, most))
     try:
-        assert launch.run_process(nothing, nothing) == most
+        assert launch.run_process(config_of("127.0.0.1:2222"), nothing) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 

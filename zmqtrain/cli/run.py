@@ -35,6 +35,7 @@ from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
+from zmqtrain.roles.hosting import allow_descriptors
 from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
@@ -90,6 +91,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     # Their log comes here as JSON, whatever it looks like to the user.
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
     threadpool_limits(cluster.threads)
+    allow_descriptors(2 * cluster.ps + cluster.workers)  # connections, and what tasks print
     try:
         with _display(job_reference) as on_progress:
             running = run_processes(

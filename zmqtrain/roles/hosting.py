@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,28 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.observe import health
 from zmqtrain.roles import signals
 
+DESCRIPTORS = 24
+"""Files that a task without peers has open."""
+
 log = logging.getLogger(__name__)
+
+
+def allow_descriptors(peers: int) -> None:
+    """Allow as many open files as the system lets us: every connection is one.
+
+    The usual 1024 are for programs that select(2), which none of our libraries does.
+
+    Raises:
+        ConfigError: they are too few for a task with so many peers; libzmq would abort.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if (needed := DESCRIPTORS + peers) > most != resource.RLIM_INFINITY:
+        raise ConfigError(
+            f"this process may have {most} files open (ulimit -n); expected at least {needed}, "
+            f"for {peers} connections; raise the limit"
+        )
 
 
 async def run_all(actors: Sequence[JobActor]) -> list[int]:

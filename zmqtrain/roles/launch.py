@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, load_job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles.hosting import (
+    allow_descriptors,
     ignore_signals,
     run_all,
     serve_health,
@@ -102,8 +102,9 @@ def _command(role: Role) -> click.Command:
 
 def run_process(config: TaskConfig, job: Job) -> int:
     """Run a task until its end; tell of errors as a process does."""
-    _allow_descriptors()
     try:
+        peers = len(config.ps) + (config.workers if config.role is Role.PS else 0)
+        allow_descriptors(peers)
         return uvloop.run(_serve(config, job))
     except ZmqTrainError as error:
         log.debug("ended by", exc_info=True)
@@ -112,16 +113,6 @@ def run_process(config: TaskConfig, job: Job) -> int:
     except Exception:
         log.exception("this is a bug in zmqtrain or in a plug-in")
         return ExitCode.CRASH
-
-
-def _allow_descriptors() -> None:
-    """Allow as many open files as the system lets us: every connection is one.
-
-    The usual 1024 are for programs that select(2), which none of our libraries does.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _publish(task: Task, config: TaskConfig, stack: contextlib.ExitStack) -> None:
