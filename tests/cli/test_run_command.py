@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -77,3 +80,11 @@ def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
     assert "  loss -  " in line(begun)
     assert "  loss nan  " in line(refused)
     assert f"  loss {training.loss:.4f}  " in line(training)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("redirection", "code"), [("<&- >&-", 0), ("2>&-", 0), (">/dev/full", 1)])
+def test_closed_or_full_standard_files_do_not_crash_a_run(redirection: str, code: int) -> None:
+    command = shlex.join([sys.executable, "-m", "zmqtrain", "run", JOB, "--steps", "20"])
+    done = subprocess.run(["sh", "-c", f"{command} {redirection}"], timeout=100)
+    assert done.returncode == code

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Sequence
 
 import click
@@ -14,6 +17,7 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
 
     What a user can mend is told in a line; a bug keeps its traceback.
     """
+    _open_standard_files()
     try:
         code = command.main(arguments, prog_name=name, standalone_mode=False)
     except click.ClickException as error:
@@ -21,7 +25,23 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
         return ExitCode.USAGE
     except click.Abort:
         return ExitCode.INTERRUPTED
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
+        return ExitCode.CRASH
     except ZmqTrainError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
     return int(code or ExitCode.OK)
+
+
+def _open_standard_files() -> None:
+    """Open what is closed of stdin, stdout and stderr, or a socket would take its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))

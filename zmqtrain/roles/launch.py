@@ -71,7 +71,8 @@ _DOES = {
 
 def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
     """Run one task from flags, variables and TF_CONFIG; return the process's exit code."""
-    faulthandler.enable()  # a model's compiled code may crash: where?
+    with contextlib.suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed
+        faulthandler.enable()  # a model's compiled code may crash: where?
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(OSError):  # Linux only: what top and pgrep call it
         Path("/proc/self/comm").write_text(f"zmqtrain {role}")

@@ -120,7 +120,7 @@ def _procfile_types(
 ) -> list[str]:
     # honcho's .env may name the Procfile too, and honcho hands its .env down to us.
     name = options.procfile or environ.get("PROCFILE") or "Procfile"
-    text = (directory / options.app_root / name).read_text()
+    text = (directory / (options.app_root or ".") / name).read_text()
     return list(parse_procfile(text).processes)
 
 
@@ -128,26 +128,19 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     words = [Path(word).name for word in argv]
     if "honcho" not in words:
         raise ConfigError(f"{' '.join(argv)!r} is not the command line of honcho")
+    # honcho's own parser cannot be imported without its logging, which is set up on import.
     parser = _Parser(prog="honcho", add_help=False)
-    _add_common(parser, app_root=".", procfile=None)
-    start = parser.add_subparsers(dest="command", required=True).add_parser("start")
-    _add_common(start, app_root=argparse.SUPPRESS, procfile=argparse.SUPPRESS)
-    start.add_argument("-p", "--port")
-    start.add_argument("-q", "--quiet")
-    start.add_argument("-c", "--concurrency")
-    start.add_argument("processes", nargs="*")
-    return parser.parse_args(argv[words.index("honcho") + 1 :])
-
-
-def _add_common(
-    parser: argparse.ArgumentParser, app_root: str | None, procfile: str | None
-) -> None:
-    """Add what honcho takes before as well as after ``start``."""
-    parser.add_argument("-d", "--app-root", default=app_root)
-    parser.add_argument("-f", "--procfile", default=procfile)
-    parser.add_argument("-e", "--env")
+    for flags in ("-d --app-root", "-f --procfile", "-e --env", "-p --port", "-q --quiet"):
+        parser.add_argument(*flags.split())
+    parser.add_argument("-c", "--concurrency")
     parser.add_argument("--no-colour", action="store_true")
     parser.add_argument("--no-prefix", action="store_true")
+    parser.add_argument("processes", nargs="*")
+    options = parser.parse_intermixed_args(argv[words.index("honcho") + 1 :])
+    if options.processes[:1] != ["start"]:
+        raise ConfigError("not a honcho start command")
+    del options.processes[0]
+    return options
 
 
 class _Parser(argparse.ArgumentParser):
