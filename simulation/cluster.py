@@ -77,6 +77,7 @@ class SimulatedCluster:
         self.lives: list[Life] = []
         self.ends: list[End] = []
         self.objections: list[str] = []
+        self.killed: tuple[str, ...] = ()
         self.over = asyncio.Event()
         self._loop = loop
         self._network = network
@@ -88,7 +89,8 @@ class SimulatedCluster:
 
     def start_all(self) -> None:
         for name in self.schedule.names:
-            self._start(name)
+            if name not in self.schedule.absent:
+                self._start(name)
         self._expired_before = self._expired()
         for fault in self.schedule.faults:
             self._loop.call_later(fault.at, self._commit, fault)
@@ -217,6 +219,9 @@ class SimulatedCluster:
         match fault.kind:
             case "kill":
                 self._kill(fault)
+            case "terminate":
+                life = self._current[fault.names[0]]
+                life.process.context.run(life.actor.stop, int(ExitCode.TERMINATED))
             case "stop":
                 self._stop(self._current[fault.names[0]], fault.lasts_s)
             case "cut":
@@ -249,7 +254,7 @@ class SimulatedCluster:
         # A second life listens at the address of the first, so that one has to be gone.
         half_open_s = min(HALF_OPEN_S, fault.lasts_s / 2) if fault.mild else 0.0
         self._loop.call_later(half_open_s, life.transport.vanish)
-        self._loop.call_later(fault.lasts_s, self._start, life.name)
+        self._loop.call_later(fault.lasts_s, self._start_again, life, fault)
         unlock(life.process)
 
     def _die(self, life: Life, fault: Fault) -> Callable[[], None]:
@@ -257,7 +262,7 @@ class SimulatedCluster:
         self._gone(life)
         life.transport.vanish()
         memory = memory_of(life.process)
-        Context().run(self._loop.call_later, fault.lasts_s, self._start, life.name)
+        Context().run(self._loop.call_later, fault.lasts_s, self._start_again, life, fault)
 
         def clean_up() -> None:
             put_back(memory)
@@ -265,8 +270,14 @@ class SimulatedCluster:
 
         return clean_up
 
+    def _start_again(self, life: Life, fault: Fault) -> None:
+        if fault.returns_as:
+            del self._current[life.name]
+        self._start(fault.returns_as or life.name)
+
     def _gone(self, life: Life) -> None:
         self._note(f"{life.name} is killed")
+        self.killed += (life.name,)
         life.is_killed = True
         life.process.spare()
         life.process.is_stopped = True

@@ -267,18 +267,19 @@ def unseen() -> AbstractContextManager[None]:
     return process.watched() if process is not None and process.is_doomed else nullcontext()
 
 
-def _close_unbegun(frame: FrameType) -> None:
-    """Close a coroutine that a function was given and will not pass on: nobody awaits it."""
+def _close_unbegun(frame: FrameType | None) -> None:
+    """Close coroutines that these functions hold and will not pass on: nobody awaits them."""
     of_tasks = {task.get_coro() for task in asyncio.all_tasks()}
-    for value in frame.f_locals.values():
-        if inspect.iscoroutine(value) and value not in of_tasks:
-            if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
-                value.close()
+    while frame is not None:
+        for value in frame.f_locals.values() if _is_counted(frame) else ():
+            if inspect.iscoroutine(value) and value not in of_tasks:
+                if inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                    value.close()
+        frame = frame.f_back
 
 
 def _is_counted(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return name.startswith("zmqtrain.") and not name.startswith("simulation")
+    return str(frame.f_globals.get("__name__", "")).startswith("zmqtrain.")
 
 
 def _process_of(context: Context | None) -> Process | None:

@@ -20,11 +20,11 @@ def anything(message: Any) -> bool:
 class Rule:
     """What happens to some messages.
 
-    ``kind``: class of the message. ``numbers``: which of those that match, counted from 1; all, if
-    none is given. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or "" for all.
-    ``where``: says of a message whether it matches. ``until_s``: virtual time at which the rule
-    ends. ``delay_s``: virtual seconds that a message arrives later, as do those that follow it on
-    its connection.
+    ``kind``: class of the message; ``object``: any. ``numbers``: which of those that match, counted
+    from 1; all, if none is given. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or
+    "" for all. ``where``: says of a message whether it matches. ``from_s`` and ``until_s``: virtual
+    times between which the rule holds. ``delay_s``: virtual seconds that a message arrives later,
+    as do those that follow it on its connection.
     """
 
     fate: Literal["drop", "delay", "duplicate"]
@@ -33,6 +33,7 @@ class Rule:
     sender: str = ""
     receiver: str = ""
     where: Callable[[Any], bool] = anything
+    from_s: float = 0.0
     until_s: float = inf
     delay_s: float = 0.0
 
@@ -43,7 +44,7 @@ class Rule:
     def matches(self, message: Any, sender: str, receiver: str, at_s: float) -> bool:
         return (
             isinstance(message, self.kind)
-            and at_s < self.until_s
+            and self.from_s <= at_s < self.until_s
             and _is(sender, self.sender)
             and _is(receiver, self.receiver)
             and self.where(message)

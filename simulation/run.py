@@ -38,13 +38,14 @@ Tell = Callable[[str], None]
 class Report:
     """What came of a schedule; ``broken`` says what did not hold, "" if everything did.
 
-    ``matched``: how many messages each of its rules matched.
+    ``matched``: how many messages each of its rules matched. ``killed``: who was killed, in order.
     """
 
     schedule: Schedule
     broken: str
     messages: int
     matched: tuple[int, ...] = ()
+    killed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.schedule}\n{self.broken or 'everything held'}"
@@ -74,7 +75,7 @@ def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
             broken = loop.run_until_complete(_live(cluster, observer, loop))
         finally:
             loop.close()
-    return Report(schedule, broken, observer.messages, tuple(network.matched))
+    return Report(schedule, broken, observer.messages, tuple(network.matched), cluster.killed)
 
 
 def run_seed(seed: int, policy: str = "") -> Report:

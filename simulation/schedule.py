@@ -37,7 +37,9 @@ class Fault:
     ``kind``:
       kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
                   middle of what it does next, once so many ``lines`` of its code have run;
-                  ``mild``: its connections look alive for a while
+                  ``mild``: its connections look alive for a while; ``returns_as``: the name under
+                  which it starts again, if another
+      terminate   the process is told to end (SIGTERM)
       stop        the process is stopped (SIGSTOP) for ``lasts_s``
       cut         ``names`` and the others do not reach one another for ``lasts_s``; ``mild``:
                   messages arrive after it
@@ -56,6 +58,7 @@ class Fault:
     lines: int = 0
     weather: Weather | None = None
     spec: str = ""
+    returns_as: str = ""
 
     @property
     def ends_at(self) -> float:
@@ -80,7 +83,7 @@ class Schedule:
     ``slow``: number of the worker that takes ``SLOWNESS`` times as long as the others, if there is
     one of this number. ``keeps``: whether checkpoints are written. ``bad``: examples without a
     finite gradient. ``in_chunks``: whether even small tensors travel in chunks. ``rules``: decide
-    about single messages; none are drawn.
+    about single messages; none are drawn. ``absent``: tasks that are not started with the others.
     """
 
     seed: int
@@ -100,6 +103,7 @@ class Schedule:
     bad: frozenset[int]
     faults: tuple[Fault, ...] = ()
     rules: tuple[Rule, ...] = ()
+    absent: frozenset[str] = frozenset()
 
     @property
     def names(self) -> list[str]:

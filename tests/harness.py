@@ -169,6 +169,7 @@ class Stage:
                 stderr=err,
                 cwd=self.directory,
                 env=self._environment() | (env or {}),
+                preexec_fn=_heed_hangups,
             )
         process = Process(name, popen, stdout, stderr)
         self.processes.append(process)
@@ -299,6 +300,11 @@ class Cluster:
 
     def until_status(self, condition: Callable[[Status], object], what: str) -> Status:
         return self.stage.until_status(self.leader, condition, what)
+
+
+def _heed_hangups() -> None:
+    """Undo what ``nohup`` does to whatever it starts: an ignored SIGHUP is inherited."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _listener(port: int) -> socket.socket:

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from simulation.network import Connection, Frames, Network
-from simulation.run import STARTS_AT
+from simulation.rules import drop
 from simulation.schedule import Fault
 from simulation.stand_ins import CHUNK_SIZE
 from tests.tales import calm, held, tale_of
 from zmqtrain.config.timing import Timing
 
-Silence = Callable[[str, str, float], None]
-
 AT_S = 0.4  # when a partition begins
 SHORT_S, LONG_S = 0.5, 1.2  # less and more than a lease
 HAS_LEFT = "it has left"
 BEGINS_AGAIN = "joining again"
-
-
-@pytest.fixture
-def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
-    """Has all that one task says to another be lost for a while, and nothing else."""
-    carry = Network.carry
-
-    def begin(sender: str, receiver: str, lasts_s: float) -> None:
-        def lossy(network: Network, connection: Connection, frames: Frames, *, up: bool) -> None:
-            ends = [connection.end.process.name]
-            ends += [connection.listener.process.name] if connection.listener is not None else []
-            now = network._loop.time() - STARTS_AT
-            if (ends if up else ends[::-1]) == [sender, receiver] and 0 <= now - AT_S < lasts_s:
-                network._watch(connection, up, frames, "sent")
-                network._watch(connection, up, frames, "lost")
-            else:
-                carry(network, connection, frames, up=up)
-
-        monkeypatch.setattr(Network, "carry", lossy)
-
-    return begin
 
 
 @pytest.mark.parametrize(
@@ -56,12 +31,13 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Silence:
     ],
 )
 def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_without(
-    silence: Silence, sender: str, receiver: str
+    sender: str, receiver: str
 ) -> None:
     """Who is not answered is not given up; what was lost is said again."""
     for policy, lasts_s in (("bounded-staleness:1", SHORT_S), ("sync-replicas", LONG_S)):
-        silence(sender, receiver, lasts_s)
-        tale = tale_of(calm(policy=policy, steps=12))
+        ends_s = AT_S + lasts_s
+        lost = drop(object, sender=sender, receiver=receiver, from_s=AT_S, until_s=ends_s)
+        tale = tale_of(calm(policy=policy, steps=12, rules=(lost,)))
         assert tale.of(f"{sender} -- {receiver}.* lost: |{receiver} -- {sender}.* lost: ")
         left = tale.of(HAS_LEFT)
         if sender == "worker 1" and lasts_s == LONG_S:

@@ -160,7 +160,7 @@ def test_all_that_a_process_starts_is_part_of_it(loop: VirtualLoop) -> None:
 
 
 def test_doomed_process_dies_in_the_middle_of_its_code(loop: VirtualLoop) -> None:
-    """Only lines of zmqtrain's own modules are counted: here those of a queue of work."""
+    """Only lines of zmqtrain's own modules are counted: here those of a list of waits."""
     from zmqtrain.actors.waits import Waits
 
     process, entered, buried = Process("ps 0"), [], []
@@ -179,7 +179,7 @@ def test_doomed_process_dies_in_the_middle_of_its_code(loop: VirtualLoop) -> Non
     async def main() -> None:
         task = loop.spawn(process, life())
         await asyncio.sleep(0.5)
-        process.die_after(12, die)
+        process.die_after(40, die)
         await asyncio.sleep(5)
         loop.resume(process)
         await asyncio.gather(task, return_exceptions=True)
