@@ -18,10 +18,10 @@ from typing import Any
 
 from zmqtrain.actors.work_queue import LONG_S
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
+from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 WARM_UP = 0.2  # share of a forecast that is not counted
 NEVER = 10**12  # steps
@@ -288,10 +288,10 @@ class Simulation:
             return
         started = time.thread_time()
         batch = made.batches.pop(0)
-        arrived = PushArrived(worker, made.sequence, 0, batch=batch)
-        orders = self._coordinator.handle(arrived)
+        orders = self._coordinator.handle(PushArrived(worker, made.sequence, batch))
+        part = (ReadyPush(worker, 1, made.sequence, True),)
         for shard in range(1, self._ps if self._is_coordinated else 1):
-            orders += self._coordinator.handle(PushArrived(worker, made.sequence, shard))
+            orders += self._coordinator.handle(PushesReported(shard, part))
         self._decided_s += time.thread_time() - started
         self._obey(orders)
 

@@ -188,7 +188,7 @@ async def test_task_with_other_data_than_the_first_is_refused(
         (Initialize(None), "worker 0 may not send Initialize, which is for a chief"),
         (Shutdown(0, "I say so"), "worker 0 may not send Shutdown, which is for a chief"),
         (SaveEnded("/nowhere", ""), "worker 0 may not send SaveEnded, which is for a chief"),
-        (Arrived(0, 0, 9, True), "worker 0 may not send Arrived, which is for a ps"),
+        (Arrived(()), "worker 0 may not send Arrived, which is for a ps"),
         (ShardFailed("/x", "full"), "worker 0 may not send ShardFailed, which is for a ps"),
         (
             MapSegment("ether", "0"),  # type: ignore[arg-type]

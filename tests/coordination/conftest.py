@@ -7,15 +7,17 @@ import pytest
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     CloseAsked,
+    Event,
     GivenUp,
     Joined,
     Left,
     PullArrived,
     PushArrived,
+    PushesReported,
     SwitchAsked,
 )
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 Play = Callable[[Coordinator, str], None]
 
@@ -54,9 +56,11 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             orders = coordinator.handle(PullArrived(int(worker)))
         case ["push", worker, sequence, batch, *where]:
             shard = int(where[where.index("at") + 1]) if "at" in where else 0
-            numbers = int(worker), int(sequence), shard
-            known_batch = -1 if shard else int(batch)
-            event = PushArrived(*numbers, finite="bad" not in where, batch=known_batch)
+            finite = "bad" not in where
+            event: Event = PushArrived(int(worker), int(sequence), int(batch), finite=finite)
+            if shard:
+                push = ReadyPush(int(worker), 1, int(sequence), finite)
+                event = PushesReported(shard, (push,))
             orders = coordinator.handle(event)
         case ["switch", spec]:
             orders = coordinator.handle(SwitchAsked(spec))

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
+from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held, make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 Play = Callable[[Coordinator, str], None]
 
@@ -38,6 +38,13 @@ def coordinator(
     )
 
 
+def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
+    """Return that a push lies ready on a shard."""
+    if shard == 0:
+        return PushArrived(worker, sequence, batch)
+    return PushesReported(shard, (ReadyPush(worker, 1, sequence, True),))
+
+
 def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> None:
     play(
         coordinator("hogwild"),
@@ -60,7 +67,7 @@ def test_release_answers_one_push_of_one_life() -> None:
     run = coordinator("hogwild")
     run.handle(Joined(0, 3))
     assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 3, 0, (0,))]
-    orders = run.handle(PushArrived(0, 1, 0, batch=0))
+    orders = run.handle(PushArrived(0, 1, 0))
     assert orders[-1] == Order("release", (0,), "", 3, 1, (1,))
     run.handle(Joined(0, 4))
     assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 4, 0, (1,))]
@@ -107,9 +114,9 @@ def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
     run.handle(Joined(0, 1))
     run.handle(PullArrived(0))
     for shard in {0, 1, 2} - {last}:
-        assert not run.handle(PushArrived(0, 1, shard, batch=0 if shard == 0 else -1))
+        assert not run.handle(arrival(0, 1, shard))
         assert run.ledger.open_batches() == (0,)
-    orders = run.handle(PushArrived(0, 1, last, batch=0 if last == 0 else -1))
+    orders = run.handle(arrival(0, 1, last))
     assert [order.kind for order in orders] == ["apply", "release"]
 
 
@@ -199,10 +206,7 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
         for worker in data.draw(st.permutations(range(workers))):
             batch = leases[worker].pop(0) if step else -1
             assert not step or batch == (step - 1) * workers + worker
-            arrivals = [
-                PushArrived(worker, step, shard, batch=-1 if shard else batch)
-                for shard in range(shards)
-            ]
+            arrivals = [arrival(worker, step, shard, batch) for shard in range(shards)]
             for event in arrivals if step else [PullArrived(worker)]:
                 for order in run.handle(event):
                     if order.kind == "release":

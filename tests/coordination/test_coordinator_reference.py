@@ -17,13 +17,14 @@ from zmqtrain.coordination.events import (
     Left,
     PullArrived,
     PushArrived,
+    PushesReported,
     SwitchAsked,
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Accumulate, Apply, Drop, Policy, Reduce, Release, make_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.sync_replicas import SyncReplicas
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 
 class PlainBoundedStaleness(BoundedStaleness):
@@ -113,14 +114,14 @@ class PlainCoordinator:
     def handle(self, event: Event) -> list[Order]:
         self.orders = []
         match event:
-            case PushArrived(worker, sequence):
-                member = self.members.get(worker)
-                if member is None or sequence <= member.sequence or not self.is_complete(event):
-                    return []
-                member.sequence, member.computing = sequence, False
-                if self.ledger.holds(worker, member.batch):
-                    self.ledger.arrive(worker, member.batch, member.examples)
-                self.follow(self.decide(worker, member))
+            case PushArrived(worker, sequence, batch, examples, finite):
+                if worker in self.members and sequence > self.members[worker].sequence:
+                    self.members[worker].batch = batch
+                    self.members[worker].examples = examples
+                self.part_arrived(worker, sequence, 0, finite)
+            case PushesReported(shard, pushes):
+                for push in pushes:
+                    self.part_arrived(push.worker, push.sequence, shard, push.finite)
             case PullArrived(worker):
                 member = self.members.get(worker)
                 if member is None or member.sequence >= 0:
@@ -143,16 +144,21 @@ class PlainCoordinator:
                 self.follow([], at_once=event == CloseAsked(at_once=True))
         return self.orders
 
-    def is_complete(self, event: PushArrived) -> bool:
-        member = self.members[event.worker]
-        if event.sequence != member.arriving:
-            member.arriving, member.shards, member.finite = event.sequence, set(), True
-        member.shards.add(event.shard)
-        member.finite = member.finite and event.finite
-        if event.batch >= 0:
-            member.batch, member.examples = event.batch, event.examples
+    def part_arrived(self, worker: int, sequence: int, shard: int, finite: bool) -> None:
+        member = self.members.get(worker)
+        if member is None or sequence <= member.sequence:
+            return
+        if sequence != member.arriving:
+            member.arriving, member.shards, member.finite = sequence, set(), True
+        member.shards.add(shard)
+        member.finite = member.finite and finite
         needed = self.shards if self.policy.coordinated else 1
-        return len(member.shards) >= needed and 0 in member.shards
+        if len(member.shards) < needed or 0 not in member.shards:
+            return
+        member.sequence, member.computing = sequence, False
+        if self.ledger.holds(worker, member.batch):
+            self.ledger.arrive(worker, member.batch, member.examples)
+        self.follow(self.decide(worker, member))
 
     def leave(self, worker: int) -> None:
         member = self.members.pop(worker, None)
@@ -312,10 +318,9 @@ def events_of(
         return []
     batch, sequence = coordinator.ledger.leases[worker][0], member.sequence + 1
     finite = wish != "bad"
-    pushes: list[Event] = [
-        PushArrived(worker, sequence, shard, finite or shard > 0, -1 if shard else batch, 10)
-        for shard in range(shards)
-    ]
+    reported = ReadyPush(worker, member.incarnation, sequence, True)
+    pushes: list[Event] = [PushArrived(worker, sequence, batch, 10, finite)]
+    pushes += [PushesReported(shard, (reported,)) for shard in range(1, shards)]
     return pushes[choice % shards :] + pushes[: choice % shards]
 
 

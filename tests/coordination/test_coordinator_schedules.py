@@ -11,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, SwitchAsked
+from zmqtrain.coordination.events import (
+    Event as CoordinatorEvent,
+)
+from zmqtrain.coordination.events import (
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+    PushesReported,
+    SwitchAsked,
+)
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 SPECS = [
     "hogwild",
@@ -168,11 +178,12 @@ class World:
             life.state = "waiting"
             self.decided(worker, life)
         finite = shard != life.bad_shard
-        arrived = (
-            PushArrived(worker, life.sequence, shard, finite, batch)
-            if life.sequence
-            else PullArrived(worker)
-        )
+        push = ReadyPush(worker, life.incarnation, life.sequence, finite)
+        arrived: CoordinatorEvent = PullArrived(worker)
+        if shard:
+            arrived = PushesReported(shard, (push,))
+        elif life.sequence:
+            arrived = PushArrived(worker, life.sequence, batch, finite=finite)
         again = "" if is_new else " again"
         orders = self.coordinator.handle(arrived)
         self.obey(f"{worker}'s {life.sequence} is at shard {shard}{again}", orders)

@@ -52,7 +52,7 @@ def test_coordinator_says_that_the_policy_changes() -> None:
         run.handle(Joined(worker, 1))
         run.handle(PullArrived(worker))
     run.handle(SwitchAsked("sync-replicas:aggregate=1"))
-    run.handle(PushArrived(1, 1, 0, batch=1))
+    run.handle(PushArrived(1, 1, 1))
     assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
 

@@ -17,12 +17,13 @@ from zmqtrain.coordination.events import (
     Left,
     PullArrived,
     PushArrived,
+    PushesReported,
     SnapshotAsked,
     SwitchAsked,
 )
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 SPECS = (
     "hogwild",
@@ -50,7 +51,7 @@ def play(coordinator: Coordinator, events: list[tuple[str, int]]) -> list[Order]
         elif kind == "go" and member is not None and member.state == "computing":
             batch = coordinator.ledger.leases[worker][0]
             finite = batch % 7 != 0
-            event = PushArrived(worker, member.sequence + 1, 0, finite, batch, 10)
+            event = PushArrived(worker, member.sequence + 1, batch, 10, finite)
             orders += coordinator.handle(event)
     return orders
 
@@ -85,7 +86,8 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
         Joined(3, 1_700_000_000_000),
         Left(3),
         PullArrived(3),
-        PushArrived(3, 7, 0, finite=False, batch=12, examples=100),
+        PushArrived(3, 7, batch=12, examples=100, finite=False),
+        PushesReported(2, (ReadyPush(3, 1_700_000_000_000, 7, True),)),
         SwitchAsked("hogwild"),
         SnapshotAsked("run/step-8"),
         CloseAsked(at_once=True),

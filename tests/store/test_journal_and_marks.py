@@ -9,7 +9,12 @@ import pytest
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import JOURNAL_NBYTES, MAX_WORKERS, SegmentLayout
+from zmqtrain.store.segment_layout import (
+    JOURNAL_NBYTES,
+    JOURNAL_ROOM_NBYTES,
+    MAX_WORKERS,
+    SegmentLayout,
+)
 
 
 def segment() -> Segment:
@@ -34,10 +39,18 @@ def test_full_journal_takes_no_more_and_loses_nothing() -> None:
     entries = 0
     while journal.append(b"x" * 1000):
         entries += 1
-    assert entries == (JOURNAL_NBYTES - 13) // 1008
+    assert entries == (JOURNAL_ROOM_NBYTES - 13) // 1008
     assert len(Journal(memory).read()) == 1 + entries
     assert not journal.begin(b"x" * JOURNAL_NBYTES)
     assert len(Journal(memory).read()) == 1 + entries
+
+
+def test_journal_has_as_much_room_for_entries_as_a_large_state_took() -> None:
+    journal = Journal(segment())
+    state = b"x" * (JOURNAL_NBYTES // 2)
+    assert journal.begin(state)
+    assert journal.append(b"x" * (len(state) - 100))
+    assert not journal.append(b"x" * 100)
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 class Request:
     """A received envelope, and the way back to its sender."""
 
-    __slots__ = ("_actor", "_endpoint", "_peer", "envelope")
+    __slots__ = ("_actor", "endpoint", "envelope", "peer")
 
     def __init__(
         self, actor: Actor, endpoint: Endpoint, peer: RoutingId, envelope: Envelope
     ) -> None:
         self._actor = actor
-        self._endpoint = endpoint
-        self._peer = peer
+        self.endpoint = endpoint
+        self.peer = peer
         self.envelope = envelope
 
     @property
@@ -61,16 +61,16 @@ class Request:
     @property
     def over_link(self) -> bool:
         """Whether it came over a link that we made, and not from someone who connected to us."""
-        return not self._peer
+        return not self.peer
 
     @property
     def is_revoked(self) -> bool:
         """Whether the sender's key has been revoked since."""
-        return isinstance(self._peer, KnownPeer) and not self._peer.key.allowed
+        return isinstance(self.peer, KnownPeer) and not self.peer.key.allowed
 
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Answer; a sender that is gone or full will ask again."""
-        self._actor.send(self._endpoint, message, self.envelope.request_id, tensors, self._peer)
+        self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(self, message: Message, flat: Flat) -> None:
         """Answer with a message that speaks of ``flat``, float32 of shape (n,).
@@ -89,7 +89,7 @@ class Request:
 
     def send(self, message: Message) -> None:
         """Send the sender something that is no reply to this request."""
-        self._actor.send(self._endpoint, message, 0, (), self._peer)
+        self._actor.send(self.endpoint, message, 0, (), self.peer)
 
 
 M = TypeVar("M")  # a kind of message
@@ -222,10 +222,23 @@ class Actor:
         peer: RoutingId,
     ) -> None:
         """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
+        self._transmit(endpoint, self._encoded(message, request_id, tensors), peer)
+
+    def send_to_all(self, contacts: Iterable[Request], message: Message) -> None:
+        """Send the same message, encoded once, to the senders of some requests; it is no reply."""
+        frames = self._encoded(message, 0, ())
+        for contact in contacts:
+            self._transmit(contact.endpoint, frames, contact.peer)
+
+    def _encoded(
+        self, message: Message, request_id: int, tensors: tuple[Tensor, ...]
+    ) -> Sequence[Buffer]:
         sender, generation = self.identify()
         envelope = Envelope(message, sender, request_id, generation, tensors)
         log.debug("-> %s", envelope)
-        frames = encode(envelope)
+        return encode(envelope)
+
+    def _transmit(self, endpoint: Endpoint, frames: Sequence[Buffer], peer: RoutingId) -> None:
         self.metrics.bytes_sent.inc(sum(map(len, frames)))
         try:
             endpoint.send(frames, peer)

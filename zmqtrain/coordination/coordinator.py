@@ -18,6 +18,7 @@ from zmqtrain.coordination.events import (
     Left,
     PullArrived,
     PushArrived,
+    PushesReported,
     SnapshotAsked,
     SwitchAsked,
 )
@@ -33,7 +34,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """What a live worker does: its pull has not arrived; the policy keeps it; it was released and has
@@ -98,6 +99,8 @@ class Coordinator:
         match event:
             case PushArrived():
                 return self._push_arrived(event)
+            case PushesReported(shard, pushes):
+                return self._pushes_reported(shard, pushes)
             case PullArrived(worker):
                 return self._pull_arrived(worker)
             case Joined(worker, incarnation):
@@ -134,6 +137,15 @@ class Coordinator:
         for worker in self._workers("starved", "spare"):
             yield Held(worker, "every step up to the last is being computed already", by)
 
+    def expects(self, push: ReadyPush) -> bool:
+        """Say whether this is a new push, of a worker's present life."""
+        member = self.members.get(push.worker)
+        return (
+            member is not None
+            and member.incarnation == push.incarnation
+            and member.sequence < push.sequence
+        )
+
     def is_alive(self, workers: Iterable[int]) -> bool:
         """Say whether any of them is: a policy may wait for workers that never came."""
         return any(worker in self.members for worker in workers)
@@ -158,17 +170,28 @@ class Coordinator:
         return self._orders([] if self.finished else self.policy.join(worker))
 
     def _push_arrived(self, event: PushArrived) -> list[Order]:
+        member = self.members.get(event.worker)
+        if member is None or event.sequence <= member.sequence:
+            return []  # it is known
+        member.batch, member.examples = event.batch, event.examples
+        return self._part_arrived(event.worker, member, event.sequence, 0, event.finite)
+
+    def _pushes_reported(self, shard: int, pushes: Iterable[ReadyPush]) -> list[Order]:
+        orders: list[Order] = []
+        for push in pushes:
+            member = self.members.get(push.worker)
+            if member is not None and push.sequence > member.sequence:
+                orders += self._part_arrived(push.worker, member, push.sequence, shard, push.finite)
+        return orders
+
+    def _part_arrived(
+        self, worker: int, member: Member, sequence: int, shard: int, finite: bool
+    ) -> list[Order]:
         """Decide on a push once it lies ready on all shards that have a say."""
-        worker, sequence = event.worker, event.sequence
-        member = self.members.get(worker)
-        if member is None or sequence <= member.sequence:
-            return []  # a repeated report
         if sequence != member.arriving:
             member.arriving, member.shards, member.finite = sequence, set(), True
-        member.shards.add(event.shard)
-        member.finite = member.finite and event.finite
-        if event.batch >= 0:
-            member.batch, member.examples = event.batch, event.examples
+        member.shards.add(shard)
+        member.finite = member.finite and finite
         needed = self.shards if self.policy.coordinated else 1
         if len(member.shards) < needed or 0 not in member.shards:
             return []

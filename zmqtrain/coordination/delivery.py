@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zmqtrain.actors.callbacks import guarded
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
-from zmqtrain.wire.messages import Order, Orders
+from zmqtrain.wire.messages import BATCH, Order, Orders
 
 if TYPE_CHECKING:
     from zmqtrain.server.server import ParameterServer
@@ -34,6 +35,7 @@ class OrderDelivery:
         self._under_way: deque[tuple[int, Order]] = deque()  # own, perhaps not carried out
         self.sent = 0  # number of the others' last order
         self._switch = 0  # number of the last switch among those
+        self._to_send: list[tuple[int, Order]] = []  # to the others, at the end of this turn
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
 
@@ -41,7 +43,7 @@ class OrderDelivery:
         """Begin to count anew, under this policy: a new generation."""
         self._coordinated = make_policy(policy).coordinated
         self._given = self.sent = self._switch = 0
-        for queue in (self._own, self._under_way, self._unacknowledged):
+        for queue in (self._own, self._under_way, self._unacknowledged, self._to_send):
             queue.clear()
         self._acknowledged.clear()
         words = self._ps.shard.segment.words
@@ -163,10 +165,23 @@ class OrderDelivery:
         return concern
 
     def _send(self, numbered: Sequence[tuple[int, Order]]) -> None:
-        if numbered:
-            message = Orders(numbered[0][0], tuple(order for _, order in numbered))
-            for shard in range(1, self._ps.shards):
-                self._tell(shard, message)
+        """Have orders sent with all others that are given in this turn of the event loop."""
+        if numbered and not self._to_send:
+            send = guarded(self._send_now, self._ps.crash)
+            asyncio.get_running_loop().call_soon(send)
+        self._to_send += numbered
+
+    def _send_now(self) -> None:
+        numbered, self._to_send = self._to_send, []
+        self._send_to(range(1, self._ps.shards), numbered)
+
+    def _send_to(self, shards: Iterable[int], numbered: Sequence[tuple[int, Order]]) -> None:
+        peers = [self._ps.peers.get("ps", shard) for shard in shards]
+        contacts = [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
+        for begin in range(0, len(numbered), BATCH):
+            part = numbered[begin : begin + BATCH]
+            message = Orders(part[0][0], tuple(order for _, order in part))
+            self._ps.send_to_all(contacts, message)
 
     def _others_have(self, number: int) -> bool:
         """Say whether all other shards tell that they have carried out the orders up to this."""
@@ -188,9 +203,4 @@ class OrderDelivery:
         if stuck and missing:
             first = missing[0][0]
             log.info("ps %d: sending orders from %d on again", shard, first)
-            self._tell(shard, Orders(first, tuple(order for _, order in missing)))
-
-    def _tell(self, shard: int, orders: Orders) -> None:
-        peer = self._ps.peers.get("ps", shard)
-        if peer is not None and not peer.gone and peer.contact is not None:
-            peer.contact.send(orders)
+            self._send_to([shard], missing)

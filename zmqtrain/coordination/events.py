@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from zmqtrain.wire.messages import ReadyPush
+
 
 @dataclass(slots=True)
 class Joined:
@@ -33,18 +35,24 @@ class PullArrived:
 
 @dataclass(slots=True)
 class PushArrived:
-    """Push ``sequence`` of a worker's life lies ready on ``shard``.
+    """Push ``sequence`` of a worker's life lies ready on shard 0.
 
-    ``finite``: whether that shard's part is. ``batch``, of so many ``examples``, is known on shard
-    0 alone; -1 elsewhere.
+    It was computed from ``batch``, of so many ``examples``. ``finite``: whether this part of it is.
     """
 
     worker: int
     sequence: int
-    shard: int
-    finite: bool = True
-    batch: int = -1
+    batch: int
     examples: int = 0
+    finite: bool = True
+
+
+@dataclass(slots=True)
+class PushesReported:
+    """Parts of pushes, of workers that are there, lie ready on another shard."""
+
+    shard: int
+    pushes: tuple[ReadyPush, ...]
 
 
 @dataclass(slots=True)
@@ -74,5 +82,6 @@ class GivenUp:
 
 
 Event: TypeAlias = (
-    PushArrived | PullArrived | Joined | Left | SwitchAsked | SnapshotAsked | CloseAsked | GivenUp
-)
+    PushArrived | PushesReported | PullArrived | Joined | Left
+    | SwitchAsked | SnapshotAsked | CloseAsked | GivenUp
+)  # fmt: skip

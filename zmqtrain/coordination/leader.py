@@ -23,6 +23,7 @@ from zmqtrain.coordination.events import (
     Left,
     PullArrived,
     PushArrived,
+    PushesReported,
 )
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
@@ -178,7 +179,7 @@ class Leader:
         self.loss = pending.loss
         self.ps.metrics.worker_step[worker].set(pending.sequence)
         sequence, batch, examples = pending.sequence, pending.batch, pending.examples
-        self.event(PushArrived(worker, sequence, 0, pending.finite, batch, examples))
+        self.event(PushArrived(worker, sequence, batch, examples, pending.finite))
 
     def applied(self, applied: Applied) -> None:
         version = applied.version
@@ -278,12 +279,9 @@ class Leader:
         peer = self.ps.peers.member(request)
         if self.coordinator is None or request.envelope.generation != self.ps.generation:
             return
-        member = self.coordinator.members.get(arrived.worker)
-        if member is None or member.incarnation != arrived.incarnation:
-            return
-        if arrived.sequence > member.sequence:  # else it is reported once more
-            shard = peer.index
-            self.event(PushArrived(arrived.worker, arrived.sequence, shard, arrived.finite))
+        pushes = tuple(push for push in arrived.pushes if self.coordinator.expects(push))
+        if pushes:  # else all of them are reported once more
+            self.event(PushesReported(peer.index, pushes))
 
     def _on_shard_report(self, request: Request, report: ShardReport) -> None:
         peer = self.ps.peers.member(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgpack
@@ -17,7 +17,7 @@ from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Policy, make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Order, ReadyPush
 
 
 def pack(value: Any) -> bytes:
@@ -26,17 +26,23 @@ def pack(value: Any) -> bytes:
     Raises:
         TypeError: it holds something else.
     """
-    packed: bytes = msgpack.packb(value, default=_encode, strict_types=True)
+    packed: bytes = _PACKER.pack(value)
     return packed
 
 
 def unpack(data: bytes) -> Any:
     """Return what :func:`pack` packed."""
-    return msgpack.unpackb(data, ext_hook=_decode, strict_map_key=False)
+    return msgpack.unpackb(data, ext_hook=_kind, list_hook=_decode, strict_map_key=False)
 
 
-def _policy_from(state: list[Any]) -> Policy:
-    spec, attributes = state
+@dataclass(slots=True)
+class _Kind:
+    """What the rest of a list is made into."""
+
+    kind: Any
+
+
+def _policy_from(spec: str, attributes: dict[str, Any]) -> Policy:
     policy = make_policy(spec)
     vars(policy).update(attributes)
     return policy
@@ -46,34 +52,43 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """What the elements of a container are packed as."""
 
 _RECORDS = (
-    *(Order, Member, Ledger, Coordinator),
-    *(events.PushArrived, events.PullArrived, events.Joined, events.Left),
+    *(Order, ReadyPush, Member, Ledger, Coordinator),
+    *(events.PushArrived, events.PushesReported, events.PullArrived),
+    *(events.Joined, events.Left),
     *(events.SwitchAsked, events.SnapshotAsked, events.CloseAsked, events.GivenUp),
 )
 """Dataclasses, packed as their fields."""
 
 _KINDS = (*_CONTAINERS, *_RECORDS, Policy)
-_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_MARKS = {kind: msgpack.ExtType(code, b"") for code, kind in enumerate(_KINDS)}
 _FIELDS: dict[type, list[str]] = {kind: [field.name for field in fields(kind)] for kind in _RECORDS}
 
 
-def _encode(value: Any) -> msgpack.ExtType:
+def _encode(value: Any) -> list[Any]:
+    """Return a list: what kind the value is of, then what it holds."""
     kind = type(value)
     if kind in _FIELDS:
-        content: Any = [getattr(value, name) for name in _FIELDS[kind]]
-    elif kind in _CONTAINERS:
-        content = _CONTAINERS[kind](value)
-    elif isinstance(value, Policy):
-        kind, content = Policy, [value.spec, vars(value)]
-    else:
-        raise TypeError(f"{value!r:.80} is no plain data")
-    return msgpack.ExtType(_CODES[kind], pack(content))
+        return [_MARKS[kind], *[getattr(value, name) for name in _FIELDS[kind]]]
+    if kind in _CONTAINERS:
+        return [_MARKS[kind], *_CONTAINERS[kind](value)]
+    if isinstance(value, Policy):
+        return [_MARKS[Policy], value.spec, vars(value)]
+    raise TypeError(f"{value!r:.80} is no plain data")
 
 
-def _decode(code: int, data: bytes) -> Any:
-    kind, content = _KINDS[code], unpack(data)
+def _kind(code: int, _: bytes) -> _Kind:
+    return _Kind(_KINDS[code])
+
+
+def _decode(items: list[Any]) -> Any:
+    if not items or type(items[0]) is not _Kind:
+        return items
+    kind, content = items[0].kind, items[1:]
     if kind is Policy:
-        return _policy_from(content)
+        return _policy_from(*content)
     if kind in _CONTAINERS:
         return kind(content)
     return kind(**dict(zip(_FIELDS[kind], content, strict=True)))
+
+
+_PACKER = msgpack.Packer(default=_encode, strict_types=True)

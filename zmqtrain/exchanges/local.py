@@ -88,7 +88,7 @@ class LocalExchange:
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
             self.shard.stage(WORKER, GRADIENT, self.steps)
-        event = PushArrived(WORKER, self.steps, 0, report.finite, report.batch, report.examples)
+        event = PushArrived(WORKER, self.steps, report.batch, report.examples, report.finite)
         release = self._handle(event)
         self._check_progress(release)
         await self._between_steps()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.joining import join_all
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.membership import Peer
@@ -21,10 +23,12 @@ from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import (
+    BATCH,
     Arrived,
     Order,
     Orders,
     Push,
+    ReadyPush,
     ShardFailed,
     ShardFile,
     ShardReport,
@@ -48,6 +52,7 @@ class Follower:
         self._coordinated = make_policy(self.policy).coordinated
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(ps.shard.segment)
+        self._unreported: list[ReadyPush] = []
         self._failure = ""  # why the update rule refused
         self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
         ps.on(Orders, self._on_orders)
@@ -62,8 +67,10 @@ class Follower:
                 await join_all(self.ps, [self.link])
             self._report_shard()
             if self._coordinated and self.ps.initialised:
+                reported_by = time.monotonic() - self.ps.timing.heartbeat_s
                 for worker, pending in self.ps.pending.items():
-                    self._report_push(worker, pending)  # the first report may have been lost
+                    if pending.arrived_at < reported_by:
+                        self._report_push(worker, pending)  # the first report may have been lost
 
     def _report_shard(self) -> None:
         shard = self.ps.shard
@@ -76,6 +83,7 @@ class Follower:
     def generation_began(self) -> None:
         """Each generation numbers its orders anew; the first may be to switch the policy."""
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
+        self._unreported.clear()
         self._coordinated = make_policy(self.ps.job.policy).coordinated
         self.switched(self.ps.job.policy)
 
@@ -152,8 +160,17 @@ class Follower:
     def _report_push(self, worker: int, pending: Pending) -> None:
         if not pending.sequence:
             return  # a pull needs no agreement
-        arrived = Arrived(worker, pending.incarnation, pending.sequence, pending.finite)
-        self.link.send(arrived)
+        if not self._unreported:
+            send = guarded(self._send_reports, self.ps.crash)
+            asyncio.get_running_loop().call_soon(send)
+        push = ReadyPush(worker, pending.incarnation, pending.sequence, pending.finite)
+        self._unreported.append(push)
+
+    def _send_reports(self) -> None:
+        """Send in one message what arrived in this turn of the event loop."""
+        pushes, self._unreported = self._unreported, []
+        for begin in range(0, len(pushes), BATCH):
+            self.link.send(Arrived(tuple(pushes[begin : begin + BATCH])))
 
     def _on_orders(self, request: Request, message: Orders) -> None:
         if not request.over_link:

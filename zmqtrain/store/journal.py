@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import JOURNAL, JOURNAL_END, JOURNAL_NBYTES
+from zmqtrain.store.segment_layout import JOURNAL, JOURNAL_END, JOURNAL_NBYTES, JOURNAL_ROOM_NBYTES
 
 _SIZE = struct.Struct("<Q")
 
@@ -24,7 +24,7 @@ class Journal:
 
     def begin(self, state: bytes) -> bool:
         """Begin anew with a state; False: it would leave little room in a half."""
-        if len(state) > 3 * JOURNAL_NBYTES // 4:
+        if len(state) > JOURNAL_NBYTES // 2:
             return False
         half = 1 - self._half
         self._words[JOURNAL_END + half] = self._write(half, 0, state)
@@ -32,10 +32,14 @@ class Journal:
         return True
 
     def append(self, entry: bytes) -> bool:
-        """Add an entry; False: there is no room, so begin anew."""
+        """Add an entry; False: there is no room, so begin anew.
+
+        There is as much room as the state took, so what states cost does not outgrow the entries.
+        """
         half = self._half
         end = self._words[JOURNAL_END + half]
-        if end + _SIZE.size + len(entry) > JOURNAL_NBYTES:
+        (state_nbytes,) = _SIZE.unpack_from(self._memory, half * JOURNAL_NBYTES)
+        if end + _SIZE.size + len(entry) > max(JOURNAL_ROOM_NBYTES, 2 * state_nbytes):
             return False
         self._words[JOURNAL_END + half] = self._write(half, end, entry)
         return True

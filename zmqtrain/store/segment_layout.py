@@ -63,8 +63,12 @@ MAX_WORKERS = 1024
 
 MARK_NBYTES = 1024
 CHANGE_NBYTES = 64 << 10
-JOURNAL_NBYTES = 256 << 10
-"""Of each of its two halves: some 8,000 events, decided anew in a fraction of a second."""
+JOURNAL_NBYTES = 4 << 20
+"""Of each of its two halves; what is never written takes no memory."""
+
+JOURNAL_ROOM_NBYTES = 256 << 10
+"""What a half is filled with at least: some 8,000 events, decided anew in a fraction of a second.
+"""
 
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""

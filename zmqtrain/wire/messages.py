@@ -15,6 +15,10 @@ PROTOCOL_VERSION = 6
 """Rises with every change to this file; peers of another version are refused."""
 
 
+BATCH = 1000
+"""Most pushes or orders that one message tells of; whoever has more to tell sends several."""
+
+
 @dataclass(slots=True)
 class Done:
     """The request was carried out."""
@@ -206,13 +210,20 @@ class Alive:
 
 
 @dataclass(slots=True)
-class Arrived:
-    """Other ps to leader: this worker's push lies ready here."""
+class ReadyPush:
+    """A worker's push, of which one shard's part lies ready there."""
 
     worker: int
     incarnation: int
     sequence: int
     finite: bool
+
+
+@dataclass(slots=True)
+class Arrived:
+    """Other ps to leader: these pushes lie ready here, at most :data:`BATCH` of them."""
+
+    pushes: tuple[ReadyPush, ...]
 
 
 @dataclass(slots=True)
@@ -249,7 +260,7 @@ class Order:
 
 @dataclass(slots=True)
 class Orders:
-    """Leader to other ps: orders ``number``, ``number + 1``, ... of this generation."""
+    """Leader to other ps: orders ``number``, ``number + 1``, ..., at most :data:`BATCH` of them."""
 
     number: int
     orders: tuple[Order, ...]
