@@ -34,15 +34,19 @@ class Costs:
 
     ``compute_s``: one gradient, in the mean, with a relative standard deviation of ``spread``.
     ``update_s``: applying one push of the whole model on one ps; a shard's part is that much less.
-    ``take_s``: taking in one push, on each ps. ``report_s``: on the leader, another ps's word
-    that a push has arrived there. ``round_trip_s``: of a message and its answer.
+    ``take_s``: taking in one push, and answering it, on each ps. ``decide_s``: noting one and
+    deciding on it, on the leader. ``message_s``: sending a message or taking it in, between leader
+    and another ps; ``item_s``: each push or order that it tells of. ``round_trip_s``: of a message
+    and its answer.
     """
 
     compute_s: float
     spread: float
     update_s: float
     take_s: float
-    report_s: float
+    decide_s: float
+    message_s: float
+    item_s: float
     round_trip_s: float
 
 
@@ -130,13 +134,17 @@ class _Clock:
 class _Server:
     """A ps: an event loop that takes one message after another, and does arithmetic.
 
-    Arithmetic that takes long is done beside the loop, other at once.
+    Arithmetic that takes long is done beside the loop, other at once. A turn of the loop takes what
+    had come when it began; ``end_turn`` then sends what it has to say, and returns how long that
+    takes.
     """
 
-    def __init__(self, clock: _Clock, *, beside: bool) -> None:
+    def __init__(self, clock: _Clock, *, beside: bool, end_turn: Callable[[], float]) -> None:
         self.busy_s = 0.0
         self._clock = clock
         self._beside = beside
+        self._end_turn = end_turn
+        self._left_in_turn = 0
         self._messages: deque[tuple[float, Happen, tuple[Any, ...]]] = deque()
         self._is_busy = False
         self._work_done_at = 0.0
@@ -145,7 +153,7 @@ class _Server:
         """Take in a message, which takes so long, when its turn comes; then do what follows."""
         self._messages.append((seconds, then, arguments))
         if not self._is_busy:
-            self._next()
+            self._begin_turn()
 
     def work(self, seconds: float) -> float:
         """Do arithmetic, after all that was ordered before; return when it is done."""
@@ -153,12 +161,22 @@ class _Server:
         self._work_done_at = max(self._work_done_at, self._clock.now) + seconds
         return self._work_done_at
 
-    def _next(self) -> None:
+    def _begin_turn(self) -> None:
+        self._left_in_turn = len(self._messages)
         self._is_busy = bool(self._messages)
-        if self._messages:
-            seconds, then, arguments = self._messages.popleft()
+        if self._is_busy:
+            self._next()
+
+    def _next(self) -> None:
+        if not self._left_in_turn:
+            seconds = self._end_turn()
             self.busy_s += seconds
-            self._clock.at(self._clock.now + seconds, self._taken, then, arguments)
+            self._clock.at(self._clock.now + seconds, self._begin_turn)
+            return
+        self._left_in_turn -= 1
+        seconds, then, arguments = self._messages.popleft()
+        self.busy_s += seconds
+        self._clock.at(self._clock.now + seconds, self._taken, then, arguments)
 
     def _taken(self, then: Happen, arguments: tuple[Any, ...]) -> None:
         then(*arguments)
@@ -192,8 +210,10 @@ class Simulation:
         self._half_s = cluster.costs.round_trip_s / 2
         self._clock = _Clock()
         beside = self._update_s > LONG_S
-        self._leader = _Server(self._clock, beside=beside)
-        self._other = _Server(self._clock, beside=beside)
+        self._leader = _Server(self._clock, beside=beside, end_turn=self._send_orders)
+        self._other = _Server(self._clock, beside=beside, end_turn=self._send_reports)
+        self._orders: list[Order] = []  # to the others, at the end of this turn
+        self._reports: list[int] = []  # workers whose pushes came to the others in this turn
         self._workers = [_Worker() for _ in range(cluster.workers)]
         self._staleness = Staleness()
         self._gradients = self._dropped = 0
@@ -263,7 +283,8 @@ class Simulation:
         made = self._workers[worker]
         made.sequence += 1
         made.parts = made.answers = 1
-        self._leader.receive(self._costs.take_s, self._complete, worker)
+        seconds = self._costs.take_s + self._costs.decide_s
+        self._leader.receive(seconds, self._complete, worker)
         if self._ps == 1:
             return
         made.answers = 2
@@ -276,9 +297,25 @@ class Simulation:
             done_at = self._other.work(self._update_s)
             self._clock.at(done_at + self._half_s, self._answered, worker)
             return
-        report_s = (self._ps - 1) * self._costs.report_s
-        arrives_at = self._clock.now + self._half_s
-        self._clock.at(arrives_at, self._leader.receive, report_s, self._complete, worker)
+        self._reports.append(worker)
+
+    def _send_reports(self) -> float:
+        """Have every other ps report what came to it in a turn, in one message."""
+        workers, self._reports = self._reports, []
+        if not workers:
+            return 0.0
+        report_s = self._message_s(len(workers))
+        arrives_at = self._clock.now + report_s + self._half_s
+        take_s = (self._ps - 1) * report_s
+        self._clock.at(arrives_at, self._leader.receive, take_s, self._reported, workers)
+        return report_s
+
+    def _message_s(self, items: int) -> float:
+        return self._costs.message_s + items * self._costs.item_s
+
+    def _reported(self, workers: list[int]) -> None:
+        for worker in workers:
+            self._complete(worker)
 
     def _complete(self, worker: int) -> None:
         """One part of a push is known at the leader; with the last one it is decided on."""
@@ -311,9 +348,17 @@ class Simulation:
                 made.batches += order.batches
         self._carry_out(self._leader, orders)
         if self._ps > 1 and self._is_coordinated and not is_pull:
-            arrives_at = self._clock.now + self._half_s
-            carry_out = (self._carry_out, self._other, orders)
-            self._clock.at(arrives_at, self._other.receive, 0.0, *carry_out)
+            self._orders += orders
+
+    def _send_orders(self) -> float:
+        """Send every other ps what was ordered in a turn, in one message."""
+        orders, self._orders = self._orders, []
+        if not orders:
+            return 0.0
+        send_s = (self._ps - 1) * self._costs.message_s + len(orders) * self._costs.item_s
+        carry_out = (self._message_s(len(orders)), self._carry_out, self._other, orders)
+        self._clock.at(self._clock.now + send_s + self._half_s, self._other.receive, *carry_out)
+        return send_s
 
     def _carry_out(self, server: _Server, orders: list[Order]) -> None:
         for order in orders:

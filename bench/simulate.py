@@ -138,10 +138,22 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     help="taking in one push, on each ps",
 )
 @click.option(
-    "--report-ms",
+    "--decide-ms",
+    type=milliseconds_type,
+    default=0.015,
+    help="on ps 0: noting a push in the journal, and deciding on it",
+)
+@click.option(
+    "--message-ms",
     type=milliseconds_type,
     default=0.03,
-    help="on ps 0: hearing from another ps that a push is there",
+    help="between ps 0 and another ps: sending a message, or taking it in",
+)
+@click.option(
+    "--item-ms",
+    type=milliseconds_type,
+    default=0.002,
+    help="each push or order that such a message tells of",
 )
 @click.option("--round-trip-ms", type=milliseconds_type, default=0.3)
 @click.option("--seed", type=click.IntRange(0), default=0)

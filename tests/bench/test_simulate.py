@@ -19,7 +19,9 @@ COSTS = Costs(
     spread=0.0,
     update_s=0.001,
     take_s=0.0002,
-    report_s=0.00001,
+    decide_s=0.0,
+    message_s=0.00001,
+    item_s=0.000001,
     round_trip_s=0.0006,
 )
 PERIOD_S = 0.1 + 0.0006 + 0.0002 + 0.001  # of one worker alone, on one ps
@@ -71,15 +73,17 @@ def test_more_ps_relieve_one_that_has_too_much_to_do() -> None:
     assert rate(forecast) == pytest.approx(1 / 0.0012, rel=0.02)
 
 
-def test_reports_of_many_ps_keep_the_lead_shard_busy() -> None:
+def test_reports_of_many_ps_keep_the_leader_busy_though_they_travel_together() -> None:
     """A coordinated policy hears of every push from every other ps."""
-    costs = replace(COSTS, report_s=0.0002, update_s=0.0)
+    costs = replace(COSTS, message_s=0.0002, item_s=0.0001, update_s=0.0)
     alone, coordinated = (
-        foreseen(policy, workers=60, ps=16, costs=costs)
+        foreseen(policy, workers=400, ps=16, costs=costs)
         for policy in ("hogwild", "bounded-staleness:1000")
     )
-    assert rate(alone) == pytest.approx(60 / (0.1 + 0.0006 + 0.0002), rel=0.02)
-    assert rate(coordinated) == pytest.approx(1 / (0.0002 + 15 * 0.0002), rel=0.05)
+    assert rate(alone) == pytest.approx(400 / (0.1 + 0.0006 + 0.0002), rel=0.02)
+    per_push = 0.0002 + 15 * 0.0001 + 2 * 0.0001  # taken in, reported, applied and released
+    assert coordinated.lead_busy > 0.7
+    assert 0.7 / per_push < rate(coordinated) < 1 / per_push
 
 
 def test_synchronous_step_takes_as_long_as_its_slowest_worker() -> None:
