@@ -213,7 +213,8 @@ class Simulation:
         self._leader = _Server(self._clock, beside=beside, end_turn=self._send_orders)
         self._other = _Server(self._clock, beside=beside, end_turn=self._send_reports)
         self._orders: list[Order] = []  # to the others, at the end of this turn
-        self._reports: list[int] = []  # workers whose pushes came to the others in this turn
+        self._reports: list[int] = []  # workers whose pushes came to the others meanwhile
+        self._awaits_orders = self._owes_answer = False  # the others, and the leader to them
         self._workers = [_Worker() for _ in range(cluster.workers)]
         self._staleness = Staleness()
         self._gradients = self._dropped = 0
@@ -300,10 +301,11 @@ class Simulation:
         self._reports.append(worker)
 
     def _send_reports(self) -> float:
-        """Have every other ps report what came to it in a turn, in one message."""
-        workers, self._reports = self._reports, []
-        if not workers:
+        """Have every other ps report what came to it since its last report was answered."""
+        if self._awaits_orders or not self._reports:
             return 0.0
+        workers, self._reports = self._reports, []
+        self._awaits_orders = True
         report_s = self._message_s(len(workers))
         arrives_at = self._clock.now + report_s + self._half_s
         take_s = (self._ps - 1) * report_s
@@ -314,6 +316,7 @@ class Simulation:
         return self._costs.message_s + items * self._costs.item_s
 
     def _reported(self, workers: list[int]) -> None:
+        self._owes_answer = True
         for worker in workers:
             self._complete(worker)
 
@@ -351,14 +354,19 @@ class Simulation:
             self._orders += orders
 
     def _send_orders(self) -> float:
-        """Send every other ps what was ordered in a turn, in one message."""
-        orders, self._orders = self._orders, []
-        if not orders:
+        """Send every other ps what was ordered in a turn, or that nothing was, in one message."""
+        if not self._orders and not self._owes_answer:
             return 0.0
+        orders, self._orders = self._orders, []
+        self._owes_answer = False
         send_s = (self._ps - 1) * self._costs.message_s + len(orders) * self._costs.item_s
-        carry_out = (self._message_s(len(orders)), self._carry_out, self._other, orders)
+        carry_out = (self._message_s(len(orders)), self._ordered, orders)
         self._clock.at(self._clock.now + send_s + self._half_s, self._other.receive, *carry_out)
         return send_s
+
+    def _ordered(self, orders: list[Order]) -> None:
+        self._awaits_orders = False
+        self._carry_out(self._other, orders)
 
     def _carry_out(self, server: _Server, orders: list[Order]) -> None:
         for order in orders:

@@ -127,6 +127,19 @@ async def test_orders_of_one_turn_travel_together_but_no_more_than_a_message_may
     assert [sent.number for sent in leader.told] == [1, BATCH + 1]
 
 
+async def test_report_is_answered_by_the_orders_of_its_turn_or_by_none() -> None:
+    leader = LeadShard()
+    delivery = relay_of(leader)
+    delivery.begin("sync-replicas")
+    delivery.answer(1)
+    await asyncio.sleep(0)
+    assert leader.told == [Orders(1, ())]
+    delivery.answer(1)
+    delivery.give([APPLY])
+    await asyncio.sleep(0)
+    assert leader.told[1:] == [Orders(1, (APPLY,))]
+
+
 async def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -> None:
     """It has not told yet what it got; what all shards had got is kept no more."""
     leader = LeadShard()

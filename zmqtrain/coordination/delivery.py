@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
@@ -36,6 +37,7 @@ class OrderDelivery:
         self.sent = 0  # number of the others' last order
         self._switch = 0  # number of the last switch among those
         self._to_send: list[tuple[int, Order]] = []  # to the others, at the end of this turn
+        self._to_answer: set[int] = set()  # shards whose reports came in this turn
         self._unacknowledged: deque[tuple[int, Order]] = deque()
         self._acknowledged: dict[int, int] = {}
 
@@ -166,22 +168,38 @@ class OrderDelivery:
 
     def _send(self, numbered: Sequence[tuple[int, Order]]) -> None:
         """Have orders sent with all others that are given in this turn of the event loop."""
-        if numbered and not self._to_send:
+        if numbered:
+            self._send_soon()
+        self._to_send += numbered
+
+    def answer(self, shard: int) -> None:
+        """Answer a shard's report by orders, though there be none."""
+        self._send_soon()
+        self._to_answer.add(shard)
+
+    def _send_soon(self) -> None:
+        if not self._to_send and not self._to_answer:
             send = guarded(self._send_now, self._ps.crash)
             asyncio.get_running_loop().call_soon(send)
-        self._to_send += numbered
 
     def _send_now(self) -> None:
         numbered, self._to_send = self._to_send, []
-        self._send_to(range(1, self._ps.shards), numbered)
+        shards, self._to_answer = self._to_answer, set()
+        if numbered:
+            self._send_to(range(1, self._ps.shards), numbered)
+        elif shards:
+            self._ps.send_to_all(self._contacts(sorted(shards)), Orders(self.sent + 1, ()))
 
     def _send_to(self, shards: Iterable[int], numbered: Sequence[tuple[int, Order]]) -> None:
-        peers = [self._ps.peers.get("ps", shard) for shard in shards]
-        contacts = [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
+        contacts = self._contacts(shards)
         for begin in range(0, len(numbered), BATCH):
             part = numbered[begin : begin + BATCH]
             message = Orders(part[0][0], tuple(order for _, order in part))
             self._ps.send_to_all(contacts, message)
+
+    def _contacts(self, shards: Iterable[int]) -> list[Request]:
+        peers = [self._ps.peers.get("ps", shard) for shard in shards]
+        return [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
 
     def _others_have(self, number: int) -> bool:
         """Say whether all other shards tell that they have carried out the orders up to this."""

@@ -279,6 +279,7 @@ class Leader:
         peer = self.ps.peers.member(request)
         if self.coordinator is None or request.envelope.generation != self.ps.generation:
             return
+        self.delivery.answer(peer.index)
         pushes = tuple(push for push in arrived.pushes if self.coordinator.expects(push))
         if pushes:  # else all of them are reported once more
             self.event(PushesReported(peer.index, pushes))

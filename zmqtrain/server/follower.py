@@ -53,6 +53,7 @@ class Follower:
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(ps.shard.segment)
         self._unreported: list[ReadyPush] = []
+        self._awaits_orders = False  # which answer a report
         self._failure = ""  # why the update rule refused
         self.link = ps.link(Task(Role.PS, 0), ps.ps_endpoints[0])
         ps.on(Orders, self._on_orders)
@@ -71,6 +72,7 @@ class Follower:
                 for worker, pending in self.ps.pending.items():
                     if pending.arrived_at < reported_by:
                         self._report_push(worker, pending)  # the first report may have been lost
+            self._send_reports()  # so may the answer to the last one
 
     def _report_shard(self) -> None:
         shard = self.ps.shard
@@ -84,6 +86,7 @@ class Follower:
         """Each generation numbers its orders anew; the first may be to switch the policy."""
         self._taken = self.ps.shard.segment.words[segment_layout.ORDERS] = 0
         self._unreported.clear()
+        self._awaits_orders = False
         self._coordinated = make_policy(self.ps.job.policy).coordinated
         self.switched(self.ps.job.policy)
 
@@ -160,15 +163,19 @@ class Follower:
     def _report_push(self, worker: int, pending: Pending) -> None:
         if not pending.sequence:
             return  # a pull needs no agreement
-        if not self._unreported:
+        if not self._unreported and not self._awaits_orders:
             send = guarded(self._send_reports, self.ps.crash)
             asyncio.get_running_loop().call_soon(send)
         push = ReadyPush(worker, pending.incarnation, pending.sequence, pending.finite)
         self._unreported.append(push)
 
     def _send_reports(self) -> None:
-        """Send in one message what arrived in this turn of the event loop."""
+        """Report together what has arrived since the leader answered the last report.
+
+        So a leader that has much to do gets few messages.
+        """
         pushes, self._unreported = self._unreported, []
+        self._awaits_orders = bool(pushes)
         for begin in range(0, len(pushes), BATCH):
             self.link.send(Arrived(tuple(pushes[begin : begin + BATCH])))
 
@@ -177,6 +184,7 @@ class Follower:
             raise RefusedError(f"{self.ps.task} takes orders over its own link to ps 0 only")
         if request.envelope.generation != self.ps.generation:
             return
+        self._send_reports()
         if message.number > self._taken + 1:
             return  # orders before these were lost; the leader sends them again
         orders = message.orders[self._taken + 1 - message.number :]
