@@ -133,8 +133,8 @@ class TokenSyncReplicas:
     ``tokens`` initial tokens carry the starting step, so as many first gradients are wasted; a
     token says which step its taker's next gradient belongs to. A worker that dies takes its token
     with it. A step gives out as many tokens as there are workers, at least R, and needs R of them:
-    if it loses more than it has to spare (one, unless there are backup workers), everybody waits
-    for ever, as in TensorFlow. With :class:`SyncReplicas` nobody does.
+    once more are lost than it can spare (none, without backup workers), everybody waits for ever,
+    as in TensorFlow. With :class:`SyncReplicas` nobody does.
     """
 
     coordinated = True
