@@ -22,6 +22,8 @@ def line(steps):
 
 """
 FILES = {
+    "trains.py": HEADER + "import zmqtrain\njob = line(1)\nzmqtrain.run(job)\n",
+    "own_policy.py": "from zmqtrain.policies.hogwild import Hogwild\nclass Mine(Hogwild): pass\n",
     "notes.txt": "",
     "notes.py": "",
     "named.py": HEADER + "first = line(1)\njob = line(2)\nlast = line(3)\n",
@@ -181,3 +183,19 @@ def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(ho
 def test_flags_leave_a_job_its_source(home: Path) -> None:
     job = load_job("named.py")
     assert job.with_overrides(seed=3).fingerprint(1)["source"] == job.fingerprint(1)["source"]
+
+
+@pytest.mark.usefixtures("home")
+def test_job_that_trains_while_it_is_loaded_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_job("trains.py")
+    assert "trains.py, line " in str(raised.value)
+    assert "__main__" in str(raised.value)
+    assert load_job("named.py").steps == 2
+
+
+def test_policy_beside_the_job_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / "elsewhere")
+    job = load_job(str(home / "named.py"))
+    assert job.with_overrides(policy="own_policy:Mine").policy == "own_policy:Mine"

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -42,6 +43,7 @@ from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
 
+_LOADING: ContextVar[str] = ContextVar("loading", default="")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
@@ -430,6 +432,7 @@ def _import_from(directory: Path) -> None:
 @contextmanager
 def _importing(what: str) -> Iterator[None]:
     """Say of anything that a job raises where it did, and that the job is to be corrected."""
+    token = _LOADING.set(what)
     try:
         yield
     except ConfigError as error:
@@ -437,6 +440,21 @@ def _importing(what: str) -> Iterator[None]:
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{what} does not import: {described(error)}") from error
+    finally:
+        _LOADING.reset(token)
+
+
+def refuse_while_loading() -> None:
+    """Refuse to train while a job is loaded: each task that loads it would train it as well.
+
+    Raises:
+        ConfigError: this is called by a job's file while that is loaded.
+    """
+    if what := _LOADING.get():
+        raise ConfigError(
+            f"{what} trains while it is loaded, as every task would; put the call of zmqtrain.run "
+            'below if __name__ == "__main__":'
+        )
 
 
 def _sentences(error: ValidationError) -> str:

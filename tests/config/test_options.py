@@ -68,6 +68,7 @@ def test_names_follow_from_the_field() -> None:
         (Job, [], {"ZMQTRAIN_WORKERS": "2"}, {}),
         (Job, ["--data", "here"], {}, {"data": "here"}),
         (Job, ["--l2", "0"], {}, {"l2": 0.0}),
+        (Job, ["--policy", "beside_the_job:Mine"], {}, {"policy": "beside_the_job:Mine"}),
         (Job, [], {"ZMQTRAIN_OVERLAP": "yes"}, {"overlap": True}),
         (Job, ["--no-overlap"], {"ZMQTRAIN_OVERLAP": "1"}, {"overlap": False}),
         (TaskConfig, ["--ps", "h:1, H:2"], {}, {"ps": ("h:1", "h:2")}),

@@ -130,12 +130,7 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
     if len(training) == 0:
         problems.errors.append("the training set is empty; expected at least one example")
         return
-    if job.batch_size > len(training):
-        problems.warnings.append(
-            f"{names_of('batch_size')} is {job.batch_size}, more than the {len(training)} examples "
-            "of the training set: a batch holds some of them several times"
-        )
-    rows = min(job.batch_size, len(training))
+    rows = job.batch_size
     with user_code("take()", training):
         batch = tuple(map(np.asarray, training.take(np.arange(rows, dtype=np.int64))))
     if uneven := [array.shape for array in batch if array.shape[:1] != (rows,)]:

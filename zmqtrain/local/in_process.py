@@ -24,7 +24,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
-from zmqtrain.job import Job
+from zmqtrain.job import Job, refuse_while_loading
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.models.base import Model
 from zmqtrain.observe.summary import Summary
@@ -55,9 +55,11 @@ def run(
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.
+        ConfigError: a number is wrong, or this is called while a job's file is loaded.
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
             to end, as for too many non-finite gradients, returns its summary with an exit code.
     """
+    refuse_while_loading()
     for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
         if type(count) is not int or count < 1:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
