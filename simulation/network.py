@@ -137,6 +137,7 @@ class SimulatedListener:
         self.address = address
         self.high_water_mark = high_water_mark
         self.inbox = _Inbox()
+        self.is_closed = False
         self.connections: dict[RoutingId, Connection] = {}
 
     def start(self, on_message: OnMessage) -> None:
@@ -145,7 +146,7 @@ class SimulatedListener:
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self.connections.get(peer)
-        if connection is None:
+        if connection is None or self.is_closed:
             raise UnreachableError(f"peer {peer!r} is not connected")
         if connection.under_way[False] >= self.high_water_mark:
             raise UnreachableError(f"{self.high_water_mark} messages wait for {peer!r}")
@@ -159,6 +160,7 @@ class SimulatedListener:
 
         It does so, ``discard`` or not.
         """
+        self.is_closed = True
         self.inbox.close()
         self.network.listener_closed(self)
 
@@ -400,6 +402,8 @@ class Network:
     def _end_life(self, connection: Connection, life: int) -> None:
         if connection.life == life:
             self.lose(connection)
+            if connection.end.address in self._listeners:  # another has come meanwhile
+                self._connect_soon(connection)
 
     def _new_name(self) -> RoutingId:
         return b"%d" % next(self._numbers)

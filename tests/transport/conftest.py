@@ -11,11 +11,14 @@ import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
 import pytest
 
+from simulation.loop import Process
+from simulation.network import Network, Weather
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
     COPIED_NBYTES,
@@ -73,7 +76,7 @@ class Lane:
 
     def free(self) -> str:
         """An address that anyone can bind."""
-        return self.unused() if self.kind == "unix" else "tcp://127.0.0.1:0"
+        return self.unused() if self.kind in ("unix", "simulated") else "tcp://127.0.0.1:0"
 
     def bind(self, address: str | None = None, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         address = self.free() if address is None else address
@@ -210,6 +213,16 @@ def lent_before() -> None:
     transport.close()
 
 
+def transport_of(kind: str) -> Transport:
+    if kind == "memory":
+        return MemoryTransport()
+    if kind == "simulated":
+        loop: Any = asyncio.get_running_loop()  # in time that passes by itself
+        network = Network(loop, Random(0), Weather(0.0, 0.0), lambda *_: None)
+        return network.transport(Process("everyone"))
+    return TransportByAddress()
+
+
 async def lane_of(kind: str) -> AsyncIterator[Lane]:
     stray: list[dict[str, Any]] = []  # what callbacks raised
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
@@ -220,9 +233,10 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
         addresses = {
             "memory": (f"tcp://127.0.0.1:{port}" for port in itertools.count(2000)),
             "tcp": unused_ports(),
+            "simulated": (f"ipc://simulated/{number}" for number in itertools.count()),
             "unix": (f"unix://{directory}/{number}" for number in itertools.count()),
         }[kind]
-        transport = MemoryTransport() if kind == "memory" else TransportByAddress()
+        transport = transport_of(kind)
         lane = Lane(kind, transport, addresses)
         made = lane.made
         yield lane
@@ -231,6 +245,8 @@ async def lane_of(kind: str) -> AsyncIterator[Lane]:
     assert process.num_fds() <= fds
     assert process.num_threads() <= threads
     del lane, transport
+    if kind == "simulated":  # its network remembers who was there
+        return
     if made:
         gc.collect()
     assert not made, f"still referenced: {list(made)}"
@@ -253,7 +269,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[Keyed]:
     assert stray == []
 
 
-@pytest.fixture(params=["memory", "tcp", "unix"])
+@pytest.fixture(params=["memory", "tcp", "unix", "simulated"])
 async def lane(request: pytest.FixtureRequest) -> AsyncIterator[Lane]:
     async for lane in lane_of(request.param):
         yield lane

@@ -260,7 +260,7 @@ async def test_listener_tells_the_address_at_which_it_is_reached(lane: Lane) -> 
     listener, inbox = lane.listen(lane.free())
     other, _ = lane.listen(lane.free())
     assert listener.address != other.address
-    if lane.kind != "unix":
+    if lane.kind not in ("unix", "simulated"):
         assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d+", listener.address)
     peer, _ = lane.peer(listener.address)
     assert peer.address == listener.address
@@ -362,6 +362,8 @@ async def test_endpoint_closed_by_its_own_handler_gets_nothing_more(lane: Lane) 
 
 
 async def test_burst_leaves_turns_to_the_loops_other_work(lane: Lane) -> None:
+    if lane.kind == "simulated":
+        pytest.skip("there each message is a callback of its own")
     listener = lane.bind()
     peers = [lane.peer(listener.address)[0] for _ in range(50)]
     for peer in peers:

@@ -1,4 +1,4 @@
-"""Work done strictly in order: short chunks on the event loop, long ones beside it."""
+"""Work done strictly in order: short work on the event loop, long ones beside it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LONG_S = 0.005
 class WorkQueue:
     """Runs pairs of (work, then) one after another.
 
-    ``work`` may run in a thread, ``then`` runs on the event loop after it. While a long chunk runs
+    ``work`` may run in a thread, ``then`` runs on the event loop after it. While long work runs
     the loop stays free for heartbeats; nothing later in the queue overtakes it. Whether work is
-    long is told by how long the last chunk of it took.
+    long is told by how long the last of it took.
     """
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
@@ -32,7 +32,7 @@ class WorkQueue:
         self._last_s = float("inf")  # unknown work is long until it was seen to be short
 
     def add(self, then: Work, work: Work | None = None, *, rare: bool = False) -> None:
-        """Queue one chunk; if nothing is before it and it is short, it is done on return.
+        """Queue one piece of work; if nothing is before it and it is short, it is done on return.
 
         ``rare`` work always goes to the thread, and tells nothing of how long the rest takes.
         """

@@ -20,7 +20,7 @@ LONG_S = 0.02
 
 
 class Offload:
-    """Runs one kind of work, one chunk at a time, in one thread or in place."""
+    """Runs one kind of work, one call at a time, in one thread or in place."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
