@@ -11,7 +11,7 @@ Arguments = TypeVarTuple("Arguments")
 def guarded(
     call: Callable[[*Arguments], object], on_error: Callable[[Exception], None]
 ) -> Callable[[*Arguments], None]:
-    """Return ``call`` as something whose errors are given to ``on_error``, such as an actor's ``crash``."""
+    """Return ``call`` as something whose errors are given to ``on_error``."""
 
     def guard(*arguments: *Arguments) -> None:
         try:

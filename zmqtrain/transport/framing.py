@@ -18,10 +18,13 @@ MAX_FRAMES = 1000  # of one message; sendmsg(2) takes 1024 parts
 MAX_MESSAGE_NBYTES = 64 * FRAME_NBYTES
 
 _COUNT = struct.Struct("<I")
+_ONE = struct.Struct("<2I")  # the heading of a message of one frame, as most are
 
 
 def heading(frames: Sequence[Buffer]) -> bytes:
     """Return what goes before the frames of a message."""
+    if len(frames) == 1:
+        return _ONE.pack(1, len(frames[0]))
     return struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames))
 
 
@@ -52,6 +55,15 @@ class Incoming:
     def add(self, data: bytes) -> None:
         self._data = self._data[self._at :] + data if self.has_more else data
         self._at = 0
+
+    def whole(self, data: bytes) -> list[Buffer] | None:
+        """Return the message of one frame that ``data`` is, if nothing came before it; this is
+        :meth:`add` and :meth:`next` of almost every message, for half of the time."""
+        if self._at == len(self._data) and self._large is None and len(data) >= _ONE.size:
+            count, size = _ONE.unpack_from(data)
+            if count == 1 and size == len(data) - _ONE.size:
+                return [data[_ONE.size :]]
+        return None
 
     def next(self) -> list[Buffer] | None:
         """Return the next message if all of it has come.

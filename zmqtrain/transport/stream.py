@@ -69,10 +69,7 @@ class Connection:
             return
         nbytes = sum(map(len, message))
         try:
-            if nbytes <= COPIED_NBYTES:
-                sent = end.send(b"".join(message))
-            else:
-                sent = end.sendmsg(message)
+            sent = end.send(b"".join(message)) if nbytes <= COPIED_NBYTES else end.sendmsg(message)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -223,10 +220,7 @@ class Connection:
     def _read(self, *, onwards: bool) -> None:
         """Take one message; others that have come with it leave turns to the loop's other work."""
         try:
-            message = self._incoming.next()
-            if message is None:
-                self._receive()
-                message = self._incoming.next()
+            message = self._incoming.next() or self._receive()
         except BlockingIOError:
             return
         except ProtocolError as error:
@@ -241,12 +235,13 @@ class Connection:
         if message is not None and self._on_message is not None:
             self._on_message(self.name, message)
 
-    def _receive(self) -> None:
-        """Take in some of what has come.
+    def _receive(self) -> list[Buffer] | None:
+        """Take in some of what has come; return a message if it completes one.
 
         Raises:
-            BlockingIOError: nothing has.
+            BlockingIOError: nothing has come.
             OSError, EOFError: the other end has closed the connection, and all of it was read.
+            ProtocolError: what has come is no message.
         """
         if self._socket is None:
             raise BlockingIOError
@@ -256,10 +251,13 @@ class Connection:
             self._incoming.fill(nbytes)
         else:
             data = self._socket.recv(RECEIVED_NBYTES)
+            if message := self._incoming.whole(data):
+                return message
             nbytes = len(data)
             self._incoming.add(data)
         if not nbytes:
             raise EOFError
+        return self._incoming.next()
 
 
 def _take_off(parts: list[Buffer], nbytes: int) -> None:
