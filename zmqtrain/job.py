@@ -2,7 +2,7 @@
 
 Every task of the cluster loads the same file, so the network is the same everywhere; the job's
 fingerprint is compared when a task joins, and a task with another job is refused. A checkpoint
-may be resumed by another job: what has changed is told.
+may be resumed by another job, with a line in the log that says what has changed.
 """
 
 from __future__ import annotations

@@ -61,9 +61,14 @@ def test_job_goes_on_alone_and_with_ps_as_if_it_had_never_stopped(tmp_path: Path
     assert read_manifest(Path(resumed.checkpoint)).generation == 3
 
 
-def test_job_that_is_complete_already_is_not_trained_further(tmp_path: Path) -> None:
+def test_job_that_is_complete_already_is_not_trained_further_and_that_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job = digits_job(logdir=str(tmp_path))
-    first, second = zmqtrain.run(job), zmqtrain.run(job)
+    first = zmqtrain.run(job)
+    with caplog.at_level(logging.WARNING):
+        second = zmqtrain.run(job)
+    assert "there is nothing to train" in caplog.text
     assert second.pushes["applied"] == 0
     assert second.parameters_sha256 == first.parameters_sha256
     assert second.exit_code == 0

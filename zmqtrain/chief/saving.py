@@ -75,7 +75,7 @@ class Saver:
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
-        self._tell_of_changes(manifest)
+        self._log_changes(manifest)
         return path, max(generation, manifest.generation)
 
     async def note_generation(self, generation: int) -> None:
@@ -142,8 +142,15 @@ class Saver:
             tensors=tensor_records(self._job.variables(), layouts, slots),
         )
 
-    def _tell_of_changes(self, manifest: Manifest) -> None:
+    def _log_changes(self, manifest: Manifest) -> None:
         """Log in one line how the job differs from the one that saved a checkpoint."""
+        if manifest.global_step >= self._job.steps:
+            log.warning(
+                "the checkpoint is of step %d, and the job ends at step %d: there is nothing to "
+                "train; raise steps, or choose another logdir",
+                manifest.global_step,
+                self._job.steps,
+            )
         changes = changes_since(manifest.fingerprint, self._fingerprint)
         if not changes:
             return

@@ -20,7 +20,7 @@ _FADING = 0.99
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
-    Batches that are read within ``quick_s``, as those of late were, are not read ahead. At most
+    Batches are not read ahead as long as reading one takes less than ``quick_s``. At most
     ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two threads at
     once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be called by
     another.
@@ -33,7 +33,7 @@ class Prefetcher:
         self._plan = plan
         self._limit = limit
         self._quick_s = quick_s
-        self._slow_s = 2 * quick_s  # the longest that a read took of late: not known yet
+        self._slow_s = 2 * quick_s  # the longest of the last reads; not known yet
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}
@@ -53,7 +53,7 @@ class Prefetcher:
         return True
 
     def take(self, number: int) -> Batch:
-        """Return batch ``number`` and let go of it.
+        """Return batch ``number``, which is held no longer.
 
         A prepared batch is waited for; another is read in the calling thread.
 

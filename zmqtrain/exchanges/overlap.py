@@ -35,7 +35,7 @@ class Overlap:
         self._send = guarded(self._go_on, on_error)
         self._requests: dict[int, Outstanding] = {}  # of the present push, by shard
         self._left: list[list[int]] = []  # elements of every shard's chunks that are not complete
-        self._untold: set[str] = set()
+        self._unwritten: set[str] = set()
         self._runs: dict[str, list[tuple[int, int, int]]] = {}  # (shard, start, stop) by variable
         for shard, layout in enumerate(layouts):
             for cut in layout.slices:
@@ -44,7 +44,7 @@ class Overlap:
 
     def begin(self, sequence: int) -> None:
         """Begin a push; its chunks go as :meth:`written` tells of them."""
-        self._untold = set(self._runs)
+        self._unwritten = set(self._runs)
         self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
         reason = f"push {sequence} is sent while it is computed"
         for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
@@ -63,8 +63,8 @@ class Overlap:
 
         A gradient that holds NaN or infinity is not sent.
         """
-        for name in self._untold.intersection(names):
-            self._untold.remove(name)
+        for name in self._unwritten.intersection(names):
+            self._unwritten.remove(name)
             for shard, start, stop in self._runs[name]:
                 # Where no tensor travels, there is nothing to send.
                 if shard in self._requests and all_finite(self._lanes[shard].gradient[start:stop]):

@@ -49,9 +49,12 @@ def run(
 ) -> Summary:
     """Train ``job`` to its end and return what it came to.
 
-    One worker trains alone unless a number of ``ps`` is given; more have one ps unless told else.
-        Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
-    ``ended``. ``on_progress`` is called a few times a second with the job's status.
+    One worker trains alone unless a number of ``ps`` is given. Several have one ps by default.
+    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
+    ``ended`` and ``exit_code``. A job with a logdir goes on from its last checkpoint.
+
+    ``on_progress`` is called a few times a second with the job's status. Without it, a line every
+    two seconds goes to the log at level INFO (``logging.basicConfig(level="INFO")`` shows it).
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.

@@ -140,7 +140,7 @@ class LocalRun:
             await self._try_to_save(step)
 
     async def _try_to_save(self, step: int) -> None:
-        with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
+        with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
             await self._saver.save(step, self._generation)
 
     async def _write_shard(self, directory: Path) -> Saved:

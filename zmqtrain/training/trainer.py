@@ -99,7 +99,7 @@ class Trainer:
 
     async def _train(self) -> None:
         """Join, and make steps until the job needs no more of them."""
-        self._show("joining")
+        self._set_state("joining")
         self._prefetcher.forget(self._batches)
         self._batches.clear()
         membership = await self._exchange.join()
@@ -107,7 +107,7 @@ class Trainer:
             self._job, membership, self._device, self._team, self._exchange.written
         )
         self.has_joined = True
-        self._show("training")
+        self._set_state("training")
         self._add_batches(membership.batches)
         stop = membership.stop
         while not stop:
@@ -115,7 +115,7 @@ class Trainer:
             self._add_batches(result.batches)
             stop = result.stop
         self._count_last_step()
-        self._show("draining")
+        self._set_state("draining")
 
     async def _step(self) -> StepResult:
         if not self._batches:
@@ -165,7 +165,7 @@ class Trainer:
         for number in tuple(self._batches)[1:]:
             self._prefetcher.prepare(number)
 
-    def _show(self, state: Literal["joining", "training", "draining"]) -> None:
+    def _set_state(self, state: Literal["joining", "training", "draining"]) -> None:
         self._metrics.role_state.set(state)
 
     def _count_last_step(self) -> None:
