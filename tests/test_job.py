@@ -311,6 +311,13 @@ def test_difference_of_two_jobs_shows_both_sides(fields: dict[str, Any], differe
     assert fingerprint_difference(there, here) == difference
 
 
+@pytest.mark.parametrize("entry", ["source", "data"])
+def test_entry_that_one_side_cannot_give_is_not_compared(entry: str) -> None:
+    there, here = {"seed": "0", entry: "x"}, {"seed": "0"}
+    assert fingerprint_difference(there, here) == fingerprint_difference(here, there) == ""
+    assert fingerprint_difference(there, here | {entry: "y"}) == f"{entry}: x there, y here"
+
+
 def test_number_of_ps_is_part_of_the_fingerprint() -> None:
     assert fingerprint_difference(job().fingerprint(1), job().fingerprint(2)) == (
         "placement: greedy, 262144 B parts, 1 ps there, greedy, 262144 B parts, 2 ps here"

@@ -287,7 +287,7 @@ class Job(BaseModel):
         variables = self.variables()
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
         digest = _hash(listing.encode())
-        source = {"source": self._source} if self._source else {}
+        source = {SOURCE: self._source} if self._source else {}
         return source | {
             # An address would differ on every task; what the parameters are is compared below.
             "model": _short(_ADDRESS.sub("", repr(self.model))),
@@ -303,8 +303,9 @@ class Job(BaseModel):
         }
 
 
-DATA = "data"
-"""The entry of a fingerprint that says which training set a task has loaded."""
+SOURCE, DATA = "source", "data"
+"""Entries of a fingerprint that some tasks cannot give: which code a job was loaded from, and which
+training set a task has loaded. A job may be made without a file, and a ps loads no data."""
 
 
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -319,13 +320,18 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def fingerprint_difference(
-    theirs: dict[str, str], ours: dict[str, str], there: str = "there", here: str = "here"
+    theirs: Mapping[str, str], ours: Mapping[str, str], there: str = "there", here: str = "here"
 ) -> str:
-    """Say in which entries two fingerprints differ, and on which side; "" if they are equal."""
+    """Say in which entries two fingerprints differ, and on which side; "" if they are equal.
+
+    :data:`SOURCE` and :data:`DATA` are compared if both sides give them.
+    """
+    one_sided = theirs.keys() ^ ours.keys()
+    names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
     return "; ".join(
-        f"{key}: {theirs.get(key, 'nothing')} {there}, {ours.get(key, 'nothing')} {here}"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
+        f"{name}: {theirs.get(name, 'nothing')} {there}, {ours.get(name, 'nothing')} {here}"
+        for name in sorted(names)
+        if theirs.get(name) != ours.get(name)
     )
 
 

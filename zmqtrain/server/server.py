@@ -230,9 +230,7 @@ class ParameterServer(JobActor):
 
         A ps loads no data: it expects of all tasks what the first one said of theirs.
         """
-        ours = dict(self.fingerprint)
-        if DATA in theirs:
-            ours[DATA] = self._data or theirs[DATA]
+        ours = self.fingerprint | ({DATA: self._data} if self._data else {})
         difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {self.task}")
         if difference:
             raise RefusedError(
