@@ -53,16 +53,21 @@ def test_before_the_job_begins_the_shortest_wait_is_told(training: Status) -> No
     ]
 
 
-def test_absent_tasks_are_named(training: Status) -> None:
-    *others, first, second = training.tasks
+def test_absent_tasks_are_named_first_with_how_many_wait_for_them(training: Status) -> None:
+    ps, late, *others, first, second = training.tasks
     gone = replace(first, state="left", silent_s=95.0, process="a:1")
     mute = replace(second, state="silent", silent_s=6.2, process="b:2")
-    assert told(replace(training, tasks=(*others, gone, mute), waits=())) == [
-        "nobody waits",
-        "",
-        "absent    state       last heard  process",
-        "worker 0  left    1 min 35 s ago  a:1",
-        "worker 1  silent       6.2 s ago  b:2",
+    late = replace(late, silent_s=3.0, process="c:3")  # two heartbeats are missing
+    waits = (
+        Wait("worker 2", "ps 1", "it has not answered push 7", 2.9),
+        Wait("worker 2", "ps 1", "it has not welcomed us", 2.9),
+        Wait("worker 3", "worker 1, worker 2", "step 9 has 1 of 3 gradients", 2.9),
+    )
+    changed = replace(training, tasks=(ps, late, *others, gone, mute), waits=waits)
+    assert told(changed)[:3] == [
+        "worker 0 (a:1) left 1 min 35 s ago",
+        "worker 1 (b:2) has been silent for 6.2 s; 1 waits for it",
+        "ps 1 (c:3) has been silent for 3.0 s; 1 waits for it",
     ]
 
 

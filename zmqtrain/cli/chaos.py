@@ -1,4 +1,4 @@
-"""`zmqtrain chaos`: kill and pause tasks of a running job, and see whether it minds."""
+"""`zmqtrain chaos`: kill and pause tasks of a running job, and see how it fares."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def chaos_command(
         show(_schedule(chosen, acts))
         return
 
-    def tell(line: str) -> None:
+    def show_line(line: str) -> None:
         if not as_json:
             show(Text(line))
 
-    tell(f"seed {chosen}: {len(acts)} acts in {seconds:g} s")
-    report = Chaos(job, tell).run(chosen, acts, seconds)
+    show_line(f"seed {chosen}: {len(acts)} acts in {seconds:g} s")
+    report = Chaos(job, show_line).run(chosen, acts, seconds)
     if as_json:
         show_json(chaos_json(report))
     else:

@@ -15,6 +15,7 @@ from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
 PASSING_S = 0.5  # a shorter wait is how training goes: a push on its way, a step about to end
 ABSENT = ("silent", "left")
+MISSED_S = 2.5  # of silence: two heartbeats, which come each second unless told otherwise
 
 
 @click.command("why")
@@ -24,8 +25,8 @@ ABSENT = ("silent", "left")
 def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     """Say who waits for whom in a running job.
 
-    A line for each wait: since when, until when, and because of what. Tasks that
-    are silent or have left are named as well.
+    First those who are silent or have left, with how many wait for them. Then a line for each
+    wait: since when, until when, and because of what.
 
     \b
     Examples:
@@ -47,13 +48,12 @@ def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
     is_all = show_all or not status.initialised
     shown = [wait for wait in waits if is_all or wait.since_s >= PASSING_S]
     parts: list[RenderableType] = [*map(cell, _news(status))]
+    parts += [cell(_absence(task, waits), "bold") for task in _absent(status)]
     parts.append(_waits(shown) if shown else Text("nobody waits"))
     if passing := len(waits) - len(shown):
         noun = "wait" if passing == 1 else "waits"
         limit = duration(PASSING_S)
         parts.append(cell(f"{passing} {noun} of less than {limit} in passing; see --all", "dim"))
-    if absent := _absent(status):
-        parts += [Text(), _absentees(absent)]
     return Group(*parts)
 
 
@@ -97,13 +97,17 @@ def _waits(waits: list[Wait]) -> Table:
     return result
 
 
-def _absentees(tasks: list[TaskStatus]) -> Table:
-    result = table("absent", "state", "last heard", "process", right=("last heard",))
-    for task in tasks:
-        heard = f"{duration(task.silent_s)} ago"
-        result.add_row(*map(cell, (task.task, task.state, heard, task.process)))
-    return result
+def _absence(task: TaskStatus, waits: list[Wait]) -> str:
+    """Say how long a task has been absent, and how many wait for it."""
+    for_s = duration(task.silent_s)
+    absent = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"
+    waiting = {wait.owner for wait in waits if task.task in wait.peer.split(", ")}
+    verb = "waits" if len(waiting) == 1 else "wait"
+    who = f"; {len(waiting)} {verb} for it" if waiting else ""
+    return f"{task.task} ({task.process}) {absent}{who}"
 
 
 def _absent(status: Status) -> list[TaskStatus]:
-    return [task for task in status.tasks if task.state in ABSENT]
+    """Return those who have left or missed two heartbeats, the longest absence first."""
+    found = [t for t in status.tasks if t.state in ABSENT or t.silent_s >= MISSED_S]
+    return sorted(found, key=lambda task: task.silent_s, reverse=True)

@@ -6,9 +6,11 @@ Either will do: ps 0 answers, and while the chief is away people ask all the mor
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +65,34 @@ def running_jobs() -> list[RunningJob]:
         if leader not in jobs or job.task.startswith(Role.CHIEF):
             jobs[leader] = job
     return list(jobs.values())
+
+
+def note_end(ps: tuple[str, ...], exit_code: int) -> None:
+    """Leave a note on this host that the job of these ps has ended, with this exit code.
+
+    For a worker that a supervisor is about to start again; see `end_since`.
+
+    Raises:
+        ConfigError: there is no directory for that, or no room.
+    """
+    _write(_end_file(ps), json.dumps({"at": time.time(), "exit_code": exit_code}))
+
+
+def end_since(ps: tuple[str, ...], since: float) -> int | None:
+    """Return the exit code of a job of these ps that ended on this host after ``since``.
+
+    ``since`` is a Unix time. A job that ended before was another one at the same addresses.
+    """
+    try:
+        note = json.loads(_end_file(ps).read_text())
+        return int(note["exit_code"]) if note["at"] > since else None
+    except (OSError, ValueError, LookupError, TypeError, ConfigError):
+        return None
+
+
+def _end_file(ps: tuple[str, ...]) -> Path:
+    name = hashlib.blake2b(",".join(ps).encode(), digest_size=8).hexdigest()
+    return _directory() / f"{name}.ended"
 
 
 def _files(directory: Path) -> list[Path]:

@@ -43,6 +43,9 @@ from zmqtrain.transport.security import Security
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process, as they are when they are looked up."""
 
+SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
+"""Variable with the Unix time at which the supervisor of this process began; see local/."""
+
 RESOLVERS = (tf_config.resolve, honcho.resolve)
 """What tells of the cluster around this process: each fills in what those before it left open.
 

@@ -34,7 +34,7 @@ class Worker(JobActor):
         self._dataset = dataset
         self._exchange: ParameterServerExchange | None = None
         self._trainer: Trainer | None = None
-        self._shutdown: Shutdown | None = None
+        self.shutdown: Shutdown | None = None
         self.on(Shutdown, self._on_shutdown)
 
     def ready(self) -> tuple[bool, str]:
@@ -59,14 +59,14 @@ class Worker(JobActor):
             trainer.close()
 
     def _farewell(self, trainer: Trainer, exchange: ParameterServerExchange) -> int:
-        reason = self._shutdown.reason if self._shutdown is not None else "stopped by a signal"
+        reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", trainer.steps, reason)
         return self.stop_code
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
-        if self._shutdown is None:
-            self._shutdown = message
+        if self.shutdown is None:
+            self.shutdown = message
             self.stop(message.exit_code)
 
     def heartbeat(self) -> Heartbeat:

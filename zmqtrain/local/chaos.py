@@ -83,7 +83,7 @@ def schedule(
     return sorted(acts, key=lambda act: act.at_s)
 
 
-class Asked(Protocol):
+class StatusSource(Protocol):
     """A running job that can be asked for its status."""
 
     def status(self) -> Status:
@@ -132,10 +132,10 @@ class Report:
 class Chaos:
     """Carries out a schedule on one job."""
 
-    def __init__(self, job: Asked, tell: Callable[[str], None]) -> None:
-        """``tell`` is given a line for each act."""
+    def __init__(self, job: StatusSource, show: Callable[[str], None]) -> None:
+        """``show`` is given a line for each act."""
         self._job = job
-        self._tell = tell
+        self._show = show
         self._paused: list[tuple[float, int]] = []  # until when, process
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
@@ -203,7 +203,7 @@ class Chaos:
         if act.kind == "pause":
             self._paused.append((now + act.lasts_s, pid))
         report.done.append(Done(act, task.process, now))
-        self._tell(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
+        self._show(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
 
     def _go_on(self, now: float) -> None:
         """Let those go on whose pause is over."""

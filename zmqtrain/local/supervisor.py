@@ -20,6 +20,9 @@ from zmqtrain.config.restarts import End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError
 from zmqtrain.roles import signals
 
+SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
+"""As in `zmqtrain.config.task`, which brings more than a supervisor should import."""
+
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 log = logging.getLogger(__name__)
@@ -94,6 +97,8 @@ async def supervise(command: Sequence[str], limits: Limits) -> int:
         ConfigError: the command cannot be started.
     """
     stop = _Stop()
+    # A worker that waits for a ps can so tell an end of this job from that of one before.
+    os.putenv(SUPERVISED_SINCE, str(time.time()))
 
     async def start_command() -> asyncio.subprocess.Process:
         # It would keep its address if it outlived us, and nobody would start it again.

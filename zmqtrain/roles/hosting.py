@@ -1,4 +1,4 @@
-"""Putting actors into a process: running them, serving their health, minding signals."""
+"""Putting actors into a process: running them, serving their health, ending them at signals."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def stop_on_signals(actor: JobActor, hurry: Callable[[], object] | None = None) -> None:
+def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = None) -> None:
     """Have a signal end the actor in order.
 
-    ``hurry`` is called at a second one. Not for a task under a supervisor: what is sent to the
+    ``at_second`` is called at a second one. Not for a task under a supervisor: what is sent to the
     group of both, and passed on, comes to it twice.
     """
 
     def take(code: ExitCode) -> None:
-        if actor.stopping.is_set() and hurry is not None:
-            hurry()
+        if actor.stopping.is_set() and at_second is not None:
+            at_second()
         actor.stop(int(code))
 
     for number in signals.that_end():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.options import mistyped, options_of, values_of
-from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
+from zmqtrain.config.task import ENVIRON, SUPERVISED_SINCE, TaskConfig, load_task
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, load_job
@@ -36,6 +38,8 @@ from zmqtrain.roles.hosting import (
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.by_address import TransportByAddress
+
+LOOK_S = 1.0  # how often a worker that waits for a ps looks whether the job has ended
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +132,28 @@ def _publish(task: Task, config: TaskConfig, stack: contextlib.ExitStack) -> Non
             log.warning("zmqtrain status finds the job by its chief alone: %s", error)
 
 
+def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
+    """Leave a note on this host if the chief has ended the run, for workers that come too late."""
+    if config.ps[0].startswith(IPC):  # nobody comes later in zmqtrain run
+        return
+    for actor in actors:
+        end = actor.summary if isinstance(actor, Chief) else getattr(actor, "shutdown", None)
+        if end is not None:
+            with contextlib.suppress(ConfigError):  # then they wait for as long as they may
+                run_file.note_end(config.ps, int(end.exit_code))
+
+
+async def _leave_with_the_job(worker: Worker, config: TaskConfig, since: float) -> None:
+    """End a worker that was started again, and finds that its job has ended meanwhile."""
+    while not worker.ready()[0]:
+        code = run_file.end_since(config.ps, since)
+        if code is not None:
+            log.info("the job has ended meanwhile")
+            worker.stop(code)
+            return
+        await asyncio.sleep(LOOK_S)
+
+
 async def _serve(config: TaskConfig, job: Job) -> int:
     """Run the task's actor, and the chief's beside it where worker 0 hosts the chief."""
     actors: list[JobActor] = []
@@ -138,7 +164,10 @@ async def _serve(config: TaskConfig, job: Job) -> int:
     if config.role is Role.PS:
         actors.append(ParameterServer(config, job, TransportByAddress(config.security)))
     elif config.role is Role.WORKER:
-        actors.append(Worker(config, job, TransportByAddress(config.security)))
+        worker = Worker(config, job, TransportByAddress(config.security))
+        actors.append(worker)
+        if since := ENVIRON.get(SUPERVISED_SINCE):
+            worker.add_background_task(partial(_leave_with_the_job, worker, config, float(since)))
     with contextlib.ExitStack() as stack:
         for actor in actors:
             stack.callback(actor.transport.close)
@@ -151,6 +180,7 @@ async def _serve(config: TaskConfig, job: Job) -> int:
             results = await run_all(actors)
         finally:
             ignore_signals()
+            _note_end(actors, config)
     chief = actors[0]
     if isinstance(chief, Chief) and chief.summary is not None:
         sys.stdout.write("\n".join(["", *chief.summary.lines(), ""]))
