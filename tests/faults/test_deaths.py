@@ -107,6 +107,7 @@ def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what
     """A ps may begin on that order, and workers train, while its answer is still on the way."""
     late = delay(Parameters, 1, sender="ps", receiver="chief 0", by_s=1.0)
     tale = tale_of(calm(keeps=True, faults=(Fault(0.5, "interrupt"),), rules=(late,)))
+    assert len(tale.of("chief 0 starts")) == 1
     assert tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
 
 

@@ -185,10 +185,11 @@ class Chief(JobActor):
             log.warning("%s: the job goes back to %s", text, path)
         self.generation = max(*generations, generation, self.generation) + 1
         await self._saver.note_generation(self.generation)
-        message = Initialize(str(path) if path is not None else None)
-        await asyncio.gather(
-            *(link.request(message, reason="it is initialising") for link in self._links)
-        )
+        async with self._saver.shared_directory() as logdir:
+            message = Initialize(str(path) if path is not None else None, logdir)
+            await asyncio.gather(
+                *(link.request(message, reason="it is initialising") for link in self._links)
+            )
 
     async def _has_learned(self, joined: Sequence[Joined]) -> bool:
         """Say whether some ps holds parameters that updates were applied to."""

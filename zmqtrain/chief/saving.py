@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import astuple
 from pathlib import Path
 
@@ -62,6 +63,22 @@ class Saver:
         except CheckpointError as error:
             raise CheckpointError(f"{error}; choose another directory with --logdir") from error
         probe.rmdir()
+
+    @contextlib.asynccontextmanager
+    async def shared_directory(self) -> AsyncIterator[str]:
+        """Yield a new directory in the logdir, which every ps must find; "" if there is none."""
+        made = None
+        if self._logdir is not None:
+            try:
+                made = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
+            except CheckpointError as error:  # it was there at the start: the job goes on
+                log.warning("not shown that all ps share the logdir: %s", error)
+        try:
+            yield str(made or "")
+        finally:
+            if made is not None:
+                with contextlib.suppress(OSError):
+                    made.rmdir()
 
     async def newest(self) -> tuple[Path | None, int]:
         """Return the newest valid checkpoint (None if there is none) and the last generation."""

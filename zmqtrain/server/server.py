@@ -22,7 +22,14 @@ from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.membership import Peer, Peers
-from zmqtrain.errors import FencedError, OrphanedError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import (
+    ConfigError,
+    FencedError,
+    OrphanedError,
+    PeerLostError,
+    RefusedError,
+    ZmqTrainError,
+)
 from zmqtrain.job import DATA, Job, fingerprint_difference
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.optim import AVERAGE, Update
@@ -287,6 +294,11 @@ class ParameterServer(JobActor):
         """Begin a generation, unless it has begun; nothing of the one before is under way."""
         if request.envelope.generation == self.generation and self.initialised:
             request.reply(Parameters(self.shard.version))
+            return
+        try:
+            checkpoint.check_found(message.logdir)
+        except ConfigError as error:
+            request.refuse(error)
             return
         self._end_generation()
         words = self.shard.segment.words

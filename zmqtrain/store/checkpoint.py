@@ -9,6 +9,7 @@ stores slices under their global coordinates, so it can be read into any other p
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from zmqtrain.errors import CheckpointError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.durable import (
     digest_file,
@@ -66,6 +67,23 @@ def begin(logdir: Path, step: int) -> Path:
             sync_path(root.parent)
         temporary.mkdir()
     return temporary
+
+
+def check_found(directory: str) -> None:
+    """See that a directory which the chief has made in its logdir is in that of this process, too.
+
+    ``directory``: "" if the job has no logdir.
+
+    Raises:
+        ConfigError: it is not there, or this user cannot write to it.
+    """
+    if directory and not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{directory}, which the chief has just made in the job's logdir, is not there on "
+            f"{socket.gethostname()}, or cannot be written to; expected one directory with the "
+            "same path for the chief and every ps, such as on NFS or a shared volume; give it by "
+            "--logdir"
+        )
 
 
 def copy_shard(

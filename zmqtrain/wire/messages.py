@@ -90,9 +90,14 @@ class Leave:
 
 @dataclass(slots=True)
 class Initialize:
-    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory."""
+    """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
+
+    ``logdir``: a directory that the chief has just made in the job's logdir; a ps that does not
+    find it has another logdir and could save nothing. "" without a logdir.
+    """
 
     checkpoint: str | None
+    logdir: str = ""
 
 
 @dataclass(slots=True)

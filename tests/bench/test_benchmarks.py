@@ -1,0 +1,104 @@
+"""Every benchmark runs, ends with 0, and prints rows with the keys that README's tables have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.__main__ import COMMANDS
+from bench.headline import headline_command
+from bench.output import ROOT
+from bench.peers.command import peers_command
+from bench.peers.lineup import PEERS, Peer
+from bench.processes import RunError, json_lines_of
+from bench.profile import COLUMNS as PROFILE
+from bench.workload import MODES
+
+TIMES = {"bench", "median_ms", "min_ms", "per_second"}
+SMALL = "--hidden 0 --steps 40 --workers 1"
+
+RUNS: dict[str, tuple[str, set[str]]] = {
+    "push-pull": ("--lane tcp --keys --megabytes 0.01", TIMES | {"lane", "encrypted"}),
+    "kernels": ("--rule sgd --megabytes 0.01", {"bench", "rule", "megabytes"}),
+    "train": (f"--job digits {SMALL}", {"steps_per_second", "accuracy", "loss"}),
+    "memory": (
+        "--lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
+        {"rss_mb", "formula_mb", "over_mb", "pushes"},
+    ),
+    "profile": (f"--policy hogwild --lane tcp {SMALL}", set(PROFILE)),
+    "compression": (
+        f"--compression int8 {SMALL}",
+        {"compression", "sent_bytes_per_push", "received_bytes_per_push", "accuracy"},
+    ),
+    "simulate": ("--workers 10 --ps 2 --policy hogwild --gradients 20", {"bench", "workers"}),
+}
+
+
+def test_every_benchmark_is_run_here_or_takes_too_long() -> None:
+    slow = {headline_command.name, peers_command.name}
+    assert {command.name for command in COMMANDS} == {*RUNS, *slow}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", RUNS)
+def test_benchmark_prints_its_rows(
+    name: str, rows_of: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.options.STEPS", {})  # the fewest of them
+    options, keys = RUNS[name]
+    rows = rows_of(name, *options.split())
+    assert rows
+    for row in rows:
+        assert row["bench"] == name
+        assert keys <= row.keys()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_benchmark_refuses_a_wrong_option(name: str, refusal_of: Callable[..., str]) -> None:
+    option = RUNS[name][0].split()[0]
+    assert option in refusal_of(name, option, "no-such-value")
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_script_of_a_peer_says_how_it_is_used_without_the_peer_being_installed(peer: Peer) -> None:
+    command = [sys.executable, *peer.command()[1:], "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ("train" in done.stdout) == bool(peer.policies)
+
+
+def test_echo_prints_rows_like_ours() -> None:
+    command = [sys.executable, "-m", "bench.peers.echo", "push-pull", "--megabytes", "0.001"]
+    rows = json_lines_of([*command, "--steps", "5"], timeout_s=60)
+    assert {row["mode"] for row in rows} == set(MODES)
+    assert all(row.keys() >= TIMES | {"lane", "megabytes"} for row in rows)
+
+
+def test_command_over_its_time_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    shell = ["sh", "-c", f"sleep 600 & echo $! > {path}; wait"]
+    with pytest.raises(RunError, match="took over 2 s"):
+        json_lines_of(shell, timeout_s=2.0)
+    try:
+        assert psutil.Process(int(path.read_text())).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        pass
+
+
+def test_failure_of_a_command_is_told_with_the_end_of_what_it_said() -> None:
+    code = 'import sys; print("last line", file=sys.stderr); sys.exit(3)'
+    with pytest.raises(RunError, match=r"exit code 3(.|\n)*last line"):
+        json_lines_of([sys.executable, "-c", code], timeout_s=60)
+
+
+def test_peers_need_neither_zmqtrain_nor_what_it_needs() -> None:
+    code = "import bench.peers.shared, sys; print({'zmqtrain', 'click', 'zmq'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
