@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from zmqtrain.actors.work_queue import LONG_S
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
+from zmqtrain.server.work_queue import LONG_S
 from zmqtrain.wire.messages import Order, ReadyPush
 
 WARM_UP = 0.2  # share of a forecast that is not counted

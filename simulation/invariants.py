@@ -14,7 +14,6 @@ from simulation.schedule import JOB_SEED, Schedule
 from simulation.tally import EXAMPLES
 from simulation.witness import Witness
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.leader import Leader
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.summary import Summary, parameters_sha256
@@ -97,8 +96,8 @@ class _Learned:
         self._step = 0  # as the leader has decided
 
     def wrong(self) -> Iterator[str]:
-        leader = self._cluster.server(0).direction
-        if not isinstance(leader, Leader) or leader.coordinator is None:
+        leader = self._cluster.server(0).leader
+        if leader is None or leader.coordinator is None:
             yield "ps 0 has no coordinator"
             return
         self._step = leader.coordinator.version
@@ -107,16 +106,16 @@ class _Learned:
             yield from self._differs_from_summary()
         ledger = leader.coordinator.ledger
         batches = set(range(ledger.next_batch)) - set(ledger.open_batches())
-        lost = self._witness.counted.get(leader.ps.generation, set()) - batches
+        lost = self._witness.counted.get(leader.generation, set()) - batches
         if lost:
             yield f"batches {sorted(lost)} were acknowledged and are not counted"
         examples = self._examples(batches)
         for shard in range(1 if self._may_be_uneven() else self._schedule.ps):
             yield from self._wrong_tally(shard, examples)
-        if leader.ps.generation > 1:
-            told = [number for number in self._witness.counted if number < leader.ps.generation]
+        if leader.generation > 1:
+            told = [number for number in self._witness.counted if number < leader.generation]
             if told and self._schedule.lane != "memory":
-                now = leader.ps.generation
+                now = leader.generation
                 yield f"pushes of generations {told} were acknowledged; the job is in {now}"
             return
         yield from self._wrong_figures(len(examples))
@@ -128,7 +127,7 @@ class _Learned:
         return {int(plan.indices(batch)[0]) for batch in batches} - self._schedule.bad
 
     def _wrong_tally(self, shard: int, examples: set[int]) -> Iterator[str]:
-        version = self._cluster.server(shard).shard.version
+        version = self._cluster.server(shard).state.version
         if version != self._step:
             yield f"ps {shard} ends at version {version}, not {self._step}"
         tally = self._values[f"tally{shard}"]
@@ -207,7 +206,7 @@ def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
     """Return all variables as they are in the shards' memory."""
     values: dict[str, Any] = {}
     for index in range(cluster.schedule.ps):
-        shard = cluster.server(index).shard
+        shard = cluster.server(index).state.shard
         views = shard.layout.views(shard.parameters)
         for chunk, view in zip(shard.layout.slices, views, strict=True):
             values[chunk.variable.name] = view

@@ -19,7 +19,6 @@ from simulation.schedule import JOB_SEED, Schedule, draw
 from simulation.stand_ins import garbage_kept, log_told, standing_in
 from simulation.tally import tally_job
 from simulation.witness import Witness
-from zmqtrain.coordination.leader import Leader
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
 
@@ -124,8 +123,8 @@ class _Observer:
             self._check_bound()
 
     def _check_bound(self) -> None:
-        leader = self.cluster.server(0).direction
-        if isinstance(leader, Leader) and leader.coordinator is not None:
+        leader = self.cluster.server(0).leader
+        if leader is not None and leader.coordinator is not None:
             broken = broken_bound(leader.coordinator)
             if broken:
                 self.cluster.give_up(broken)

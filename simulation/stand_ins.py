@@ -27,8 +27,7 @@ from simulation.loop import Process, VirtualLoop, current_process, unseen
 from zmqtrain.actors import task
 from zmqtrain.data import prefetch
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.server import receiver as receiver
-from zmqtrain.server import server as ps
+from zmqtrain.server import members, receiver
 from zmqtrain.store.segment_files import SUFFIX
 from zmqtrain.wire import chunks as chunks
 
@@ -84,7 +83,7 @@ def standing_in(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterat
         stand_ins += [
             (chunks, "CHUNK_SIZE", CHUNK_SIZE),
             (receiver, "WINDOW_NBYTES", window_nbytes),
-            (ps, "WINDOW_NBYTES", window_nbytes),
+            (members, "WINDOW_NBYTES", window_nbytes),
         ]
     before = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
     for module, name, stand_in in stand_ins:

@@ -110,7 +110,7 @@ class Worker(Actor):
         self.incarnation, self.generation = 2, 5
         self.linked = asyncio.Event()
         self.told: asyncio.Queue[Message] = asyncio.Queue()
-        self.on(Shutdown, lambda request, message: self.told.put_nowait(message))
+        self.handlers[Shutdown] = lambda request, message: self.told.put_nowait(message)
         self.on_beat: Callable[[], None] = lambda: None
         self._joined = joined
 

@@ -66,11 +66,13 @@ class Ps(Actor):
         self.pushes: asyncio.Queue[Request] = asyncio.Queue()
         self.refused = ConfigError("lr is -1; expected more than 0; raise it")
         self.bug = Bug("off by one")
-        self.on(GetStatus, lambda request, _: request.reply(Done(f"seen by {request.sender}")))
-        self.on(Heartbeat, self._on_heartbeat)
-        self.on(Leave, self._refuse)
-        self.on(Read, self._stumble)
-        self.on(Push, lambda request, _: self.pushes.put_nowait(request))
+        self.handlers[GetStatus] = lambda request, _: request.reply(
+            Done(f"seen by {request.sender}")
+        )
+        self.handlers[Heartbeat] = self._on_heartbeat
+        self.handlers[Leave] = self._refuse
+        self.handlers[Read] = self._stumble
+        self.handlers[Push] = lambda request, _: self.pushes.put_nowait(request)
 
     async def main(self) -> int:
         self.listen(ADDRESS)
@@ -342,7 +344,7 @@ async def test_reply_brings_an_array_of_any_size(
 ) -> None:
     flat = np.arange(size, dtype=np.float32)
     out = np.full(size, -1, np.float32)
-    ps.on(GetStatus, lambda request, _: request.reply_with(Done("there"), flat))
+    ps.handlers[GetStatus] = lambda request, _: request.reply_with(Done("there"), flat)
     asked = worker.ask(
         GetStatus(), on_chunk=lambda index, tensor: take_in((tensor,), at(out, index))
     )

@@ -112,8 +112,8 @@ class Ps(Actor):
 
     def __init__(self, transport: ScriptedTransport) -> None:
         super().__init__(Task(Role.PS, 0), transport, Metrics("ps"), Timing())
-        self.on(Push, self._take)
-        self.on(GetStatus, self._take)
+        self.handlers[Push] = self._take
+        self.handlers[GetStatus] = self._take
         self.taken: list[Request] = []
 
     async def main(self) -> int:

@@ -265,7 +265,7 @@ def described(siege: Siege, tensor: list[Any]) -> bytes:
 
 def next_push(siege: Siege) -> Push:
     """Return the push that the traitor's would be, were it in order."""
-    return Push(1, siege.ps.shard.version, 0, 20, 0.5)
+    return Push(1, siege.ps.state.version, 0, 20, 0.5)
 
 
 async def suffer(siege: Siege, dice: Random) -> int:
@@ -290,11 +290,11 @@ async def test_hostile_messages_are_refused_and_the_worker_trains_on(
     dice = Random(seed)
     with caplog.at_level(logging.WARNING, "zmqtrain.roles.worker"):
         async with besieged(make_job(steps=10**9)) as siege:
-            life, version = siege.worker.incarnation, siege.ps.shard.version
+            life, version = siege.worker.incarnation, siege.ps.state.version
             for _ in range(ROUNDS):
                 await suffer(siege, dice)
             assert siege.worker.incarnation == life
-            assert siege.ps.shard.version > version
+            assert siege.ps.state.version > version
             read = await siege.stranger.ask(siege.told(Read(), Sender("client", 9)))
             assert np.isfinite(read.tensors[0].array()).all()
     assert [record for record in caplog.records if record.name.endswith("worker")] == []

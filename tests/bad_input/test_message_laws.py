@@ -79,7 +79,7 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
                 sender, generation = talkers[who].sender, talkers[who].generation
                 envelope = Envelope(message, sender, 1000 + number, generation, tuple(tensors))
                 talkers[who].send(encode(envelope))
-            before = t.ps.shard.version
+            before = t.ps.state.version
             reply = await worker.ask(Push(1, before, batches[0], 20, 0.5), t.zeros)
             assert isinstance(reply.message, Release)
             assert reply.message.result in ("applied", "accumulated")

@@ -86,7 +86,7 @@ async def test_wrong_push_is_refused_and_a_right_one_counts(
         worker, batches = await t.worker()
         assert batches[0] == 0
         assert (await worker.refused(push, *tensors))[1] == text
-        assert t.ps.shard.version == 0
+        assert t.ps.state.version == 0
         await t.check(worker, batches)
 
 

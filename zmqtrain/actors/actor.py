@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.permissions import check_identity, check_permission
@@ -92,11 +92,8 @@ class Request:
         self._actor.send(self.endpoint, message, 0, (), self.peer)
 
 
-M = TypeVar("M")  # a kind of message
-
-
 class Actor:
-    """Base of the roles: subclasses say what they do ``on`` each kind of message, and ``main``."""
+    """Base of the roles. A subclass has ``handlers``, what takes which message, and a ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
@@ -106,7 +103,7 @@ class Actor:
         self.incarnation = 0
         self.generation = 0
         self.waits = Waits(str(task))
-        self._handlers: dict[type, Callable[[Request, Any], None]] = {}
+        self.handlers: dict[type, Callable[[Request, Any], None]] = {}
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
@@ -200,10 +197,6 @@ class Actor:
         for link in self.links:
             link.abandon(error)
 
-    def on(self, kind: type[M], handler: Callable[[Request, M], None]) -> None:
-        """Have requests with a message of this kind handled."""
-        self._handlers[kind] = handler
-
     def identify(self) -> tuple[Sender, int]:
         """Return (this life of this task, its generation) for an envelope's label."""
         return Sender(self.task.role.value, self.task.index, self.incarnation), self.generation
@@ -280,7 +273,7 @@ class Actor:
         kind = type(request.envelope.message)
         if kind is Refusal:
             return  # of something that asked for no reply; to refuse it would start a quarrel
-        handler = self._handlers.get(kind)
+        handler = self.handlers.get(kind)
         try:
             if handler is None:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")

@@ -1,4 +1,4 @@
-"""The leader's admin: what the chief and people ask of the job.
+"""The admin API: what the chief and people ask of the leader.
 
 Some answers take time: they are kept here until the status changes, the policy's barrier is
 reached, or every shard has written its part of a checkpoint.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.coordination.events import CloseAsked, SnapshotAsked, SwitchAsked
-from zmqtrain.coordination.status import status_of
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
-from zmqtrain.policies import Policy, make_policy
+from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import (
     Close,
     Done,
     GetStatus,
+    Message,
     RequestSave,
     RequestStop,
     Save,
@@ -29,12 +31,10 @@ from zmqtrain.wire.messages import (
     ShardFailed,
     ShardFile,
     ShardWritten,
+    Status,
     SwitchPolicy,
     WorkerMark,
 )
-
-if TYPE_CHECKING:
-    from zmqtrain.coordination.leader import Leader
 
 log = logging.getLogger(__name__)
 
@@ -53,46 +53,51 @@ class Saving:
 
 
 class AdminApi:
-    """Requests to the leader that are not pushes."""
+    """What the chief and people ask of the leader."""
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(
+        self,
+        leader: Leader,
+        host: Callable[[], HostStatus],
+        *,
+        can_save: bool,
+        crash: Callable[[Exception], None],
+    ) -> None:
+        """``host``: tells of the task that hosts the leader. ``can_save``: the job has a logdir."""
         self._leader = leader
-        self.event = 0  # rises when the chief has to act
-        self.save_requests: list[Request] = []
-        self.stop_wanted = False
+        self._host = host
+        self._can_save = can_save
+        self._crash = crash
+        self._event = 0  # rises when the chief has to act
+        self._save_requests: list[Request] = []
+        self._stop_requests: list[Request] = []
         self._switch_requests: list[Request] = []
         self._close_requests: list[Request] = []
         self._watchers: list[Request] = []
         self._saving: dict[str, Saving] = {}
         self._saved: dict[str, Saved] = {}  # the last one, by its directory
-        leader.ps.on(GetStatus, self._on_get_status)
-        leader.ps.on(SwitchPolicy, self._on_switch_policy)
-        leader.ps.on(RequestSave, self._on_request_save)
-        leader.ps.on(RequestStop, self._on_request_stop)
-        leader.ps.on(Save, self._on_save)
-        leader.ps.on(SaveEnded, self._on_save_ended)
-        leader.ps.on(ShardWritten, self._on_shard_file)
-        leader.ps.on(ShardFailed, self._on_shard_file)
-        leader.ps.on(Close, self._on_close)
+        leader.on_change = self.review
 
-    def notify(self) -> None:
-        """Tell those who watch that something has changed."""
-        self.event += 1
-        watchers, self._watchers = self._watchers, []
-        for request in watchers:
-            request.reply(status_of(self._leader))
+    def status(self) -> Status:
+        """Return the job's status as of now."""
+        return status_of(
+            self._leader,
+            self._host(),
+            event=self._event,
+            save_wanted=bool(self._save_requests),
+            stop_wanted=bool(self._stop_requests),
+        )
 
-    def policy_settled(self, policy: Policy) -> None:
-        """No change of policy is under way any more."""
-        for request in self._switch_requests:
-            request.reply(Done(policy.spec))
-        self._switch_requests.clear()
-
-    def closed(self) -> None:
-        """The job needs no more gradients, and none is being computed."""
-        for request in self._close_requests:
-            request.reply(Done())
-        self._close_requests.clear()
+    def review(self) -> None:
+        """Answer the requests that waited for what has happened to the leader."""
+        coordinator = self._leader.coordinator
+        finished = coordinator is not None and coordinator.finished
+        if finished:
+            _answer_all(self._close_requests, Done())
+        if finished or self._leader.failure:
+            self._notify()
+        if coordinator is not None and coordinator.next_policy is None:
+            _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
     def written(self, directory: str, file: ShardFile) -> None:
         """A shard's part of a checkpoint is durable."""
@@ -100,7 +105,7 @@ class AdminApi:
         if saving is None:
             return
         saving.files[file.shard] = file
-        if len(saving.files) == self._leader.ps.shards:
+        if len(saving.files) == self._leader.shards:
             del self._saving[directory]
             saved = Saved(
                 saving.step,
@@ -120,6 +125,10 @@ class AdminApi:
         if saving is not None:
             saving.request.refuse(error)
 
+    def ended(self, reason: str) -> None:
+        """The host ends: answer those who asked for the end."""
+        _answer_all(self._stop_requests, Done(reason))
+
     def give_up_saves(self, error: ZmqTrainError) -> None:
         """Some shard has forgotten what it was writing."""
         for directory in tuple(self._saving):
@@ -129,20 +138,15 @@ class AdminApi:
         """A new generation begins; what was being written belongs to the one before."""
         self._saving.clear()
 
-    def _on_get_status(self, request: Request, message: GetStatus) -> None:
-        if message.wait_s > 0 and message.seen >= self.event:
+    def on_get_status(self, request: Request, message: GetStatus) -> None:
+        if message.wait_s > 0 and message.seen >= self._event:
             self._watchers.append(request)
-            answer = guarded(self._answer, self._leader.ps.crash)
+            answer = guarded(self._answer, self._crash)
             asyncio.get_running_loop().call_later(message.wait_s, answer, request)
             return
-        request.reply(status_of(self._leader))
+        request.reply(self.status())
 
-    def _answer(self, watcher: Request) -> None:
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
-            watcher.reply(status_of(self._leader))
-
-    def _on_switch_policy(self, request: Request, message: SwitchPolicy) -> None:
+    def on_switch_policy(self, request: Request, message: SwitchPolicy) -> None:
         coordinator = self._leader.coordinator
         if coordinator is None:
             raise RefusedError("the job has not begun: its parameters are not initialised")
@@ -156,25 +160,19 @@ class AdminApi:
         self._switch_requests.append(request)
         self._leader.event(SwitchAsked(policy.spec))
 
-    def _on_request_save(self, request: Request, _: RequestSave) -> None:
-        if not self._leader.ps.job.logdir:
+    def on_request_save(self, request: Request, _: RequestSave) -> None:
+        if not self._can_save:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
-        self.save_requests.append(request)
-        self.notify()
+        self._save_requests.append(request)
+        self._notify()
 
-    def _on_request_stop(self, request: Request, _: RequestStop) -> None:
-        self.stop_wanted = True
-        self.notify()
-        self._leader.ps.spawn(self._answer_at_the_end(request))
+    def on_request_stop(self, request: Request, _: RequestStop) -> None:
+        self._stop_requests.append(request)
+        self._notify()
 
-    async def _answer_at_the_end(self, request: Request) -> None:
-        ps = self._leader.ps
-        await ps.stopping.wait()
-        request.reply(Done(ps.shutdown.reason if ps.shutdown is not None else f"{ps.task} ends"))
-
-    def _on_save(self, request: Request, message: Save) -> None:
+    def on_save(self, request: Request, message: Save) -> None:
         coordinator = self._leader.coordinator
-        self._leader.ps.peers.member(request)
+        self._leader.peers.member(request)
         if coordinator is None:
             raise RefusedError("there is nothing to save: the job is not initialised")
         if message.directory in self._saving:
@@ -198,27 +196,45 @@ class AdminApi:
         )
         self._leader.event(SnapshotAsked(message.directory))
 
-    def _on_save_ended(self, request: Request, message: SaveEnded) -> None:
-        self._leader.ps.peers.member(request)
-        for waiting in self.save_requests:
+    def on_save_ended(self, request: Request, message: SaveEnded) -> None:
+        self._leader.peers.member(request)
+        for waiting in self._save_requests:
             if message.error:
                 waiting.refuse(CheckpointError(message.error))
             else:
                 waiting.reply(Done(message.path))
-        self.save_requests.clear()
+        self._save_requests.clear()
 
-    def _on_close(self, request: Request, close: Close) -> None:
+    def on_close(self, request: Request, close: Close) -> None:
         coordinator = self._leader.coordinator
-        self._leader.ps.peers.member(request)
+        self._leader.peers.member(request)
         if coordinator is None:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
         self._leader.event(CloseAsked(close.at_once))
 
-    def _on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
-        self._leader.ps.peers.member(request)
+    def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
+        self._leader.peers.member(request)
         if isinstance(message, ShardWritten):
             self.written(message.directory, message.file)
         else:
             self.not_written(message.directory, CheckpointError(message.error))
         request.reply(Done())
+
+    def _notify(self) -> None:
+        """Tell those who watch that something has changed."""
+        self._event += 1
+        watchers, self._watchers = self._watchers, []
+        for request in watchers:
+            request.reply(self.status())
+
+    def _answer(self, watcher: Request) -> None:
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+            watcher.reply(self.status())
+
+
+def _answer_all(requests: list[Request], message: Message) -> None:
+    for request in requests:
+        request.reply(message)
+    requests.clear()

@@ -10,35 +10,52 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.membership import Peers
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
-from zmqtrain.wire.messages import BATCH, Order, Orders
-
-if TYPE_CHECKING:
-    from zmqtrain.server.server import ParameterServer
+from zmqtrain.wire.messages import BATCH, Message, Order, Orders
 
 log = logging.getLogger(__name__)
+
+Numbered: TypeAlias = tuple[int, Order]
+"""An order with its number; 0: its shard gave it to itself."""
 
 
 class OrderDelivery:
     """The leader's orders under way."""
 
-    def __init__(self, ps: ParameterServer) -> None:
-        self._ps = ps
+    def __init__(
+        self,
+        peers: Peers,
+        words: memoryview,
+        send_to_all: Callable[[Iterable[Request], Message], None],
+        *,
+        others: int,
+        heartbeat_s: float,
+        crash: Callable[[Exception], None],
+    ) -> None:
+        """``words``: of the segment of this shard. ``others``: so many other shards there are."""
+        self._peers = peers
+        self._words = words
+        self._send_to_all = send_to_all
+        self._send_guarded = guarded(self._send_now, crash)
+        self._others = range(1, 1 + others)
+        self._heartbeat_s = heartbeat_s
         self._coordinated = True  # whether the policy is, by the orders given so far
         self._given = 0  # number of this shard's last order
-        self._own: deque[tuple[int, Order]] = deque()  # until all know of the last switch
-        self._under_way: deque[tuple[int, Order]] = deque()  # own, perhaps not carried out
+        self._own: deque[Numbered] = deque()  # until all know of the last switch
+        self._under_way: deque[Numbered] = deque()  # own, perhaps not carried out
         self.sent = 0  # number of the others' last order
         self._switch = 0  # number of the last switch among those
-        self._to_send: list[tuple[int, Order]] = []  # to the others, at the end of this turn
+        self._to_send: list[Numbered] = []  # to the others, at the end of this turn
         self._to_answer: set[int] = set()  # shards whose reports came in this turn
-        self._unacknowledged: deque[tuple[int, Order]] = deque()
+        self._unacknowledged: deque[Numbered] = deque()
         self._acknowledged: dict[int, int] = {}
 
     def begin(self, policy: str) -> None:
@@ -48,68 +65,71 @@ class OrderDelivery:
         for queue in (self._own, self._under_way, self._unacknowledged, self._to_send):
             queue.clear()
         self._acknowledged.clear()
-        words = self._ps.shard.segment.words
-        words[segment_layout.ORDERS] = words[segment_layout.ACKNOWLEDGED] = 0
-        for peer in self._ps.peers:
+        self._words[segment_layout.ORDERS] = self._words[segment_layout.ACKNOWLEDGED] = 0
+        for peer in self._peers:
             peer.report = None
 
     def give(self, orders: Sequence[Order], *, again: bool = False) -> None:
-        """Number orders, send the other shards what concerns them, carry out this shard's part.
+        """Number orders, send the other shards what concerns them; the rest is :meth:`due`.
 
         ``again``: they were given before this process began, and are only to be known.
         """
-        if self._ps.shards > 1:
+        if self._others:
             numbered = self._number(self._concerning_others(orders))
             if not again:
                 self._send(numbered)
         for order in orders:
             self._given += 1
             self._own.append((self._given, order))
-        if not again:
-            self.carry_out_own()
 
-    def tell_others(self, orders: Sequence[Order]) -> None:
+    def send_others(self, orders: Sequence[Order]) -> None:
         """Give orders to the other shards alone."""
         self._send(self._number(orders))
+
+    def answer(self, shard: int) -> None:
+        """Answer a shard's report by orders, though there be none."""
+        self._send_soon()
+        self._to_answer.add(shard)
 
     @property
     def is_done(self) -> bool:
         """Whether all other shards tell that they have carried out all of their orders."""
         return self._others_have(self.sent)
 
-    def carry_out_own(self) -> None:
-        """Carry out this shard's part, unless some other shard does not know of a switch yet.
+    def due(self) -> Sequence[Numbered]:
+        """Return what this shard has to carry out now and was not returned before.
 
-        It would treat the next push of a worker released here by the old policy.
+        Nothing, while some other shard does not know of a switch yet: it would treat the next push
+        of a worker released here by the old policy.
         """
         if not self._own or not self._others_have(self._switch):
-            return
+            return ()
         orders = tuple(self._own)
         self._own.clear()
-        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        done = self._words[segment_layout.ORDERS]
         while self._under_way and self._under_way[0][0] <= done:
             self._under_way.popleft()
         self._under_way += orders
-        self._ps.executor.carry_out(orders)
+        return orders
 
     async def keep_others(self) -> None:
         """Catch the other shards up once a heartbeat."""
         while True:
-            await asyncio.sleep(self._ps.timing.heartbeat_s)
+            await asyncio.sleep(self._heartbeat_s)
             self.catch_up()
 
     def catch_up(self) -> None:
         """Send again what another shard did not get; forget what all of them have."""
-        for shard in range(1, self._ps.shards):
+        for shard in self._others:
             self._keep(shard)
-        everyone = min(self._acknowledged.get(shard, 0) for shard in range(1, self._ps.shards))
-        words = self._ps.shard.segment.words
+        everyone = min(self._acknowledged.get(shard, 0) for shard in self._others)
+        words = self._words
         words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
         self._forget_acknowledged()
 
     def state(self) -> dict[str, Any]:
         """Return what :meth:`restore` needs, as plain data and orders."""
-        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        done = self._words[segment_layout.ORDERS]
         own = [*self._under_way, *self._own]
         return {
             "coordinated": self._coordinated,
@@ -128,18 +148,17 @@ class OrderDelivery:
         self._unacknowledged = deque(state["unacknowledged"])
 
     def resume(self) -> None:
-        """Carry out what the life before did not."""
+        """Have due what the life before did not carry out."""
         self._forget_acknowledged()
-        done = self._ps.shard.segment.words[segment_layout.ORDERS]
+        done = self._words[segment_layout.ORDERS]
         self._own = deque((number, order) for number, order in self._own if number > done)
-        self.carry_out_own()
 
     def _forget_acknowledged(self) -> None:
-        known = self._ps.shard.segment.words[segment_layout.ACKNOWLEDGED]
+        known = self._words[segment_layout.ACKNOWLEDGED]
         while self._unacknowledged and self._unacknowledged[0][0] <= known:
             self._unacknowledged.popleft()
 
-    def _number(self, orders: Iterable[Order]) -> list[tuple[int, Order]]:
+    def _number(self, orders: Iterable[Order]) -> list[Numbered]:
         numbered = []
         for order in orders:
             self.sent += 1
@@ -166,51 +185,45 @@ class OrderDelivery:
                 always.add("release")
         return concern
 
-    def _send(self, numbered: Sequence[tuple[int, Order]]) -> None:
+    def _send(self, numbered: Sequence[Numbered]) -> None:
         """Have orders sent with all others that are given in this turn of the event loop."""
         if numbered:
             self._send_soon()
         self._to_send += numbered
 
-    def answer(self, shard: int) -> None:
-        """Answer a shard's report by orders, though there be none."""
-        self._send_soon()
-        self._to_answer.add(shard)
-
     def _send_soon(self) -> None:
         if not self._to_send and not self._to_answer:
-            send = guarded(self._send_now, self._ps.crash)
-            asyncio.get_running_loop().call_soon(send)
+            asyncio.get_running_loop().call_soon(self._send_guarded)
 
     def _send_now(self) -> None:
         numbered, self._to_send = self._to_send, []
         shards, self._to_answer = self._to_answer, set()
         if numbered:
-            self._send_to(range(1, self._ps.shards), numbered)
+            self._send_to(self._others, numbered)
         elif shards:
-            self._ps.send_to_all(self._contacts(sorted(shards)), Orders(self.sent + 1, ()))
+            self._send_to_all(self._contacts(sorted(shards)), Orders(self.sent + 1, ()))
 
-    def _send_to(self, shards: Iterable[int], numbered: Sequence[tuple[int, Order]]) -> None:
+    def _send_to(self, shards: Iterable[int], numbered: Sequence[Numbered]) -> None:
         contacts = self._contacts(shards)
         for begin in range(0, len(numbered), BATCH):
             part = numbered[begin : begin + BATCH]
             message = Orders(part[0][0], tuple(order for _, order in part))
-            self._ps.send_to_all(contacts, message)
+            self._send_to_all(contacts, message)
 
     def _contacts(self, shards: Iterable[int]) -> list[Request]:
-        peers = [self._ps.peers.get("ps", shard) for shard in shards]
+        peers = [self._peers.get(Role.PS, shard) for shard in shards]
         return [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
 
     def _others_have(self, number: int) -> bool:
         """Say whether all other shards tell that they have carried out the orders up to this."""
-        for shard in range(1, self._ps.shards):
-            peer = self._ps.peers.get("ps", shard)
+        for shard in self._others:
+            peer = self._peers.get(Role.PS, shard)
             if (0 if peer is None else peer.orders) < number:
                 return False
         return True
 
     def _keep(self, shard: int) -> None:
-        peer = self._ps.peers.get("ps", shard)
+        peer = self._peers.get(Role.PS, shard)
         if peer is None:
             return
         got = peer.orders

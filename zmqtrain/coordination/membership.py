@@ -44,7 +44,7 @@ class Peer:
     last_release: Release | None = None
     lane: str = "tcp"
     lanes: str = ""  # to every ps, as a worker says
-    gradient: int = -1  # number in the segment of where its gradients go
+    buffer: int = -1  # index of where its gradients go in the segment
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     untaken_nbytes: int = 0  # of them, not yet confirmed
     loss: float = 0.0

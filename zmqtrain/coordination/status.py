@@ -3,111 +3,124 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.endings import completion
+from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
-if TYPE_CHECKING:
-    from zmqtrain.coordination.leader import Leader
+SILENT_BEATS = 2.5  # heartbeats that are missed before a task is called silent
+PASSING_S = 0.5  # a worker that waits for less long computes: its push is on its way
 
 
-def status_of(leader: Leader) -> Status:
+@dataclass(slots=True)
+class HostStatus:
+    """What the task that hosts the leader tells of itself."""
+
+    task: TaskStatus
+    waits: tuple[Wait, ...]
+    duplicates: int  # requests of workers that it had seen before
+    started_at: float  # of the monotonic clock
+
+
+def status_of(
+    leader: Leader, host: HostStatus, *, event: int, save_wanted: bool, stop_wanted: bool
+) -> Status:
     """Return the job's status as of now."""
-    ps, coordinator = leader.ps, leader.coordinator
-    ps.executor.count()
+    coordinator = leader.coordinator
     finished = coordinator is not None and coordinator.finished
     following = coordinator.next_policy if coordinator is not None else None
-    pushes = leader.counts | {"duplicate": ps.receiver.duplicates}
     return Status(
-        event=leader.admin.event,
-        initialised=ps.initialised,
+        event=event,
+        initialised=coordinator is not None,
         policy=leader.policy,
         switching=following.spec if following is not None else "",
         step=leader.step,
-        steps=ps.job.steps,
-        stop=completion(leader.step, ps.job.steps) if finished else "",
+        steps=leader.job.steps,
+        stop=completion(leader.step, leader.job.steps) if finished else "",
         failure=leader.failure,
         failure_code=leader.failure_code,
         all_delivered=leader.all_delivered,
-        save_wanted=bool(leader.admin.save_requests),
-        stop_wanted=leader.admin.stop_wanted,
+        save_wanted=save_wanted,
+        stop_wanted=stop_wanted,
         seconds=leader.throughput.seconds,
         steps_per_second=leader.throughput.steps_per_second,
         loss=leader.loss,
         examples=coordinator.ledger.examples if coordinator is not None else 0,
-        pushes=pushes,
+        pushes=_pushes(leader) | {"duplicate": host.duplicates},
         staleness=leader.staleness.summary(),
-        tasks=(_own(leader), *(_task(leader, peer) for peer in _in_order(leader))),
-        waits=waits_of(leader),
+        tasks=(host.task, *(_task(leader, peer) for peer in _in_order(leader))),
+        waits=waits_of(leader, host),
     )
 
 
-def completion(step: int, steps: int) -> str:
-    """Return why no more gradients are needed."""
-    if step > steps:  # as the checkpoint was that the job went on from
-        return f"step {step} was reached before, and {steps} are asked for: raise --steps"
-    return f"step {step} of {steps} is done"
+def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
+    """Return every wait that the leader knows of: its host's, those it was told, the policy's.
 
-
-def divergence(refused: int, allowed: int) -> str:
-    """Return why a job ends that has refused so many gradients; "" if it goes on."""
-    if refused <= allowed:
-        return ""
-    return (
-        f"{refused} gradients held NaN or infinity, the job allows {allowed}: lower the learning "
-        "rate, set clip_norm, or raise max_nonfinite"
-    )
-
-
-def waits_of(leader: Leader) -> tuple[Wait, ...]:
-    """Return every wait that the leader knows of: its own, the policy's, and those it was told."""
-    ps = leader.ps
-    waits = list(ps.waits.snapshot())
-    for peer in ps.peers:
+    One that has no deadline of its own ends when a silent task that it is for is given up.
+    """
+    waits = list(host.waits)
+    for peer in leader.peers:
         if not peer.gone:
             waits += peer.waits
-    if not ps.initialised:
-        since_s = time.monotonic() - ps.started_at
-        until_s = max(0.0, ps.timing.join_timeout_s - since_s)
-        reason = "no chief has initialised the parameters"
-        waits.append(Wait("ps 0", "chief 0", reason, since_s, until_s))
     if leader.coordinator is None:
-        return tuple(waits)
-    for held in leader.coordinator.held():
-        pending = ps.pending.get(held.worker)
+        since_s = time.monotonic() - host.started_at
+        until_s = max(0.0, leader.timing.join_timeout_s - since_s)
+        reason = "no chief has initialised the parameters"
+        waits.append(Wait(host.task.task, "chief 0", reason, since_s, until_s))
+    else:
+        waits += _held(leader, leader.coordinator)
+    given_up_in_s = {
+        str(peer): max(0.0, _patience_s(leader, peer) - peer.silent_s)
+        for peer in leader.peers
+        if not peer.gone and _is_silent(leader, peer)
+    }
+    return tuple(_with_deadline(wait, given_up_in_s) for wait in waits)
+
+
+def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
+    """Yield the waits that the policy imposes."""
+    now = time.monotonic()
+    for held in coordinator.held():
         by = ", ".join(f"worker {index}" for index in held.by)
-        since_s = time.monotonic() - pending.arrived_at if pending is not None else 0.0
+        since_s = now - leader.waiting_since.get(held.worker, now)
         # Those who are there may take their time; their leases end if they are not.
-        is_alive = leader.coordinator.is_alive(held.by)
-        left_s = None if is_alive else max(0.0, ps.timing.join_timeout_s - since_s)
+        is_alive = coordinator.is_alive(held.by)
+        left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
         on = by or "a worker to join"
-        waits.append(Wait(f"worker {held.worker}", on, held.reason, since_s, left_s))
-    return tuple(waits)
+        yield Wait(f"worker {held.worker}", on, held.reason, since_s, left_s)
+
+
+def _with_deadline(wait: Wait, given_up_in_s: Mapping[str, float]) -> Wait:
+    silent = [given_up_in_s[name] for name in wait.peer.split(", ") if name in given_up_in_s]
+    return replace(wait, until_s=max(silent)) if silent and wait.until_s is None else wait
+
+
+def _patience_s(leader: Leader, peer: Peer) -> float:
+    """Return after how much silence a task is given up."""
+    if peer.is_worker:
+        return leader.timing.lease_s
+    return leader.timing.peer_timeout_s if peer.role == Role.PS else leader.timing.join_timeout_s
+
+
+def _is_silent(leader: Leader, peer: Peer) -> bool:
+    return peer.silent_s > SILENT_BEATS * leader.timing.heartbeat_s
+
+
+def _pushes(leader: Leader) -> dict[str, int]:
+    """Return pushes by what became of them."""
+    made = leader.coordinator
+    names = ("applied", "dropped", "refused")
+    return {name: getattr(made, name) if made is not None else 0 for name in names}
 
 
 def _in_order(leader: Leader) -> list[Peer]:
     ranks = {"ps": 0, "chief": 1, "worker": 2}
-    return sorted(leader.ps.peers, key=lambda peer: (ranks[peer.role], peer.index))
-
-
-def _own(leader: Leader) -> TaskStatus:
-    ps = leader.ps
-    return TaskStatus(
-        role=ps.task.role.value,
-        index=ps.task.index,
-        state="serving" if ps.initialised else "waiting for the chief",
-        incarnation=ps.incarnation,
-        step=ps.shard.version,
-        silent_s=0.0,
-        leases=(),
-        loss=float("nan"),
-        process=ps.process,
-        metrics=ps.metrics_address,
-        lanes="",
-        nbytes=ps.shard.layout.nbytes,
-    )
+    return sorted(leader.peers, key=lambda peer: (ranks[peer.role], peer.index))
 
 
 def _task(leader: Leader, peer: Peer) -> TaskStatus:
@@ -139,7 +152,7 @@ def _step(peer: Peer) -> int:
 def _state(leader: Leader, peer: Peer) -> State:
     if peer.gone:
         return "left"
-    if peer.silent_s > leader.ps.timing.lease_s:
+    if _is_silent(leader, peer):
         return "silent"
     if not peer.is_worker or leader.coordinator is None:
         return "alive"
@@ -148,4 +161,5 @@ def _state(leader: Leader, peer: Peer) -> State:
         return "joining"
     if member.state == "stopped":
         return "done"
-    return "computing" if member.state == "computing" else "waiting"
+    waits = member.state != "computing" or any(wait.since_s >= PASSING_S for wait in peer.waits)
+    return "waiting" if waits else "computing"

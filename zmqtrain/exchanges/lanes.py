@@ -129,7 +129,7 @@ async def _prove(link: Link, segment: Reached) -> int:
     reply = await link.request(
         MapSegment(segment.lane, segment.nonce), reason="it has not said where gradients go"
     )
-    return reply.expect(Mapped).gradient
+    return reply.expect(Mapped).buffer
 
 
 async def _check_known(link: Link) -> None:

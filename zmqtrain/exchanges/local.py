@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import (
     CloseAsked,
     Event,
@@ -21,7 +22,6 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.statistics import Staleness, Throughput
-from zmqtrain.coordination.status import divergence
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.policies import make_policy

@@ -25,8 +25,8 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.coordination.status import completion
 from zmqtrain.errors import CheckpointError, ExitCode
 from zmqtrain.exchanges.local import WORKER, LocalExchange
 from zmqtrain.job import Job

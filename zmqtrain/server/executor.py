@@ -6,135 +6,181 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.actors.work_queue import WorkQueue
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.coordination.membership import Peer, Peers
 from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.server.direction import Pending
+from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.recovery import packed_release
-from zmqtrain.store import checkpoint, segment_layout
+from zmqtrain.server.state import Pending, PendingPush, ShardState
+from zmqtrain.server.work_queue import WorkQueue
+from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Order, Release, ShardFile
-
-if TYPE_CHECKING:
-    from zmqtrain.server.server import ParameterServer
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Applied:
-    """One update that was applied."""
+    """Some gradients became one update; their workers may have been answered already."""
 
     version: int  # after it
     gradients: int  # averaged in it
-    contributions: list[Pending]  # those of workers that are still there
+    contributions: list[PendingPush]  # those of workers that are still there
     seconds: float  # that it took
     at: float  # of the monotonic clock
+
+
+@dataclass(slots=True)
+class UpdateRefused:
+    """The update rule refused; the parameters are as they were before."""
+
+    error: ConfigError
+
+
+@dataclass(slots=True)
+class PolicyChanged:
+    """From this order on the policy is another."""
+
+    spec: str
+
+
+@dataclass(slots=True)
+class ReleasedUndecided:
+    """A worker may go on after a push that was decided on before it came here."""
+
+    worker: int
+    pending: Pending
+
+
+@dataclass(slots=True)
+class Written:
+    """This shard's part of the checkpoint in ``directory`` is durable."""
+
+    directory: str
+    file: ShardFile
+
+
+@dataclass(slots=True)
+class NotWritten:
+    """This shard's part of the checkpoint in ``directory`` could not be written."""
+
+    directory: str
+    error: ZmqTrainError
+
+
+Report: TypeAlias = (
+    Applied | UpdateRefused | PolicyChanged | ReleasedUndecided | Written | NotWritten
+)
+"""What comes of orders, beside answers to workers."""
 
 
 class Executor:
     """The orders of one ps under way."""
 
-    def __init__(self, ps: ParameterServer) -> None:
-        self._ps = ps
-        self._work = WorkQueue(str(ps.task), on_error=ps.crash)
+    def __init__(
+        self,
+        state: ShardState,
+        peers: Peers,
+        metrics: Metrics,
+        *,
+        report: Callable[[Report], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], bool],
+        crash: Callable[[Exception], None],
+        copies: bool = False,
+    ) -> None:
+        """``copies``: parameters are copied before they are sent, for updates go on meanwhile."""
+        self._state = state
+        self._peers = peers
+        self._metrics = metrics
+        self._report = report
+        self._spawn = spawn
+        self._copies = copies
+        self._work = WorkQueue(str(state.task), on_error=crash)
         self._uncounted: deque[Applied] = deque()
-        self._count = guarded(self.count, ps.crash)
+        self._count = guarded(self.count, crash)
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once everything ordered so far is done; the shard is at rest then."""
-        self._work.add(call)
+        self._work.put(None, lambda _: call())
+        self._work.run()
 
     def close(self) -> None:
         self._work.close()
 
-    def carry_out(self, orders: Iterable[tuple[int, Order]]) -> None:
-        """Queue numbered orders; each is done before the next is begun.
+    def carry_out(self, orders: Iterable[Numbered]) -> None:
+        """Carry out numbered orders; each is done before the next is begun.
 
         The segment keeps the number of the last one done. 0: this shard ordered it by itself.
         """
+        shard, put = self._state.shard, self._work.put
         for number, order in orders:
             match order.kind:
-                case "apply" | "reduce":
-                    self._update(number, order)
+                case "apply":
+                    work = partial(shard.apply, order.workers[0], number)
+                    put(work, partial(self._updated, number, order))
+                case "reduce":
+                    work = partial(shard.reduce, order.workers, number)
+                    put(work, partial(self._updated, number, order))
                 case "accumulate":
-                    worker = order.workers[0]
-                    work = partial(self._ps.shard.accumulate, worker, number)
-                    self._work.add(partial(self._accumulated, worker), work)
-                case "drop":
-                    self._then(number, self._dropped, order)
-                case "release":
-                    self._then(number, self._release, order)
+                    work = partial(shard.accumulate, order.workers[0], number)
+                    put(work, partial(self._accumulated, order))
                 case "snapshot":
-                    self._snapshot(order.text)
-                    self._then(number, self._nothing, order)
+                    copy = partial(_copy, order.text, self._state)
+                    put(copy, partial(self._copied, number, order), rare=True)
+                case "drop":
+                    put(None, partial(self._dropped, number, order))
+                case "release":
+                    put(None, partial(self._released, number, order))
                 case "switch":
-                    self._then(number, self._switch, order)
+                    put(None, partial(self._switched, number, order))
                 case "leave":
-                    self._then(number, self._nothing, order)
+                    put(None, partial(self._done, number))
+        self._work.run()
 
-    def _then(self, number: int, call: Callable[[Order], None], order: Order) -> None:
-        self._work.add(partial(self._done, number, call, order))
-
-    def _done(self, number: int, call: Callable[[Order], None], order: Order) -> None:
-        call(order)
+    def _done(self, number: int, _: object = None) -> None:
+        """Note that an order is carried out; updates and sums do so themselves."""
         if number:
-            self._ps.shard.segment.words[segment_layout.ORDERS] = number
+            self._state.orders = number
 
-    def _nothing(self, order: Order) -> None:
-        """It was the coordinator's affair, or is done elsewhere."""
-
-    def _update(self, number: int, order: Order) -> None:
-        started = 0.0
-        failure: ConfigError | None = None
-
-        def work() -> None:
-            nonlocal started, failure
-            started = time.perf_counter()
-            try:
-                if order.kind == "apply":
-                    self._ps.shard.apply(order.workers[0], number)
-                else:
-                    self._ps.shard.reduce(order.workers, number)
-            except ConfigError as error:  # a schedule gave no rate; the parameters are untouched
-                failure = error
-
-        def then() -> None:
-            if failure is not None:
-                self._not_applied(order.workers, failure)
-                self._done(number, self._nothing, order)
-                return
-            self._applied(order.workers, time.perf_counter() - started)
-
-        self._work.add(then, work)
-
-    def _applied(self, workers: tuple[int, ...], seconds: float) -> None:
+    def _updated(self, number: int, order: Order, error: object) -> None:
         """Note what gradients became one update; counting it has time until they are answered."""
-        contributions = []
-        for worker in workers:
-            pending = self._ps.pending.get(worker)
-            if pending is not None and pending.sequence:
-                pending.result = "applied"
-                self._ps.marks.settle(worker, pending.sequence, "applied")
-                contributions.append(pending)
+        if error is not None:
+            self._not_updated(order, error)
+            self._done(number)
+            return
+        decided = [self._state.decided(worker, "applied") for worker in order.workers]
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
-        applied = Applied(
-            self._ps.shard.version, len(workers), contributions, seconds, time.monotonic()
+        self._uncounted.append(
+            Applied(
+                self._state.version,
+                len(order.workers),
+                [pending for pending in decided if pending is not None],
+                self._work.last_s,
+                time.monotonic(),
+            )
         )
-        self._uncounted.append(applied)
+
+    def _not_updated(self, order: Order, error: object) -> None:
+        """A schedule gave no learning rate, for instance; the parameters are untouched."""
+        if not isinstance(error, ConfigError):
+            raise TypeError(f"an update came to {error!r}")
+        for worker in order.workers:
+            self._state.decided(worker, "dropped", str(error))
+        self._report(UpdateRefused(error))
 
     def count(self) -> None:
-        """Count the updates of late in the metrics and in the figures of the run."""
-        metrics = self._ps.metrics
+        """Count in the metrics, and report, the updates that were made since the last call."""
+        metrics = self._metrics
         while self._uncounted:
             applied = self._uncounted.popleft()
             metrics.apply_duration_seconds.observe(applied.seconds)
@@ -143,57 +189,53 @@ class Executor:
             for pending in applied.contributions:
                 stale = max(0, applied.version - 1 - pending.version)
                 metrics.staleness_versions.observe(stale)
-            self._ps.direction.applied(applied)
+            self._report(applied)
 
-    def _not_applied(self, workers: tuple[int, ...], error: ConfigError) -> None:
-        for worker in workers:
-            pending = self._ps.pending.get(worker)
-            if pending is not None:
-                pending.result, pending.reason = "dropped", str(error)
-                self._ps.marks.settle(worker, pending.sequence, "dropped")
-        self._ps.direction.cannot_update(error)
+    def _accumulated(self, order: Order, _: object) -> None:
+        self._metrics.pushes.accumulated.inc()
+        self._state.decided(order.workers[0], "accumulated")
 
-    def _accumulated(self, worker: int) -> None:
-        self._ps.metrics.pushes.accumulated.inc()
-        pending = self._ps.pending.get(worker)
-        if pending is not None:
-            pending.result = "accumulated"
-            self._ps.marks.settle(worker, pending.sequence, "accumulated")
+    def _dropped(self, number: int, order: Order, _: object) -> None:
+        self._metrics.pushes.dropped.inc()
+        self._state.decided(order.workers[0], "dropped", order.text)
+        self._done(number)
 
-    def _dropped(self, order: Order) -> None:
-        self._ps.metrics.pushes.dropped.inc()
-        pending = self._ps.pending.get(order.workers[0])
-        if pending is not None:
-            pending.result, pending.reason = "dropped", order.text
-            self._ps.marks.settle(order.workers[0], pending.sequence, "dropped")
+    def _switched(self, number: int, order: Order, _: object) -> None:
+        self._report(PolicyChanged(order.text))
+        log.info("the policy is %s from version %d on", order.text, self._state.version)
+        self._done(number)
 
-    def _release(self, order: Order) -> None:
+    def _released(self, number: int, order: Order, _: object) -> None:
         worker = order.workers[0]
-        pending = self._ps.pending.get(worker)
-        peer = self._ps.peers.get(Role.WORKER, worker)
-        if peer is None or peer.incarnation != order.incarnation:
-            return
+        peer = self._peers.get(Role.WORKER, worker)
+        if peer is not None and peer.incarnation == order.incarnation:
+            self._release(peer, order)
+        self._done(number)
+
+    def _release(self, peer: Peer, order: Order) -> None:
+        state, worker = self._state, peer.index
+        pending = state.pending.get(worker)
         if pending is not None and pending.sequence != order.sequence:
             return
         if pending is None or not pending.result:
             # It has not come yet; or it came after a switch, and was decided on before.
             peer.released = order.sequence
-            self._ps.marks.release(worker, order.sequence)
+            state.marks.release(worker, order.sequence)
             if pending is not None:
-                self._ps.direction.arrived(worker, pending)
+                self._report(ReleasedUndecided(worker, pending))
             return
-        del self._ps.pending[worker]
+        del state.pending[worker]
         release = Release(
             pending.sequence,
             pending.result,
-            self._ps.shard.version,
+            state.version,
             order.batches,
             order.stop,
             pending.reason,
             time.monotonic() - pending.arrived_at,
         )
         peer.answered, peer.last_release = pending.sequence, release
-        self._ps.marks.answer(worker, pending.sequence, packed_release(release))
+        state.marks.answer(worker, pending.sequence, packed_release(release))
         if pending.request is not None:  # else the worker will ask again
             self.send_release(pending.request, peer, release)
 
@@ -205,45 +247,32 @@ class Executor:
         if peer.lane != "tcp" or release.stop:
             request.reply(release)
             return
-        flat = self._ps.shard.parameters
-        request.reply_with(release, flat.copy() if self._ps.job.consistent_reads else flat)
+        flat = self._state.shard.parameters
+        request.reply_with(release, flat.copy() if self._copies else flat)
 
-    def _switch(self, order: Order) -> None:
-        self._ps.direction.switched(order.text)
-        log.info("the policy is %s from version %d on", order.text, self._ps.shard.version)
-
-    def _snapshot(self, directory: str) -> None:
-        """Copy the shard into a file, before the next order, and make it durable beside them."""
-        file: Path | None = None
-        failure: ZmqTrainError | None = None
-
-        def work() -> None:
-            nonlocal file, failure
-            shard = self._ps.shard
-            try:
-                file = checkpoint.copy_shard(
-                    Path(directory), shard.layout, shard.parameters, shard.slots
-                )
-            except ZmqTrainError as error:
-                failure = error
-
-        def then() -> None:
-            if file is not None:
-                self._ps.spawn(self._seal(file, self._ps.shard.version))
-            elif failure is not None:
-                self._not_written(directory, failure)
-
-        self._work.add(then, work, rare=True)
+    def _copied(self, number: int, order: Order, copy: object) -> None:
+        """A copy of the shard is in a file; it is made durable beside the next orders."""
+        if isinstance(copy, Path):
+            self._spawn(self._seal(copy, self._state.version))
+        elif isinstance(copy, ZmqTrainError):
+            self._not_written(order.text, copy)
+        self._done(number)
 
     async def _seal(self, file: Path, version: int) -> None:
-        shard = self._ps.shard.layout.shard
+        shard, directory = self._state.shard.layout.shard, str(file.parent)
         try:
             written = await asyncio.to_thread(checkpoint.seal_shard, file, shard, version)
         except ZmqTrainError as error:
-            self._not_written(str(file.parent), error)
+            self._not_written(directory, error)
         else:
-            self._ps.direction.written(str(file.parent), ShardFile(*astuple(written)))
+            self._report(Written(directory, ShardFile(*astuple(written))))
 
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
-        self._ps.metrics.checkpoint_failures.write.inc()
-        self._ps.direction.not_written(directory, error)
+        self._metrics.checkpoint_failures.write.inc()
+        self._report(NotWritten(directory, error))
+
+
+def _copy(directory: str, state: ShardState) -> Path:
+    """Copy the shard, which is at rest, into a file."""
+    shard = state.shard
+    return checkpoint.copy_shard(Path(directory), shard.layout, shard.parameters, shard.slots)

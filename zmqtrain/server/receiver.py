@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.coordination.membership import Peer, Peers
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
-from zmqtrain.server.direction import Pending
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server.buffers import GradientBuffers
+from zmqtrain.server.decider import Decider
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.state import Pending, PendingPull, PendingPush, ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.wire import chunks as chunks
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Chunk, Pull, Push, Release, Taken
-
-if TYPE_CHECKING:
-    from zmqtrain.server.server import ParameterServer
 
 log = logging.getLogger(__name__)
 
@@ -25,95 +27,72 @@ WINDOW_NBYTES = 8 << 20
 """Bytes of chunks that a worker may have under way to a ps, beyond those confirmed."""
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory that they may take at a ps: the allocator keeps as much again as was freed of late."""
+"""Memory that they may take at a ps: the allocator keeps as much again as was freed last."""
 
 
 class Receiver:
     """Pulls and pushes on their way into a ps."""
 
-    def __init__(self, ps: ParameterServer) -> None:
-        self._ps = ps
-        self.duplicates = 0  # pushes that had been seen before
-        compression = make_compression(ps.job.compression)
-        self._decode = chunks.take_in if compression is None else compression.decode
-        ps.on(Pull, self._on_pull)
-        ps.on(Chunk, self._on_chunk)
-        ps.on(Push, self._on_push)
+    def __init__(
+        self,
+        state: ShardState,
+        peers: Peers,
+        buffers: GradientBuffers,
+        decider: Decider,
+        executor: Executor,
+        metrics: Metrics,
+        *,
+        compression: str,
+        holds_lease: Callable[[int, int], bool] | None,
+    ) -> None:
+        """``holds_lease``: says whether a worker holds a lease on a batch, where that is known."""
+        self._state = state
+        self._peers = peers
+        self._buffers = buffers
+        self._decider = decider
+        self._executor = executor
+        self._metrics = metrics
+        self._holds_lease = holds_lease
+        made = make_compression(compression)
+        self._decode = chunks.take_in if made is None else made.decode
 
-    def _on_pull(self, request: Request, pull: Pull) -> None:
-        peer = self._ps.peers.member(request)
+    def on_pull(self, request: Request, pull: Pull) -> None:
+        peer = self._peers.member(request)
         if self._is_repeated(peer, request, 0):
             return
-        self._ps.gradients.assign(peer)
-        self._ps.marks.receive(request.sender.index, 0)
+        self._buffers.assign(peer)
+        self._state.marks.receive(peer.index, 0)
         peer.received = 0
         peer.lanes = pull.lanes
-        self._await_release(request.sender.index, Pending(request.sender.incarnation, request, 0))
-        self._ps.metrics.pulls.inc()
+        self._metrics.pulls.inc()
+        self._executor.carry_out(self._orders(peer, PendingPull(peer.incarnation, request)))
 
-    def _on_push(self, request: Request, push: Push) -> None:
-        try:
-            peer = self._ps.peers.member(request)
-        except FencedError:
-            self._ps.metrics.pushes.fenced.inc()
-            raise
+    def on_push(self, request: Request, push: Push) -> None:
+        peer = self._member(request)
         if self._is_repeated(peer, request, push.sequence):
             return
-        worker = request.sender.index
         self._check_push(request, push, peer)
         if not self._take_in(request, push, peer):
             return
-        self._ps.shard.stage(worker, peer.gradient, push.sequence)
+        self._state.shard.stage(peer.index, peer.buffer, push.sequence)
         known = (push.version, push.batch, push.examples, push.loss, push.finite)
-        self._ps.marks.receive(worker, push.sequence, peer.gradient, known)
+        self._state.marks.receive(peer.index, push.sequence, peer.buffer, known)
         peer.received = push.sequence
         peer.loss = push.loss
-        self._await_release(
-            worker,
-            Pending(
-                request.sender.incarnation,
-                request,
-                push.sequence,
-                push.version,
-                push.batch,
-                push.examples,
-                push.loss,
-                push.finite,
-                "" if push.finite else "refused",
-                "" if push.finite else "the loss or the gradient is NaN or infinite",
-            ),
-        )
+        if not push.finite:
+            self._metrics.nonfinite_gradients.inc()
+            self._metrics.pushes.refused.inc()
+        self._executor.carry_out(self._orders(peer, PendingPush.of(request, push)))
 
-    def _is_repeated(self, peer: Peer, request: Request, sequence: int) -> bool:
-        """Answer a push that was seen before: the same answer, and nothing changes."""
-        if sequence > peer.received:
-            return False
-        self.duplicates += 1
-        self._ps.metrics.pushes.duplicate.inc()
-        pending = self._ps.pending.get(request.sender.index)
-        if pending is not None and pending.sequence == sequence:
-            pending.request = request
-        elif peer.last_release is not None and peer.last_release.sequence == sequence:
-            self._ps.executor.after_orders(
-                partial(self._release_again, request, peer, peer.last_release)
-            )
-        else:
-            raise RefusedError(f"push {sequence} of {peer} was answered long ago")
-        return True
-
-    def _release_again(self, request: Request, peer: Peer, release: Release) -> None:
-        again = replace(release, version=self._ps.shard.version)
-        self._ps.executor.send_release(request, peer, again)
-
-    def _on_chunk(self, request: Request, chunk: Chunk) -> None:
+    def on_chunk(self, request: Request, chunk: Chunk) -> None:
         """Lay a chunk of a gradient where the whole of it will be."""
-        peer = self._ps.peers.member(request)
+        peer = self._peers.member(request)
         tensors = request.envelope.tensors
         if chunk.sequence > peer.received:  # else of a push that was sent twice
             self._check_turn(request, chunk.sequence, peer)
-            if peer.lane != "tcp" or peer.gradient < 0:
+            if peer.lane != "tcp" or peer.buffer < 0:
                 raise ProtocolError(f"a chunk of push {chunk.sequence} on lane {peer.lane}")
-            gradient = self._ps.shard.segment.gradient(peer.gradient)
+            gradient = self._state.shard.segment.gradient(peer.buffer)
             self._decode(tensors, chunks.at(gradient, chunk.index))
             peer.chunks.add(chunk.index)
         peer.untaken_nbytes += sum(tensor.nbytes for tensor in tensors)
@@ -121,38 +100,73 @@ class Receiver:
             request.reply(Taken(peer.untaken_nbytes))
             peer.untaken_nbytes = 0
 
+    def _member(self, request: Request) -> Peer:
+        try:
+            return self._peers.member(request)
+        except FencedError:
+            self._metrics.pushes.fenced.inc()
+            raise
+
+    def _orders(self, peer: Peer, pending: Pending) -> Sequence[Numbered]:
+        """Enter a request; return what this shard has to do now that it has come."""
+        self._state.pending[peer.index] = pending
+        return self._decider.arrived(peer.index, pending) if self._state.initialised else ()
+
+    def _is_repeated(self, peer: Peer, request: Request, sequence: int) -> bool:
+        """Answer a request that was seen before: the same answer, and nothing changes."""
+        if sequence > peer.received:
+            return False
+        self._state.duplicates += 1
+        self._metrics.pushes.duplicate.inc()
+        pending = self._state.pending.get(peer.index)
+        if pending is not None and pending.sequence == sequence:
+            pending.request = request
+        elif peer.last_release is not None and peer.last_release.sequence == sequence:
+            self._executor.after_orders(
+                partial(self._release_again, request, peer, peer.last_release)
+            )
+        else:
+            raise RefusedError(f"push {sequence} of {peer} was answered long ago")
+        return True
+
+    def _release_again(self, request: Request, peer: Peer, release: Release) -> None:
+        again = replace(release, version=self._state.version)
+        self._executor.send_release(request, peer, again)
+
     def _check_turn(self, request: Request, sequence: int, peer: Peer) -> None:
-        if request.envelope.generation != self._ps.generation:
+        state = self._state
+        if request.envelope.generation != state.generation:
             raise RefusedError(
                 f"push of generation {request.envelope.generation}, "
-                f"the job is in generation {self._ps.generation}"
+                f"the job is in generation {state.generation}"
             )
-        if not self._ps.initialised:
-            raise RefusedError(f"{self._ps.task} holds no parameters yet, so a push has no base")
+        if not state.initialised:
+            raise RefusedError(f"{state.task} holds no parameters yet, so a push has no base")
         if sequence != peer.received + 1:
             raise ProtocolError(f"push {sequence} of {peer} follows push {peer.received}")
-        if request.sender.index in self._ps.pending:
+        if peer.index in state.pending:
             raise ProtocolError(
                 f"push {sequence} of {peer} came before {peer.received} was answered"
             )
 
     def _check_push(self, request: Request, push: Push, peer: Peer) -> None:
         self._check_turn(request, push.sequence, peer)
-        if peer.gradient < 0:
+        if peer.buffer < 0:
             raise ProtocolError(f"push {push.sequence} of {peer} came without a pull before it")
         if not 1 <= push.examples < COUNT_LIMIT:
             raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
         if not 0 <= push.version < COUNT_LIMIT or not 0 <= push.batch < COUNT_LIMIT:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
-        self._ps.direction.check(request.sender.index, push)
+        if self._holds_lease is not None and not self._holds_lease(peer.index, push.batch):
+            raise ProtocolError(f"{peer} pushes batch {push.batch}, which it has no lease on")
 
     def _take_in(self, request: Request, push: Push, peer: Peer) -> bool:
-        """See to it that all of the gradient lies in the worker's place in the segment.
+        """See to it that all of the gradient lies in the worker's buffer in the segment.
 
         False: some of its chunks were lost. So the push counts as lost as well; the answer to the
         worker's next heartbeat tells it to send both again.
         """
-        gradient = self._ps.shard.segment.gradient(peer.gradient)
+        gradient = self._state.shard.segment.gradient(peer.buffer)
         tensors, came = request.envelope.tensors, len(peer.chunks)
         travels = push.finite and peer.lane == "tcp"
         in_chunks = (
@@ -173,11 +187,3 @@ class Receiver:
         if rides:
             self._decode(tensors, gradient)
         return True
-
-    def _await_release(self, worker: int, pending: Pending) -> None:
-        if not pending.finite:
-            self._ps.metrics.nonfinite_gradients.inc()
-            self._ps.metrics.pushes.refused.inc()
-        self._ps.pending[worker] = pending
-        if self._ps.initialised:
-            self._ps.direction.arrived(worker, pending)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import msgpack
 
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peer
-from zmqtrain.server.direction import Pending
+from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.server.state import Pending, PendingPull, PendingPush, ShardState
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change
 from zmqtrain.store.marks import Mark, Result
 from zmqtrain.wire.messages import Release
-
-if TYPE_CHECKING:
-    from zmqtrain.server.server import ParameterServer
 
 REASON_LENGTH = 100  # of an answer, as it is kept
 
@@ -45,29 +41,29 @@ def packed_peer(peer: Peer) -> bytes:
     return packed
 
 
-def recover(ps: ParameterServer) -> None:
+def recover(state: ShardState, peers: Peers) -> None:
     """Make a ps what the killed one was, from the segment that it left.
 
-    The shard's last change is finished; workers are members again, with their pushes pending; then
-    the direction goes on. Workers notice nothing but a pause.
+    The shard's last change is finished; workers are members again, with their requests pending.
+    Workers notice nothing but a pause.
     """
     began = time.monotonic()
-    change = ps.shard.repair()
-    ps.generation = ps.shard.segment.words[segment_layout.GENERATION]
-    ps.peers.outlive(ps.shard.segment.words[segment_layout.INCARNATION])
-    for mark in tuple(ps.marks.read()):
+    shard = state.shard
+    change = shard.repair()
+    state.generation = shard.segment.words[segment_layout.GENERATION]
+    peers.outlive(shard.segment.words[segment_layout.INCARNATION])
+    for mark in tuple(state.marks.read()):
         if mark.staged >= 0:
-            ps.shard.stage(mark.worker, mark.staged, mark.received)
+            shard.stage(mark.worker, mark.staged, mark.received)
         if mark.incarnation:
-            _restore_worker(ps, mark, _result_of(mark, change))
-    ps.direction.recovered()
+            _restore_worker(state, peers, mark, _result_of(mark, change))
     log.warning(
         "this ps was killed at version %d of generation %d: everything is there, %d workers, "
         "%d pushes to answer; repaired in %.0f ms",
-        ps.shard.version,
-        ps.generation,
-        sum(1 for peer in ps.peers if peer.is_worker),
-        len(ps.pending),
+        state.version,
+        state.generation,
+        sum(1 for peer in peers if peer.is_worker),
+        len(state.pending),
         1e3 * (time.monotonic() - began),
     )
 
@@ -82,7 +78,7 @@ def _result_of(mark: Mark, change: Change | None) -> Result:
     return ""
 
 
-def _restore_worker(ps: ParameterServer, mark: Mark, result: Result) -> None:
+def _restore_worker(state: ShardState, peers: Peers, mark: Mark, result: Result) -> None:
     name = (Role.WORKER.value, mark.worker)
     answer = msgpack.unpackb(mark.answer) if mark.answer else None
     if not mark.who or (mark.answered >= 0 and answer is None):
@@ -91,21 +87,27 @@ def _restore_worker(ps: ParameterServer, mark: Mark, result: Result) -> None:
     peer = Peer(name, mark.incarnation, nonce, process, metrics, place, None, time.monotonic())
     peer.received, peer.answered = mark.received, mark.answered
     peer.released = mark.released
-    peer.lane, peer.gradient, peer.loss = mark.lane, mark.gradient, mark.loss
+    peer.lane, peer.buffer, peer.loss = mark.lane, mark.gradient, mark.loss
     if answer is not None:
         sequence, text, version, batches, stop, reason = answer
         peer.last_release = Release(sequence, text, version, tuple(batches), stop, reason)
-    ps.peers.restore(peer)
+    peers.restore(peer)
     if mark.received > mark.answered:
-        ps.pending[mark.worker] = Pending(
-            mark.incarnation,
-            None,
-            mark.received,
-            mark.version,
-            mark.batch,
-            mark.examples,
-            mark.loss,
-            mark.finite,
-            result or ("joined" if not mark.received else "" if mark.finite else "refused"),
-            "" if mark.finite and result != "dropped" else "the ps that knew why was killed",
-        )
+        state.pending[mark.worker] = _pending_of(mark, result)
+
+
+def _pending_of(mark: Mark, result: Result) -> Pending:
+    if mark.received == 0:
+        return PendingPull(mark.incarnation, None)
+    return PendingPush(
+        mark.incarnation,
+        None,
+        mark.received,
+        mark.version,
+        mark.batch,
+        mark.examples,
+        mark.loss,
+        mark.finite,
+        result or ("" if mark.finite else "refused"),
+        "" if mark.finite and result != "dropped" else "the ps that knew why was killed",
+    )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgpack
 
 from zmqtrain.compute.device import make_device
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
+from zmqtrain.job import Job
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
@@ -24,27 +26,32 @@ from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard
 
-if TYPE_CHECKING:
-    from zmqtrain.server.server import ParameterServer
-
 log = logging.getLogger(__name__)
 
 
-def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tuple[Segment, bool]:
-    """Return a ps's memory, and whether it holds what a killed ps left.
+def is_crash_safe(config: TaskConfig, job: Job) -> bool:
+    """Say whether the shard is to survive its process; what a GPU holds does not."""
+    return config.crash_safe and job.ps_device == "cpu"
+
+
+def open_segment(
+    layout: SegmentLayout, address: str, config: TaskConfig, *, safe: bool, digest: int
+) -> tuple[Segment, bool]:
+    """Return the memory of the ps at ``address``, and whether it holds what a killed one left.
+
+    ``safe``: whether it is to survive the process. ``digest``: of the job and how it is cut.
 
     Raises:
         SegmentError: it cannot be a file, though that was asked for.
     """
-    config = ps.config
-    if config.lane == "memory" or (config.lane == "tcp" and not ps.is_crash_safe):
+    if config.lane == "memory" or (config.lane == "tcp" and not safe):
         return Segment.private(layout), False
     try:
         directory = Path(config.segment_dir) if config.segment_dir else default_directory()
         if directory is None:
             raise SegmentError(f"this host has no {SHARED_MEMORY}")
-        path = directory / file_name(str(ps.task), address)
-        left = _adopt(ps, layout, path) if ps.is_crash_safe else None
+        path = directory / file_name(str(config.task), address)
+        left = _adopt(layout, path, digest, config.peer_timeout_s) if safe else None
         segment = left or Segment.create(layout, path)
     except SegmentError as error:
         if config.lane == "shm" or config.segment_dir:
@@ -55,38 +62,42 @@ def open_segment(ps: ParameterServer, layout: SegmentLayout, address: str) -> tu
             error,
         )
         return Segment.private(layout), False
-    segment.words[JOB] = _digest(ps)
+    segment.words[JOB] = digest
     note_alive(segment)
     return segment, left is not None
 
 
-def make_shard(ps: ParameterServer, layout: ShardLayout, segment: Segment) -> Shard:
+def make_shard(
+    layout: ShardLayout, segment: Segment, job: Job, *, safe: bool, threads: int | None
+) -> Shard:
     """Return the shard that lies in a segment, updated by NumPy for now or by a GPU.
 
     Raises:
         ConfigError: there is no GPU.
     """
-    update = ps.job.update()
-    if ps.job.ps_device == "gpu":
+    update = job.update()
+    if job.ps_device == "gpu":
         return Shard(layout, update, segment, device=make_device("gpu", "--ps-device"))
-    safe = ps.is_crash_safe and segment.path is not None
-    update = replace(update, fused=False)
-    return Shard(layout, update, segment, safe=safe, threads=ps.config.threads)
+    safe = safe and segment.path is not None
+    return Shard(layout, replace(update, fused=False), segment, safe=safe, threads=threads)
 
 
-def close_or_keep(ps: ParameterServer, segment: Segment, error: BaseException | None) -> None:
-    """Leave the segment for the next life of a ps that ends, with ``error`` if that is why.
+def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
+    """Say whether another life of a ps may go on with the memory of one that ends.
 
-    It is removed if there can be no such life, or nothing for it to go on with.
+    It ends with ``error``, if that is why. ``is_over``: the chief has ended the run.
     """
     given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
-    is_over = error is None and ps.shutdown is not None
-    is_wanted = ps.is_crash_safe and ps.initialised and segment.path is not None
-    if is_over or given_up or not is_wanted:
+    return not given_up and not (error is None and is_over)
+
+
+def close_or_remove(segment: Segment, *, keep: bool) -> None:
+    """Close a segment; leave its file for the next life of the ps, or remove it."""
+    if not keep or segment.path is None:
         segment.remove()
-    else:
-        log.info("its next life will find its memory in %s; or zmqtrain clean", segment.path)
-        segment.close()
+        return
+    log.info("memory kept in %s for this ps's next life; zmqtrain clean removes it", segment.path)
+    segment.close()
 
 
 def note_alive(segment: Segment) -> None:
@@ -94,31 +105,35 @@ def note_alive(segment: Segment) -> None:
     segment.words[ALIVE_AT] = _boot_time_ms()
 
 
-def tell_of_memory(ps: ParameterServer, address: str) -> None:
-    """Print what the shard will need at most."""
-    layout, segment = ps.shard.layout, ps.shard.segment
+def log_memory(shard: Shard, address: str, workers: int) -> None:
+    """Log what the shard will need at most."""
+    layout, segment = shard.layout, shard.segment
     log.info(
         "listening at %s: %d slices, %.1f MB of parameters; with %d workers its memory is at "
         "most %.1f MB%s and %.1f MB for messages",
         address,
         len(layout.slices),
         layout.nbytes / 1e6,
-        ps.workers,
-        segment.layout.nbytes(ps.workers) / 1e6,
+        workers,
+        segment.layout.nbytes(workers) / 1e6,
         f" in {segment.path}" if segment.path else "",
-        ps.workers * MESSAGES_NBYTES / 1e6,
+        workers * MESSAGES_NBYTES / 1e6,
     )
-    ps.metrics.parameter_bytes.set(layout.nbytes)
 
 
-def _adopt(ps: ParameterServer, layout: SegmentLayout, path: Path) -> Segment | None:
+def digest_of(fingerprint: Mapping[str, str], shards: int, index: int) -> int:
+    """Return a number of the job and of how it is cut, the same for every life of a ps."""
+    known = msgpack.packb((sorted(fingerprint.items()), shards, index))
+    return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
+
+
+def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Segment | None:
     """Return the segment of a killed life of this ps; one that nobody needs any more is removed."""
     segment = Segment.adopt(layout, path)
     if segment is None:
         return None
     age_s = (_boot_time_ms() - segment.words[ALIVE_AT]) / 1000
-    limit_s = ps.timing.peer_timeout_s
-    if segment.words[JOB] != _digest(ps):
+    if segment.words[JOB] != digest:
         reason = "it is of another job"
     elif not segment.words[GENERATION]:
         reason = "it holds no parameters"
@@ -129,12 +144,6 @@ def _adopt(ps: ParameterServer, layout: SegmentLayout, path: Path) -> Segment | 
     log.info("leaving version %d in %s: %s", segment.words[VERSION], path, reason)
     segment.remove()
     return None
-
-
-def _digest(ps: ParameterServer) -> int:
-    """Return a number of the job and of how it is cut, the same for every life of this ps."""
-    known = msgpack.packb((sorted(ps.fingerprint.items()), ps.shards, ps.task.index))
-    return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
 def _boot_time_ms() -> int:

@@ -10,7 +10,13 @@ from __future__ import annotations
 import struct
 
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import JOURNAL, JOURNAL_END, JOURNAL_NBYTES, JOURNAL_ROOM_NBYTES
+from zmqtrain.store.segment_layout import (
+    GENERATION,
+    JOURNAL,
+    JOURNAL_END,
+    JOURNAL_NBYTES,
+    JOURNAL_ROOM_NBYTES,
+)
 
 _SIZE = struct.Struct("<Q")
 
@@ -43,6 +49,10 @@ class Journal:
             return False
         self._words[JOURNAL_END + half] = self._write(half, end, entry)
         return True
+
+    def give_up(self) -> None:
+        """Have the next life of the process begin without this segment: it cannot go on from it."""
+        self._words[GENERATION] = 0
 
     def read(self) -> list[bytes]:
         """Return the state and the entries since."""

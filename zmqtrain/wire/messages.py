@@ -76,9 +76,9 @@ class MapSegment:
 
 @dataclass(slots=True)
 class Mapped:
-    """The nonce is right. A worker's gradients go into this gradient of the segment; -1: none."""
+    """The nonce is right. A worker's gradients go into this buffer of the segment; -1: none."""
 
-    gradient: int
+    buffer: int
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqtrain.actors import work_queue as work_queue_module
-from zmqtrain.actors.work_queue import LONG_S, WorkQueue
+from zmqtrain.errors import ConfigError
+from zmqtrain.server import work_queue as work_queue_module
+from zmqtrain.server.work_queue import LONG_S, WorkQueue
 
 LOOP = threading.main_thread().name
 Within = Callable[[Any], Any]
@@ -67,6 +68,21 @@ def fails() -> None:
     raise ValueError("singular matrix")
 
 
+def refuses() -> None:
+    raise ConfigError("no learning rate")
+
+
+def do(
+    queue: WorkQueue,
+    then: Callable[[], None],
+    work: Callable[[], None] | None = None,
+    *,
+    rare: bool = False,
+) -> None:
+    queue.put(work, lambda _: then(), rare=rare)
+    queue.run()
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -88,7 +104,7 @@ async def make(log: Log, clock: Clock) -> AsyncIterator[Make]:
     async def queue(long_work: bool) -> WorkQueue:
         queues.append(WorkQueue("apply", on_error=log.on_error))
         log.duration_s = 2 * LONG_S if long_work else LONG_S / 2
-        queues[-1].add(lambda: None, log.note("first"))
+        do(queues[-1], lambda: None, log.note("first"))
         await finish(queues[-1])
         log.entries.clear()
         return queues[-1]
@@ -100,21 +116,21 @@ async def make(log: Log, clock: Clock) -> AsyncIterator[Make]:
 
 async def finish(queue: WorkQueue) -> None:
     done = asyncio.Event()
-    queue.add(done.set)
+    do(queue, done.set)
     async with asyncio.timeout(10):
         await done.wait()
 
 
-async def test_short_work_is_done_when_add_returns(make: Make, log: Log) -> None:
+async def test_short_work_is_done_when_run_returns(make: Make, log: Log) -> None:
     queue = await make(False)
-    queue.add(log.note("then 0"))
-    queue.add(log.note("then 1"), log.note("work 1"))
+    do(queue, log.note("then 0"))
+    do(queue, log.note("then 1"), log.note("work 1"))
     assert log.entries == [("then 0", LOOP), ("work 1", LOOP), ("then 1", LOOP)]
 
 
 async def test_long_work_runs_beside_the_loop_and_what_follows_on_it(make: Make, log: Log) -> None:
     queue = await make(True)
-    queue.add(log.note("then"), log.note("work"))
+    do(queue, log.note("then"), log.note("work"))
     assert "then" not in log.names
     await finish(queue)
     (work, worker), (then, loop) = log.entries
@@ -130,7 +146,7 @@ async def test_pieces_are_done_in_the_order_they_were_added(
     expected = []
     for number in range(50):
         work = None if number % 3 == 0 else log.note(f"work {number}")
-        queue.add(log.note(f"then {number}"), work)
+        do(queue, log.note(f"then {number}"), work)
         expected += [f"then {number}"] if work is None else [f"work {number}", f"then {number}"]
     await finish(queue)
     assert log.names == expected
@@ -143,11 +159,11 @@ async def test_piece_added_by_a_piece_comes_after_those_before_it(
     queue = await make(long_work)
 
     def then() -> None:
-        queue.add(log.note("added later"), log.note("work of added later"))
+        do(queue, log.note("added later"), log.note("work of added later"))
         log.note("first")()
 
-    queue.add(then, log.note("work of first"))
-    queue.add(log.note("second"))
+    do(queue, then, log.note("work of first"))
+    do(queue, log.note("second"))
     await finish(queue)
     await finish(queue)
     after = ["added later", "second"] if not long_work else ["second", "added later"]
@@ -162,8 +178,8 @@ async def test_loop_stays_free_while_long_work_runs(make: Make, log: Log, within
         began.set()
         may_end.wait()
 
-    queue.add(log.note("long"), work)
-    queue.add(log.note("after"))
+    do(queue, log.note("long"), work)
+    do(queue, log.note("after"))
     await within(asyncio.to_thread(began.wait))
     assert log.names == []
     may_end.set()
@@ -177,10 +193,10 @@ async def test_failed_long_piece_is_told_and_the_next_is_done(
 ) -> None:
     queue = await make(True)
     if part == "work":
-        queue.add(log.note("then"), fails)
+        do(queue, log.note("then"), fails)
     else:
-        queue.add(fails, log.note("work"))
-    queue.add(log.note("next"))
+        do(queue, fails, log.note("work"))
+    do(queue, log.note("next"))
     await finish(queue)
     assert [str(error) for error in log.errors] == ["singular matrix"]
     assert log.names == (["next"] if part == "work" else ["work", "next"])
@@ -190,9 +206,9 @@ async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done
     make: Make, log: Log, within: Within
 ) -> None:
     queue = await make(True)
-    queue.add(log.note("long"), log.note("work"))
-    queue.add(fails)
-    queue.add(log.note("next"))
+    do(queue, log.note("long"), log.note("work"))
+    do(queue, fails)
+    do(queue, log.note("next"))
     await within(log.failed.wait())
     await finish(queue)
     assert [str(error) for error in log.errors] == ["singular matrix"]
@@ -200,16 +216,16 @@ async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done
 
 
 @pytest.mark.parametrize("part", ["work", "then"])
-async def test_failed_short_piece_is_the_error_of_add_and_the_next_is_done(
+async def test_failed_short_piece_is_the_error_of_run_and_the_next_is_done(
     make: Make, log: Log, part: str
 ) -> None:
     queue = await make(False)
     with pytest.raises(ValueError, match="singular matrix"):
         if part == "work":
-            queue.add(log.note("then"), fails)
+            do(queue, log.note("then"), fails)
         else:
-            queue.add(fails)
-    queue.add(log.note("next"), log.note("work"))
+            do(queue, fails)
+    do(queue, log.note("next"), log.note("work"))
     assert log.names == ["work", "next"]
 
 
@@ -222,8 +238,8 @@ async def test_closed_queue_does_nothing_more(make: Make, log: Log, within: With
         may_end.wait()
         log.note("work")()
 
-    queue.add(log.note("then"), work)
-    queue.add(log.note("next"), log.note("next work"))
+    do(queue, log.note("then"), work)
+    do(queue, log.note("next"), log.note("next work"))
     await within(asyncio.to_thread(began.wait))
     may_end.set()
     queue.close()
@@ -237,11 +253,23 @@ async def test_piece_goes_where_the_last_one_would_have_belonged(log: Log, clock
     queue = WorkQueue("apply", on_error=log.on_error)
     short_s, long_s = LONG_S / 2, LONG_S * 2
     for number, duration_s in enumerate([short_s, short_s, long_s, long_s, short_s, short_s]):
-        queue.add(lambda: None, log.note(f"{number}", duration_s))
+        do(queue, lambda: None, log.note(f"{number}", duration_s))
         await finish(queue)
     queue.close()
     assert log.names == list("012345")
     assert log.beside == ["0", "3", "4"]
+
+
+@pytest.mark.parametrize("long_work", [False, True])
+async def test_refusal_of_work_is_what_follows_it_is_given(make: Make, long_work: bool) -> None:
+    queue = await make(long_work)
+    outcomes: list[Any] = []
+    queue.put(lambda: 7, outcomes.append)
+    queue.put(refuses, outcomes.append)
+    queue.run()
+    await finish(queue)
+    assert outcomes[0] == 7
+    assert isinstance(outcomes[1], ConfigError)
 
 
 @pytest.mark.parametrize("long_work", [False, True])
@@ -250,8 +278,8 @@ async def test_rare_work_is_done_beside_the_loop_and_tells_nothing_of_the_rest(
 ) -> None:
     queue = await make(long_work)
     for number, duration_s in enumerate([0.0, 100 * LONG_S, 0.0]):
-        queue.add(log.note(f"then {number}"), log.note(f"rare {number}", duration_s), rare=True)
-        queue.add(log.note("after"), log.note(f"usual {number}"))
+        do(queue, log.note(f"then {number}"), log.note(f"rare {number}", duration_s), rare=True)
+        do(queue, log.note("after"), log.note(f"usual {number}"))
         await finish(queue)
     usual = [f"usual {number}" for number in range(3)]
     rare = [f"rare {number}" for number in range(3)]
@@ -294,7 +322,7 @@ def test_every_piece_is_done_once_in_order_whatever_came_before_it(
             for _ in range(more):
                 add(queue, "short")
 
-        queue.add(then, None if kind == "none" else work, rare=kind == "rare")
+        do(queue, then, None if kind == "none" else work, rare=kind == "rare")
 
     async def play() -> None:
         queue = WorkQueue("apply", on_error=lambda error: done.append(str(error)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextvars import Context
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +17,8 @@ from tests.tales import Tale, calm, held, tale_of
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import FencedError
-from zmqtrain.server.direction import Pending
-from zmqtrain.server.follower import Follower
+from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.receiver import Receiver
-from zmqtrain.server.server import ParameterServer
-from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Parameters
 
 SET_BACK_AT_S = 1.1
 USUAL = calm(
@@ -68,15 +62,15 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when a ps has a new life that the chief has not joined."""
-    initialize, came = ParameterServer._on_initialize, []
+    initialize, came = ParameterAccess.on_initialize, []
 
-    def refuse_the_first(ps: ParameterServer, request: Any, message: Any) -> None:
+    def refuse_the_first(access: ParameterAccess, request: Any, message: Any) -> None:
         came.append(request)
         if len(came) == 1:
             raise FencedError("chief 0 has not joined")
-        initialize(ps, request, message)
+        initialize(access, request, message)
 
-    monkeypatch.setattr(ParameterServer, "_on_initialize", refuse_the_first)
+    monkeypatch.setattr(ParameterAccess, "on_initialize", refuse_the_first)
     tale = run(ps=1, steps=4)
     assert tale.of("chief 0 says: ps 0: chief 0 has not joined; joining again")
     assert tale.of("chief 0 ended: exit code 0")
@@ -116,10 +110,10 @@ def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_ov
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its mark says that it has come and may go on, and not that it was answered."""
-    handle, came = Receiver._on_pull, []
+    handle, came = Receiver.on_pull, []
 
     def lose_and_die(receiver: Receiver, request: Any, pull: Any) -> None:
-        if receiver._ps.task.index != 1 or request.sender.index != 1:
+        if receiver._state.task.index != 1 or request.sender.index != 1:
             handle(receiver, request, pull)
             return
         came.append(request)
@@ -128,7 +122,7 @@ def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_ov
         if len(came) == 2:
             clusters[0]._commit(Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines))
 
-    monkeypatch.setattr(Receiver, "_on_pull", lose_and_die)
+    monkeypatch.setattr(Receiver, "on_pull", lose_and_die)
     held(calm(ps=2, lane="shm"))
     assert len(came) > 1
 
@@ -157,38 +151,6 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
 def test_nothing_is_decided_after_the_chief_has_ended_the_run() -> None:
     """Two workers hold the end back until the chief waits no longer; their leases end later."""
     held(draw(202401))
-
-
-@pytest.mark.parametrize(
-    ("told", "versions", "is_given_up"),
-    [
-        ([(10, False), (10, False)], [10], False),
-        ([(9, True), (10, False), (10, False)], [9, 10], False),
-        ([(10, False), (10, True), (10, True)], [9, 10], False),
-        ([(10, True), (10, True)], [9], True),
-    ],
-    ids=["level", "a step was made since", "the last update came since", "it cannot come"],
-)
-async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
-    told: list[tuple[int, bool]],
-    versions: list[int],
-    is_given_up: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """``told``: step and whether all is delivered, of one status after another."""
-
-    async def status() -> Any:
-        step, delivered = told.pop(0)
-        return SimpleNamespace(step=step, all_delivered=delivered)
-
-    async def request(message: Any, reason: str) -> Any:
-        return Envelope(Parameters(versions.pop(0)), Sender("ps", 0))
-
-    chief: Any = SimpleNamespace(status=status, _links=[SimpleNamespace(request=request)])
-    with caplog.at_level(logging.WARNING):
-        await Chief._wait_for_shards(chief)
-    assert (told, versions) == ([], [])
-    assert ("the shards end at versions" in caplog.text) is is_given_up
 
 
 def test_chief_that_is_told_to_end_while_it_waits_to_take_over_leaves_the_job_to_the_next_one() -> (
@@ -220,41 +182,24 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
     ]
 
 
-@pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
-def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(released: int) -> None:
-    """The leader counted it under hogwild; its release overtook a switch, and one more came."""
-    ordered: list[tuple[int, Any]] = []
-    pending = Pending(1, None, sequence=7, result="")
-    ps = SimpleNamespace(
-        pending={0: pending},
-        peers=SimpleNamespace(get=lambda role, worker: SimpleNamespace(released=released)),
-        executor=SimpleNamespace(carry_out=ordered.extend),
-    )
-    follower: Any = object.__new__(Follower)
-    follower.ps, follower._report_shard = ps, lambda: None
-    follower._after_switch([(0, pending)])
-    kinds = [order.kind for _, order in ordered]
-    assert kinds == ([] if released == pending.sequence else ["apply", "release"])
-
-
 @pytest.mark.parametrize(("steps", "at_s"), [(6, 0.4), (9, 0.6)])
 def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
     steps: int, at_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader has counted it under hogwild, asking no other; nothing is left for its worker."""
-    handle, late = Receiver._on_push, []
+    handle, late = Receiver.on_push, []
 
     def hold_back(receiver: Receiver, request: Any, push: Any) -> None:
-        follower: Any = receiver._ps.direction
+        follower: Any = receiver._decider
         loop = asyncio.get_running_loop()
         is_asked = loop.time() > STARTS_AT + at_s
-        if receiver._ps.task.index and is_asked and not follower._coordinated:
+        if receiver._state.task.index and is_asked and not follower._coordinated:
             late.append(request)
             loop.call_later(0.001, hold_back, receiver, request, push)
         else:
             handle(receiver, request, push)
 
-    monkeypatch.setattr(Receiver, "_on_push", hold_back)
+    monkeypatch.setattr(Receiver, "on_push", hold_back)
     switch = Fault(at_s, "switch", spec="bounded-staleness:3")
     held(calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,)))
     assert late

@@ -41,6 +41,6 @@ async def test_ps_changes_to_compiled_kernels_while_it_serves(
             shard, update = await bound
         assert not running.done()
         running.cancel()
-    assert shard is ps.shard
+    assert shard is ps.state.shard
     assert (shard.rule.fused, update.fused) == (False, True)
     assert update == job.update()

@@ -1,0 +1,77 @@
+"""A leader and what it is given, in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from simulation.tally import tally_job
+from tests.asking import Asked
+from zmqtrain.actors.actor import Request
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.delivery import Numbered, OrderDelivery
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.store.journal import Journal
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import SegmentLayout
+from zmqtrain.wire.messages import Message
+
+TIMING = Timing(join_timeout_s=20.0)
+
+
+def ignore(orders: Sequence[Numbered]) -> None:
+    """Nobody is there to carry them out."""
+
+
+def add_peer(peers: Peers, name: str, **fields: Any) -> Peer:
+    """Let a task in, whose life is number 1."""
+    role, index = name.split()
+    nonce = f"{name}/1"
+    request = Asked(sender=name, incarnation=1)
+    peer = Peer((role, int(index)), 1, nonce, "host:1", "", "", request, time.monotonic())
+    for field, value in fields.items():
+        setattr(peer, field, value)
+    peers.restore(peer)
+    return peer
+
+
+def send_to_all(contacts: Iterable[Request], message: Message) -> None:
+    for contact in contacts:
+        contact.send(message)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def make_delivery(peers: Peers, segment: Segment, others: int) -> OrderDelivery:
+    return OrderDelivery(
+        peers, segment.words, send_to_all, others=others, heartbeat_s=1.0, crash=fail
+    )
+
+
+def make_leader(
+    *,
+    policy: str = "hogwild",
+    shards: int = 1,
+    segment: Segment | None = None,
+    peers: Peers | None = None,
+    carry_out: Callable[[Sequence[Numbered]], None] = ignore,
+) -> Leader:
+    """Return the leader of a job of 10 steps, in which two workers are expected."""
+    segment = segment or Segment.private(SegmentLayout(4, []))
+    peers = peers or Peers(5.0, shards, lambda peer: False)
+    return Leader(
+        tally_job(shards, frozenset(), policy=policy, steps=10, seed=1),
+        peers,
+        Journal(segment),
+        make_delivery(peers, segment, others=shards - 1),
+        Metrics("ps"),
+        TIMING,
+        shards=shards,
+        workers=2,
+        carry_out=carry_out,
+    )

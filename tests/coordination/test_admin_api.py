@@ -1,0 +1,54 @@
+"""What the leader answers later."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.asking import Asked
+from tests.coordination.parts import add_peer, make_leader
+from zmqtrain.coordination.admin_api import AdminApi
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.status import HostStatus
+from zmqtrain.errors import ExitCode
+from zmqtrain.wire.messages import Close, Done, GetStatus, SwitchPolicy
+
+
+def cannot_tell() -> HostStatus:
+    raise OverflowError("Integer value out of range")
+
+
+async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
+    """Else the chief would wait for it for ever."""
+    crashed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    admin = AdminApi(make_leader(), cannot_tell, can_save=False, crash=crashed.set_result)
+    admin.on_get_status(Asked(), GetStatus(wait_s=0.001))
+    assert isinstance(await asyncio.wait_for(crashed, 60), OverflowError)
+
+
+async def test_switch_is_answered_when_it_is_made() -> None:
+    request = Asked(sender="client 0")
+    leader = make_leader()
+    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    admin.on_switch_policy(request, SwitchPolicy("bounded-staleness:3"))
+    assert request.replies == [Done("bounded-staleness:3")]
+
+
+async def test_close_is_answered_when_nobody_computes() -> None:
+    leader = make_leader()
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    request = Asked(sender="chief 0", incarnation=1)
+    admin.on_close(request, Close())
+    assert request.replies == [Done()]
+
+
+async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
+    leader = make_leader()
+    told = []
+    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    admin.status = lambda: told.append(leader.failure)  # type: ignore[method-assign, assignment, func-returns-value]
+    admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
+    leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
+    assert told == ["no worker has been alive for 20 s"]

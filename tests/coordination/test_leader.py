@@ -1,0 +1,136 @@
+"""The leader: its events in the journal, its orders to the host, and when all is delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.asking import Asked
+from tests.coordination.parts import add_peer, make_leader
+from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.membership import Peers
+from zmqtrain.errors import ExitCode, FencedError, ProtocolError
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
+from zmqtrain.wire.messages import Arrived, ReadyPush, ShardReport
+
+REPORT = ShardReport(0, 0, 16)
+
+
+def kinds(orders: Sequence[Numbered]) -> list[str]:
+    return [order.kind for _, order in orders]
+
+
+@pytest.fixture
+def peers() -> Peers:
+    return Peers(5.0, 2, lambda peer: False)
+
+
+async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: Peers) -> None:
+    add_peer(peers, "worker 0")
+    leader = make_leader(peers=peers)
+    leader.begin(1, 0, Ledger())
+    assert kinds(leader.arrived(PullArrived(0))) == ["release"]
+    assert leader.holds_lease(0, 0) and not leader.holds_lease(0, 9)
+    assert kinds(leader.arrived(PushArrived(0, 1, 0, 1))) == ["apply", "release"]
+    assert leader.step == 1
+
+
+async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(peers: Peers) -> None:
+    segment = Segment.private(SegmentLayout(4, []))
+    add_peer(peers, "worker 0")
+    first = make_leader(peers=peers, segment=segment)
+    first.begin(1, 0, Ledger())
+    for event in (PullArrived(0), PushArrived(0, 1, 0, 1)):
+        given = first.arrived(event)
+    segment.words[ORDERS] = given[0][0]  # it was killed before the release
+
+    carried_out: list[Numbered] = []
+    second = make_leader(peers=peers, segment=segment, carry_out=carried_out.extend)
+    second.recover(1)
+    assert carried_out == [given[1]]
+    assert (second.step, second.generation) == (1, 1)
+
+
+async def test_nothing_is_decided_after_the_end(peers: Peers) -> None:
+    add_peer(peers, "worker 0")
+    leader = make_leader(peers=peers)
+    leader.begin(1, 0, Ledger())
+    leader.end()
+    assert leader.arrived(PullArrived(0)) == ()
+
+
+async def test_state_that_the_journal_cannot_hold_is_not_gone_on_with(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = Segment.private(SegmentLayout(4, []))
+    segment.words[GENERATION] = 1
+    leader = make_leader(peers=peers, segment=segment)
+    monkeypatch.setattr("zmqtrain.store.journal.JOURNAL_NBYTES", 64)
+    assert not leader.begin(1, 0, Ledger())
+    assert segment.words[GENERATION] == 0
+
+
+@pytest.mark.parametrize(
+    ("orders", "finished", "all_delivered"),
+    [(2, True, True), (1, True, False), (2, False, False)],
+    ids=["all is there", "orders are under way", "a push may be"],
+)
+async def test_all_is_delivered_when_orders_are_carried_out_and_stopped_workers_were_answered(
+    orders: int, finished: bool, all_delivered: bool, peers: Peers
+) -> None:
+    shard = add_peer(peers, "ps 1")
+    worker = add_peer(peers, "worker 0", finished=finished)
+    leader = make_leader(policy="sync-replicas", shards=2, peers=peers)
+    assert not leader.all_delivered, "the job has not begun"
+    leader.begin(1, 10, Ledger())  # it is at its last step
+    leader.arrived(PullArrived(0))
+    leader.joined(add_peer(peers, "worker 1"))
+    assert worker.orders == 0
+    assert leader.delivery.sent == 1
+    orders = orders - 1  # one order was given: to stop worker 0
+    leader.on_shard_report(Asked(sender="ps 1", incarnation=1), replace(REPORT, orders=orders))
+    assert shard.orders == orders
+    assert leader.all_delivered is all_delivered
+
+
+async def test_report_of_a_shard_is_of_its_current_life_and_generation(peers: Peers) -> None:
+    shard = add_peer(peers, "ps 1")
+    leader = make_leader(policy="sync-replicas", shards=2, peers=peers)
+    leader.begin(2, 0, Ledger())
+    leader.on_shard_report(Asked(sender="ps 1", incarnation=1, generation=1), REPORT)
+    assert shard.report is None
+    with pytest.raises(FencedError):
+        leader.on_shard_report(Asked(sender="ps 1", incarnation=2, generation=2), REPORT)
+    with pytest.raises(ProtocolError):  # of an order that was never given
+        report = replace(REPORT, orders=1 << 63)
+        leader.on_shard_report(Asked(sender="ps 1", incarnation=1, generation=2), report)
+
+
+async def test_shard_that_cannot_update_ends_the_job(peers: Peers) -> None:
+    add_peer(peers, "ps 1")
+    leader = make_leader(shards=2, peers=peers)
+    leader.begin(1, 0, Ledger())
+    report = replace(REPORT, failure="no learning rate")
+    leader.on_shard_report(Asked(sender="ps 1", incarnation=1), report)
+    assert leader.failure_code == ExitCode.USAGE
+    assert "ps 1" in leader.failure and "no learning rate" in leader.failure
+
+
+async def test_push_counts_once_it_lies_ready_on_all_shards(peers: Peers) -> None:
+    for name in ("ps 1", "worker 0"):
+        add_peer(peers, name)
+    carried_out: list[Numbered] = []
+    leader = make_leader(
+        policy="hogwild:whole", shards=2, peers=peers, carry_out=carried_out.extend
+    )
+    leader.begin(1, 0, Ledger())
+    leader.arrived(PullArrived(0))
+    assert leader.arrived(PushArrived(0, 1, 0, 1)) == ()
+    for _ in range(2):  # it is reported again until it is decided
+        leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((ReadyPush(0, 1, 1, True),)))
+        assert kinds(carried_out) == ["apply", "release"]

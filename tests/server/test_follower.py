@@ -1,0 +1,157 @@
+"""What a shard that follows the leader decides by itself, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.asking import Asked
+from tests.server.conftest import add_push, add_worker, make_state
+from zmqtrain.coordination.membership import Peers
+from zmqtrain.errors import RefusedError
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.follower import Follower
+from zmqtrain.server.state import PendingPull, ShardState
+from zmqtrain.wire.messages import Arrived, Order, Orders, ReadyPush, ShardReport
+
+SWITCH = Order("switch", text="hogwild")
+Follow = Callable[[str], Follower]
+
+
+class FakeLink:
+    """Keeps what the leader is told."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+@pytest.fixture
+def state() -> ShardState:
+    return make_state(1)
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def follow(state: ShardState, peers: Peers, link: FakeLink) -> Iterator[Follow]:
+    executors = []
+
+    def make(policy: str) -> Follower:
+        executor = Executor(
+            state,
+            peers,
+            Metrics("ps", 1),
+            report=lambda report: follower.reported(report),
+            spawn=lambda coroutine: True,
+            crash=pytest.fail,
+        )
+        executor._work.last_s = 0.0  # updates are known to be short
+        executors.append(executor)
+        to_leader: Any = link
+
+        async def join() -> None:
+            """The leader is there."""
+
+        follower = Follower(
+            state,
+            peers,
+            executor,
+            to_leader,
+            policy=policy,
+            heartbeat_s=1.0,
+            join=join,
+            spawn=lambda coroutine: True,
+            crash=pytest.fail,
+        )
+        follower.begin()
+        return follower
+
+    yield make
+    for executor in executors:
+        executor.close()
+
+
+async def test_arrival_is_reported_under_a_coordinated_policy(
+    state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+) -> None:
+    add_worker(peers)
+    follower = follow("sync-replicas")
+    assert follower.arrived(0, add_push(state, 3)) == ()
+    await asyncio.sleep(0)
+    assert link.sent == [Arrived((ReadyPush(0, 1, 3, True),))]
+
+
+async def test_pull_is_not_reported_for_it_needs_no_agreement(
+    peers: Peers, link: FakeLink, follow: Follow
+) -> None:
+    add_worker(peers)
+    assert follow("sync-replicas").arrived(0, PendingPull(1, None)) == ()
+    await asyncio.sleep(0)
+    assert link.sent == []
+
+
+async def test_push_is_decided_here_under_any_other_policy(
+    state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+) -> None:
+    add_worker(peers)
+    orders = follow("hogwild").arrived(0, add_push(state, 3))
+    assert [(number, order.kind) for number, order in orders] == [(0, "apply"), (0, "release")]
+    assert link.sent == []
+
+
+@pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
+async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
+    released: int, state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+) -> None:
+    """The leader counted it under hogwild; its release overtook a switch, and one more came."""
+    request = Asked()
+    add_worker(peers, released=released)
+    follower = follow("sync-replicas")
+    add_push(state, 7, request)
+    follower.on_orders(Asked(over_link=True), Orders(1, (Order("leave", (3,)),)))
+    switch = Order("switch", text="sync-replicas:aggregate=1")
+    follower.on_orders(Asked(over_link=True), Orders(2, (SWITCH, switch)))
+    assert (state.version, len(request.replies)) == (0, 0), "decided by the leader again"
+    follower.on_orders(Asked(over_link=True), Orders(4, (SWITCH,)))
+    is_ordered = released != 7
+    assert (state.version, len(request.replies)) == ((1, 1) if is_ordered else (0, 0))
+
+
+async def test_leader_hears_at_once_that_a_switch_is_carried_out(
+    state: ShardState, link: FakeLink, follow: Follow
+) -> None:
+    follower = follow("sync-replicas")
+    follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH,)))
+    assert link.sent == [ShardReport(1, 0, state.shard.layout.nbytes)]
+
+
+async def test_orders_are_taken_once_and_in_order(state: ShardState, follow: Follow) -> None:
+    follower, leave = follow("sync-replicas"), Order("leave", (3,))
+    follower.on_orders(Asked(over_link=True), Orders(2, (leave,)))
+    assert state.orders == 0, "order 1 was lost"
+    for _ in range(2):
+        follower.on_orders(Asked(over_link=True), Orders(1, (leave, leave)))
+        assert state.orders == 2
+
+
+async def test_orders_of_another_generation_are_passed_over(
+    state: ShardState, follow: Follow
+) -> None:
+    follower = follow("sync-replicas")
+    follower.on_orders(Asked(generation=2, over_link=True), Orders(1, (Order("leave", (3,)),)))
+    assert state.orders == 0
+
+
+async def test_orders_are_taken_from_the_leader_alone(follow: Follow) -> None:
+    with pytest.raises(RefusedError):
+        follow("sync-replicas").on_orders(Asked(), Orders(1, (SWITCH,)))

@@ -1,0 +1,51 @@
+"""How long a ps that leaves waits for its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.asking import Asked
+from tests.server.conftest import add_worker, make_state
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.membership import Peers
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server import members as members_module
+from zmqtrain.server.members import Members
+from zmqtrain.wire.messages import Alive, Heartbeat, Leave, Shutdown
+
+TIMING = Timing(heartbeat_s=1.0)
+
+
+@pytest.fixture
+def members(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Members:
+    monkeypatch.setattr(members_module, "FAREWELL_S", 0.01)
+    made = Members(make_state(), peers, Metrics("ps"), fingerprint={}, segment="")
+    add_worker(peers)
+    made.close(Shutdown(0, "step 10 of 10 is done"))
+    return made
+
+
+async def test_ps_waits_for_goodbyes_of_workers_that_show_life(members: Members) -> None:
+    draining = asyncio.ensure_future(members.drain(TIMING))
+    await asyncio.sleep(0.1)
+    assert not draining.done()
+    members.on_leave(Asked(incarnation=1), Leave("told to"))
+    await asyncio.wait_for(draining, 5.0)
+
+
+async def test_ps_does_not_wait_for_workers_that_are_silent(members: Members, peers: Peers) -> None:
+    for peer in peers:
+        peer.heard_at = time.monotonic() - 10.0
+    await asyncio.wait_for(members.drain(TIMING), 5.0)
+
+
+async def test_worker_that_joins_or_beats_after_the_end_is_told_to_leave(
+    members: Members, peers: Peers
+) -> None:
+    request = Asked(incarnation=1)
+    members.on_heartbeat(request, Heartbeat())
+    assert request.replies == [Alive(-1, -1)]
+    assert request.sent == [Shutdown(0, "step 10 of 10 is done")]

@@ -1,0 +1,20 @@
+"""Why a job ends by itself: nothing is left to learn, or what is learned is no good."""
+
+from __future__ import annotations
+
+
+def completion(step: int, steps: int) -> str:
+    """Return why no more gradients are needed."""
+    if step > steps:  # as the checkpoint was that the job went on from
+        return f"step {step} was reached before, and {steps} are asked for: raise --steps"
+    return f"step {step} of {steps} is done"
+
+
+def divergence(refused: int, allowed: int) -> str:
+    """Return why a job ends that has refused so many gradients; "" if it goes on."""
+    if refused <= allowed:
+        return ""
+    return (
+        f"{refused} gradients held NaN or infinity, the job allows {allowed}: lower the learning "
+        "rate, set clip_norm, or raise max_nonfinite"
+    )

@@ -1,0 +1,55 @@
+"""Whether there is a chief: a ps without one ends, rather than to wait for ever."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from zmqtrain.actors.waits import PATIENCE_S
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.errors import OrphanedError, PeerLostError
+from zmqtrain.observe.logs import StateLogger
+
+log = logging.getLogger(__name__)
+
+
+class ChiefWatch:
+    """Looks after the chief from the side of a ps."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._states = StateLogger(log)
+        self.began_at = time.monotonic()
+
+    def check(self, peers: Peers) -> None:
+        """Log it if the chief is away.
+
+        Raises:
+            PeerLostError: none has joined in time.
+            OrphanedError: it has been silent for too long.
+        """
+        chief = peers.get("chief", 0)
+        heard_at = chief.heard_at if chief is not None else self.began_at
+        silent_s = time.monotonic() - heard_at
+        self._log(chief, silent_s)
+        if silent_s < self._timing.join_timeout_s:
+            return
+        if chief is None:
+            raise PeerLostError(
+                f"no chief has joined within {silent_s:.0f} s: start one (python -m "
+                "zmqtrain.roles.chief), or raise --join-timeout-s"
+            )
+        raise OrphanedError(f"the chief has been silent for {silent_s:.0f} s and ended no run")
+
+    def _log(self, chief: Peer | None, silent_s: float) -> None:
+        """Log that there is no chief, once, and not before that is worth a line."""
+        limit_s = self._timing.join_timeout_s
+        if chief is None and silent_s > PATIENCE_S:
+            text = f"waiting for chief 0: it has not joined; it may take {limit_s:g} s in all"
+            self._states.state("chief", text)
+        elif chief is not None and silent_s > self._timing.lease_s:
+            text = f"{chief} is silent; training goes on without it, for up to {limit_s:g} s"
+            self._states.state("chief", text, logging.WARNING)
+        elif chief is not None:
+            self._states.state("chief", f"{chief} is here", logging.DEBUG)

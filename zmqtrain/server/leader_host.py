@@ -1,0 +1,74 @@
+"""Ps 0, which hosts the leader: what its shard has goes to the leader in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.admin_api import AdminApi
+from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.ledger import Ledger, restored_ledger
+from zmqtrain.coordination.membership import Peer
+from zmqtrain.errors import FencedError
+from zmqtrain.server.executor import Applied, NotWritten, Report, UpdateRefused, Written
+from zmqtrain.server.state import Pending, PendingPull, ShardState
+from zmqtrain.store.manifest import read_manifest
+
+
+class LeaderHost:
+    """Decides about shard 0 by asking the leader."""
+
+    def __init__(
+        self,
+        state: ShardState,
+        leader: Leader,
+        admin: AdminApi,
+        *,
+        fingerprint: Mapping[str, str],
+        carry_out: Callable[[Sequence[Numbered]], None],
+    ) -> None:
+        self._state = state
+        self._leader = leader
+        self._admin = admin
+        self._fingerprint = fingerprint
+        self._carry_out = carry_out
+
+    def arrived(self, worker: int, pending: Pending) -> Sequence[Numbered]:
+        if isinstance(pending, PendingPull):
+            return self._leader.arrived(PullArrived(worker))
+        self._leader.loss = pending.loss
+        return self._leader.arrived(
+            PushArrived(worker, pending.sequence, pending.batch, pending.examples, pending.finite)
+        )
+
+    def joined(self, peer: Peer) -> None:
+        """A task has a new life, of which the leader has to know."""
+        if peer.role == Role.PS:
+            self._admin.give_up_saves(FencedError(f"{peer} has a new life"))
+        self._leader.joined(peer)
+
+    def reported(self, report: Report) -> None:
+        match report:
+            case Applied(version=version, contributions=pushes, at=at):
+                self._leader.applied(version, [push.version for push in pushes], at)
+            case UpdateRefused(error):
+                self._leader.fail(error.exit_code, str(error))
+            case Written(directory, file):
+                self._admin.written(directory, file)
+            case NotWritten(directory, error):
+                self._admin.not_written(directory, error)
+
+    def begin(self) -> bool:
+        state = self._state
+        ledger = Ledger()
+        if state.restored_from is not None:
+            ledger = restored_ledger(read_manifest(state.restored_from), self._fingerprint)
+        self._admin.forget_saves()
+        return self._leader.begin(state.generation, state.version, ledger)
+
+    def recover(self) -> None:
+        self._leader.recover(self._state.generation)
+        for worker, pending in tuple(self._state.pending.items()):
+            self._carry_out(self.arrived(worker, pending))

@@ -1,0 +1,170 @@
+"""Who takes part at one ps: joins, goodbyes, heartbeats, leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.job import DATA, fingerprint_difference
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server.receiver import WINDOW_NBYTES
+from zmqtrain.server.recovery import packed_peer
+from zmqtrain.server.state import ShardState
+from zmqtrain.store.segment_layout import INCARNATION
+from zmqtrain.wire.messages import Alive, Done, Heartbeat, Join, Leave, Shutdown, Welcome
+
+MAX_WAITS = 16  # of one task, that are told of in the status
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye still live
+
+
+def ignore(peer: Peer) -> None:
+    """Nobody else has to know: the leader learns of every task itself."""
+
+
+class Members:
+    """Lets tasks in and out, and settles what those that are gone leave behind.
+
+    ``on_life`` is told of every new life of a task, ``on_end`` of every end of one.
+    """
+
+    def __init__(
+        self,
+        state: ShardState,
+        peers: Peers,
+        metrics: Metrics,
+        *,
+        fingerprint: Mapping[str, str],
+        segment: str,
+    ) -> None:
+        """``segment``: name of the memory that tasks may map, "" if they shall not."""
+        self._state = state
+        self._peers = peers
+        self._metrics = metrics
+        self._fingerprint = dict(fingerprint)
+        self._segment = segment
+        self.on_life: Callable[[Peer], None] = ignore
+        self.on_end: Callable[[Peer], None] = ignore
+        self._shutdown: Shutdown | None = None
+        self._workers_gone = asyncio.Event()
+
+    def on_join(self, request: Request, message: Join) -> None:
+        sender = request.sender
+        self._check_job(str(sender), message.fingerprint)
+        if DATA in message.fingerprint:
+            self._fingerprint[DATA] = message.fingerprint[DATA]
+        before = self._peers.get(sender.role, sender.index)
+        peer = self._peers.join(request, message)
+        if peer is None:
+            return
+        if peer is not before:
+            self._begin_life(peer, before)
+        self._count()
+        request.reply(Welcome(peer.incarnation, self._segment, WINDOW_NBYTES))
+
+    def on_leave(self, request: Request, message: Leave) -> None:
+        peer = self._peers.member(request)
+        peer.gone = True
+        log.info("%s left: %s", peer, message.reason)
+        self._gone(peer)
+        if request.envelope.request_id:
+            request.reply(Done())
+
+    def on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
+        peer = self._peers.member(request)
+        peer.waits = beat.waits[:MAX_WAITS]
+        peer.finished, peer.saved_step = beat.finished, beat.saved_step
+        request.reply(Alive(peer.received, peer.answered))
+        if self._shutdown is not None and peer.is_worker:
+            request.send(self._shutdown)  # it was lost, or the worker has joined since
+
+    def end_leases(self) -> None:
+        """Settle what tasks leave behind whose lease ran out since the last call."""
+        for peer in self._peers.expired():
+            log.warning("%s %s: it has left", peer, peer.absence)
+            self._metrics.lease_expirations[peer.role].inc()
+            self._gone(peer)
+
+    def close(self, shutdown: Shutdown) -> None:
+        """Let nobody new in, and have every worker leave."""
+        self._shutdown = shutdown
+        self._peers.is_closed = True
+        for peer in self._peers:
+            # One whose lease ran out may live, and join again when nobody is there any more.
+            if peer.is_worker and peer.contact is not None:
+                peer.contact.send(shutdown)
+        self._workers_gone.clear()
+        self._note_if_empty()
+
+    async def drain(self, timing: Timing) -> None:
+        """Wait for the workers' goodbyes, which take their time on a slow link."""
+        patience_s = max(FAREWELL_S, 3 * timing.heartbeat_s)
+        deadline = time.monotonic() + timing.peer_timeout_s
+        while not await within(FAREWELL_S, self._workers_gone) and time.monotonic() < deadline:
+            if all(peer.silent_s > patience_s for peer in self._peers.workers()):
+                return
+
+    def _check_job(self, sender: str, theirs: Mapping[str, str]) -> None:
+        """Check that a task with this fingerprint runs the same job.
+
+        A ps loads no data: it expects of all tasks what the first one said of theirs.
+
+        Raises:
+            RefusedError: it does not.
+        """
+        task, ours = self._state.task, self._fingerprint
+        difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {task}")
+        if difference:
+            raise RefusedError(
+                f"{sender} runs another job than {task}: {difference}. Start every task with the "
+                "same job file, data and options"
+            )
+
+    def _begin_life(self, peer: Peer, before: Peer | None) -> None:
+        self._state.shard.segment.words[INCARNATION] = self._peers.newest
+        if before is not None:
+            self._gone(before)
+        if peer.is_worker:
+            self._state.marks.join(peer.index, peer.incarnation, packed_peer(peer))
+        self.on_life(peer)
+
+    def _gone(self, peer: Peer) -> None:
+        """Settle what a task leaves behind."""
+        if peer.is_worker:
+            pending = self._state.pending.pop(peer.index, None)
+            self._state.marks.leave(peer.index)
+            if pending is not None and pending.request is not None:
+                pending.request.refuse(
+                    FencedError(f"{peer} was silent for too long and is no longer a member")
+                )
+        self.on_end(peer)
+        self._note_if_empty()
+        self._count()
+
+    def _note_if_empty(self) -> None:
+        if not any(self._peers.workers()):
+            self._workers_gone.set()
+
+    def _count(self) -> None:
+        for role in Role:
+            here = sum(peer.role == role and not peer.gone for peer in self._peers)
+            self._metrics.connected_peers[role.value].set(here)
+
+
+async def within(limit_s: float, event: asyncio.Event) -> bool:
+    """Wait for an event; say whether it came in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""Parameters in and out of a ps: a generation begins with some, tasks read what they are."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.coordination.membership import Peers
+from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
+from zmqtrain.job import Job
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.optim import AVERAGE
+from zmqtrain.server.decider import Decider
+from zmqtrain.server.executor import Executor
+from zmqtrain.server.state import ShardState
+from zmqtrain.store import checkpoint
+from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.segment_layout import GENERATION
+from zmqtrain.wire.messages import Initialize, Parameters, Read
+
+log = logging.getLogger(__name__)
+
+
+class ParameterAccess:
+    """Begins generations and answers reads, each between two orders."""
+
+    def __init__(
+        self,
+        state: ShardState,
+        peers: Peers,
+        decider: Decider,
+        executor: Executor,
+        metrics: Metrics,
+        job: Job,
+    ) -> None:
+        self._state = state
+        self._peers = peers
+        self._decider = decider
+        self._executor = executor
+        self._metrics = metrics
+        self._job = job
+
+    def on_initialize(self, request: Request, message: Initialize) -> None:
+        self._peers.member(request)
+        self._executor.after_orders(partial(self._initialize, request, message))
+
+    def on_read(self, request: Request, message: Read) -> None:
+        if not self._state.initialised:
+            self._peers.member(request)  # a chief that knew the life before hears that it is over
+            raise RefusedError(f"{self._state.task} holds no parameters yet")
+        if message.average and AVERAGE not in self._state.shard.segment.slots:
+            raise RefusedError("the job keeps no moving average (its field moving_average)")
+        self._executor.after_orders(partial(self._show, request, message))
+
+    def _show(self, request: Request, message: Read) -> None:
+        shard = self._state.shard
+        shown = Parameters(shard.version)
+        if not message.values:
+            request.reply(shown)
+            return
+        flat = shard.segment.slots[AVERAGE] if message.average else shard.parameters
+        request.reply_with(shown, flat.copy())  # updates go on while it is on its way
+
+    def _initialize(self, request: Request, message: Initialize) -> None:
+        """Begin a generation, unless it has begun; nothing of the one before is under way."""
+        state = self._state
+        if request.envelope.generation == state.generation and state.initialised:
+            request.reply(Parameters(state.version))
+            return
+        try:
+            checkpoint.check_found(message.logdir)
+        except ConfigError as error:
+            request.refuse(error)
+            return
+        self._end_generation()
+        words = state.shard.segment.words
+        words[GENERATION] = 0  # until all is in place, there is nothing to go on from
+        try:
+            self._fill(message.checkpoint)
+        except ZmqTrainError as error:
+            self._metrics.checkpoint_failures.restore.inc()
+            request.refuse(error)
+            return
+        state.generation = request.envelope.generation
+        origin = message.checkpoint or f"seed {self._job.seed}"
+        text = "generation %d begins at version %d, from %s"
+        log.info(text, state.generation, state.version, origin)
+        self._metrics.parameter_version.set(state.version)
+        self._metrics.role_state.set("training")
+        survives = self._decider.begin() and state.shard.segment.path is not None
+        words[GENERATION] = state.generation if survives else 0
+        for worker, pending in list(state.pending.items()):
+            self._executor.carry_out(self._decider.arrived(worker, pending))
+        request.reply(Parameters(state.version))
+
+    def _fill(self, checkpoint_path: str | None) -> None:
+        """Put initial parameters into the shard, or those of a checkpoint."""
+        shard = self._state.shard
+        if checkpoint_path is None:
+            flat = np.empty(shard.layout.size, np.float32)
+            shard.layout.gather(self._job.initial_parameters(), flat)
+            shard.initialize(flat)
+            self._state.restored_from = None
+            return
+        path = self._state.restored_from = Path(checkpoint_path)
+        names = [slot.name for slot in shard.rule.slots]
+        manifest = read_manifest(path)
+        for mark in manifest.worker_marks.values():
+            self._peers.outlive(mark.incarnation)
+        flat, slots, version = checkpoint.read_shard(path, manifest, shard.layout, names)
+        shard.initialize(flat, slots, version)
+
+    def _end_generation(self) -> None:
+        """Have the workers of an earlier generation join again; their gradients belong to it."""
+        state = self._state
+        if not state.initialised:
+            return
+        for worker, pending in state.pending.items():
+            if pending.request is not None:
+                text = f"a new generation begins: worker {worker} joins again"
+                pending.request.refuse(FencedError(text))
+        state.pending.clear()
+        state.marks.clear()
+        self._peers.forget_workers()

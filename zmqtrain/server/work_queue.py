@@ -1,0 +1,98 @@
+"""Work done strictly in order: short work on the event loop, long work beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from zmqtrain.errors import ZmqTrainError
+
+Result = TypeVar("Result")
+
+LONG_S = 0.005
+"""Work that took longer than this goes to the thread the next time: handing it over costs some
+0.1 ms, as much as a small update takes, and a heartbeat can wait for a few milliseconds."""
+
+
+class WorkQueue:
+    """Runs pairs of (work, then) one after another.
+
+    ``work`` may run in a thread, ``then`` runs on the event loop after it. While long work runs
+    the loop stays free for heartbeats; nothing later in the queue overtakes it. Whether work is
+    long is told by how long the last one took.
+    """
+
+    def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._queue: deque[tuple[Callable[[], Any] | None, Callable[[Any], None], bool]] = deque()
+        self._on_error = on_error
+        self._busy = False
+        self.last_s = float("inf")  # of work; what is unknown is long until it was seen to be short
+
+    def put(
+        self,
+        work: Callable[[], Result] | None,
+        then: Callable[[Result | ZmqTrainError | None], None],
+        *,
+        rare: bool = False,
+    ) -> None:
+        """Queue work for the next :meth:`run`.
+
+        ``then`` is given what the work returned, or the ZmqTrainError that it raised. ``rare`` work
+        always goes to the thread, and says nothing of how long the rest takes.
+        """
+        self._queue.append((work, then, rare))
+
+    def run(self) -> None:
+        """Do what is queued; on return all of it is done, or the first long work has begun."""
+        while self._queue and not self._busy:
+            self._busy = True
+            work, then, rare = self._queue.popleft()
+            if work is not None and (rare or self.last_s > LONG_S):
+                beside = work if rare else partial(self._timed, work)
+                future = asyncio.get_running_loop().run_in_executor(self._thread, beside)
+                future.add_done_callback(partial(self._resume, then))
+                return
+            try:
+                started, outcome = time.perf_counter(), None
+                if work is not None:
+                    try:
+                        outcome = work()
+                    except ZmqTrainError as error:
+                        outcome = error
+                    self.last_s = time.perf_counter() - started
+                then(outcome)
+            finally:
+                self._busy = False
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _timed(self, work: Callable[[], Result]) -> Result:
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.last_s = time.perf_counter() - started
+
+    def _resume(self, then: Callable[[Any], None], done: asyncio.Future[Any]) -> None:
+        if done.cancelled():
+            return
+        try:
+            error = done.exception()
+            if error is not None and not isinstance(error, ZmqTrainError):
+                raise error
+            then(done.result() if error is None else error)
+        except Exception as raised:
+            self._on_error(raised)
+        self._busy = False
+        try:
+            self.run()
+        except Exception as raised:
+            self._on_error(raised)
