@@ -34,13 +34,8 @@ class Worker(JobActor):
         self._dataset = dataset
         self._exchange: ParameterServerExchange | None = None
         self._trainer: Trainer | None = None
-<<<<<<< HEAD
         self.shutdown: Shutdown | None = None
-        self.on(Shutdown, self._on_shutdown)
-=======
-        self._shutdown: Shutdown | None = None
         self.handlers = {Shutdown: self._on_shutdown}
->>>>>>> 895a1d1 (A ps's parts are given a ShardState, the leader stands apart from the ps that hosts it, and one table says who takes which message)
 
     def ready(self) -> tuple[bool, str]:
         is_in = self._trainer is not None and self._trainer.has_joined

@@ -1,0 +1,78 @@
+"""What the status says of tasks that are silent, and of those that wait for them."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from tests.coordination.parts import TIMING, add_peer, make_leader
+from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.status import HostStatus, status_of
+from zmqtrain.wire.messages import ShardReport, Status, TaskStatus, Wait
+
+SILENT_S = 2.7
+
+
+def host() -> HostStatus:
+    task = TaskStatus("ps", 0, "serving", 0, 0, 0.0, (), math.nan, "host:1", "", "", 16)
+    return HostStatus(task, (), 0, time.monotonic())
+
+
+@pytest.fixture
+def status() -> Status:
+    """Ps 1 is stopped; worker 0 waits for both ps, worker 1 computes."""
+    peers = Peers(5.0, 2, lambda peer: False)
+    shard = add_peer(peers, "ps 1")
+    waits = tuple(
+        Wait("worker 0", peer, "it has not answered push 3", SILENT_S) for peer in ("ps 0", "ps 1")
+    )
+    add_peer(peers, "worker 0", received=3, waits=waits)
+    passing = (Wait("worker 1", "ps 0", "it has not answered push 3", 0.01),)
+    add_peer(peers, "worker 1", received=3, waits=passing)
+    leader = make_leader(shards=2, peers=peers)
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.arrived(PullArrived(worker))
+    shard.report = ShardReport(0, 7, 24)
+    shard.heard_at = time.monotonic() - SILENT_S
+    return status_of(leader, host(), 0, False)
+
+
+def test_task_that_misses_some_heartbeats_is_silent(status: Status) -> None:
+    assert {task.task: task.state for task in status.tasks} == {
+        "ps 0": "serving",
+        "ps 1": "silent",
+        "worker 0": "waiting",
+        "worker 1": "computing",
+    }
+
+
+def test_wait_for_a_silent_task_ends_when_that_is_given_up(status: Status) -> None:
+    left = {(wait.owner, wait.peer): wait.until_s for wait in status.waits}
+    assert left["worker 0", "ps 0"] is None
+    assert left["worker 0", "ps 1"] == pytest.approx(TIMING.peer_timeout_s - SILENT_S, abs=2.0)
+
+
+def test_status_of_a_ps_is_its_last_report(status: Status) -> None:
+    (shard,) = (task for task in status.tasks if task.task == "ps 1")
+    assert (shard.step, shard.nbytes) == (7, 24)
+
+
+def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
+    peers = Peers(5.0, 1, lambda peer: False)
+    for name in ("worker 0", "worker 1"):
+        add_peer(peers, name)
+    leader = make_leader(policy="sync-replicas", peers=peers)
+    leader.begin(1, 0, Ledger())
+    leader.arrived(PullArrived(0))
+    leader.arrived(PullArrived(1))
+    (silent,) = (peer for peer in peers if str(peer) == "worker 1")
+    silent.heard_at = time.monotonic() - 3.0
+    leader.arrived(PushArrived(0, 1, 0, True, 0, 1))
+    (wait,) = status_of(leader, host(), 0, False).waits
+    assert (wait.owner, wait.peer) == ("worker 0", "worker 1")
+    assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)
