@@ -13,7 +13,7 @@ from zmqtrain.coordination.membership import Peers
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACKNOWLEDGED, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Order, Orders, ShardReport
+from zmqtrain.wire.messages import BATCH, Order, Orders, ShardReport
 
 APPLY = Order("apply", (0,))
 
@@ -117,3 +117,27 @@ async def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -
     for _ in range(2):
         delivery.catch_up()
     assert shard.sent == [Orders(3, tuple(orders[2:]))]
+
+
+async def test_orders_of_one_turn_travel_together_but_no_more_than_a_message_may_hold() -> None:
+    shard, delivery = begun()
+    for _ in range(BATCH + 2):
+        delivery.give([APPLY])
+    await asyncio.sleep(0)
+    expected = [(1, BATCH), (BATCH + 1, 2)]
+    assert [(sent.number, len(sent.orders)) for sent in shard.sent] == expected
+    delivery.catch_up()
+    shard.sent.clear()
+    delivery.catch_up()
+    assert [sent.number for sent in shard.sent] == [1, BATCH + 1]
+
+
+async def test_report_is_answered_by_the_orders_of_its_turn_or_by_none() -> None:
+    shard, delivery = begun()
+    delivery.answer(1)
+    await asyncio.sleep(0)
+    assert shard.sent == [Orders(1, ())]
+    delivery.answer(1)
+    delivery.give([APPLY])
+    await asyncio.sleep(0)
+    assert shard.sent[1:] == [Orders(1, (APPLY,))]

@@ -39,7 +39,7 @@ def status() -> Status:
         leader.arrived(PullArrived(worker))
     shard.report = ShardReport(0, 7, 24)
     shard.heard_at = time.monotonic() - SILENT_S
-    return status_of(leader, host(), 0, False)
+    return status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)
 
 
 def test_task_that_misses_some_heartbeats_is_silent(status: Status) -> None:
@@ -72,7 +72,7 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
     leader.arrived(PullArrived(1))
     (silent,) = (peer for peer in peers if str(peer) == "worker 1")
     silent.heard_at = time.monotonic() - 3.0
-    leader.arrived(PushArrived(0, 1, 0, True, 0, 1))
-    (wait,) = status_of(leader, host(), 0, False).waits
+    leader.arrived(PushArrived(0, 1, 0, 1))
+    (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
     assert (wait.owner, wait.peer) == ("worker 0", "worker 1")
     assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)

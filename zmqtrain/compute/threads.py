@@ -24,11 +24,12 @@ class ThreadTeam:
         If some raise, one error is raised when no call is under way any more, and some calls may
         not have been made.
         """
-        left = iter(calls)
         wanted = min(self._threads, len(calls)) - 1
         if wanted < 1:
-            _do_all(left)
+            for call in calls:
+                call()
             return
+        left = iter(calls)
         others = [self._others.submit(_do_all, left) for _ in range(wanted)]
         try:
             _do_all(left)

@@ -113,7 +113,7 @@ class Members:
             if all(peer.silent_s > patience_s for peer in self._peers.workers()):
                 return
 
-    def _check_job(self, sender: str, theirs: Mapping[str, str]) -> None:
+    def _check_job(self, sender: str, theirs: dict[str, str]) -> None:
         """Check that a task with this fingerprint runs the same job.
 
         A ps loads no data: it expects of all tasks what the first one said of theirs.

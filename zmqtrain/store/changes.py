@@ -1,6 +1,6 @@
 """Changes of a shard's memory that a killed process leaves whole.
 
-A change is noted in the segment and then carried out part by part, and each part block by block as
+A change is noted in the segment and then made part by part, and each part block by block as
 redo.py does it. Whoever finds the segment of a process that was killed anywhere in this finishes
 the interrupted blocks and does the rest, for the gradients still lie where they were. The result is
 the same bit for bit, for the arithmetic on each element is; what it takes from whole variables (the
@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from zmqtrain.compute.threads import ThreadTeam
+from zmqtrain.compute.threads import Call, ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Pieces, Squares, factors_of
@@ -60,7 +60,7 @@ class Change:
 
 
 class Changes:
-    """Carries out the changes of one segment. With ``safe`` False a killed process loses all."""
+    """Makes the changes of one segment. With ``safe`` False a killed process loses all."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Changes:
         for part in self._parts:
             part.bind(update)
 
-    def carry_out(self, change: Change) -> None:
+    def make(self, change: Change) -> None:
         """Make one change.
 
         Raises:
@@ -108,7 +108,7 @@ class Changes:
                 self._measure(change)
             if self._safe:
                 self._note(change)
-            self._do(change)
+            self._team.do(self._calls(change))
         except ConfigError:
             self.forget()
             words[CLOCK] += 1
@@ -125,7 +125,7 @@ class Changes:
         if change is not None and self._segment.change[0] < 0:
             for part in self._parts:
                 part.resume(of_sum=change.kind == ACCUMULATE)
-            self._do(change)
+            self._team.do(self._calls(change))
             self._finish(change)
         words[CLOCK] += words[CLOCK] % 2
         return change
@@ -157,18 +157,16 @@ class Changes:
             part.begin()
         note[0] = -change.kind  # from here on it is to be finished
 
-    def _do(self, change: Change) -> None:
-        """Do what is not done."""
+    def _calls(self, change: Change) -> list[Call]:
+        """Return what is to be called, in any order, to do what is not done of a change."""
         gradients = self._gradients(change)
         if change.kind == UPDATE:
             factors = self._segment.factors if self._update.is_layered else None
             given = gradients, change.count, change.step, factors
-            self._team.do([partial(part.update, *given) for part in self._parts])
-            self._memory.publish()
-            return
+            return [partial(part.update, *given) for part in self._parts]
         (gradient,) = gradients
         anew = not change.with_sum
-        self._team.do([partial(part.add, gradient, anew=anew) for part in self._parts])
+        return [partial(part.add, gradient, anew=anew) for part in self._parts]
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
@@ -191,6 +189,7 @@ class Changes:
     def _finish(self, change: Change) -> None:
         words = self._segment.words
         if change.kind == UPDATE:
+            self._memory.publish()
             words[VERSION] = change.step + 1
             if change.with_sum:  # else the step that the sum is of goes on
                 words[ACCUMULATED] = 0

@@ -253,7 +253,7 @@ def _read_flats(
             _plan(record, cut, target, copies)
     for written in manifest.files:
         if copies[written.shard]:
-            _carry_out(path / written.file, copies[written.shard])
+            _copy_from(path / written.file, copies[written.shard])
     return flats
 
 
@@ -300,7 +300,7 @@ def _plan(
             copies[stored.shard].append(_Copy(stored.tensor, shape, low - stored.start, rows))
 
 
-def _carry_out(file: Path, copies: Sequence[_Copy]) -> None:
+def _copy_from(file: Path, copies: Sequence[_Copy]) -> None:
     try:
         with safe_open(file, framework="np") as tensors:
             for copy in copies:

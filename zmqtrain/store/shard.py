@@ -111,19 +111,17 @@ class Shard:
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
         change = Change(UPDATE, (self._staged[worker],), 1, self.version, order=order)
-        self._changes.carry_out(change)
+        self._changes.make(change)
 
     def accumulate(self, worker: int, order: int = 0) -> None:
         """Add the worker's gradient to the step's sum."""
         before, staged = self.accumulated, (self._staged[worker],)
-        self._changes.carry_out(
-            Change(ACCUMULATE, staged, before + 1, self.version, before > 0, order)
-        )
+        self._changes.make(Change(ACCUMULATE, staged, before + 1, self.version, before > 0, order))
 
     def reduce(self, workers: tuple[int, ...], order: int = 0) -> None:
         """Apply the mean of the sum and of these workers' gradients, added in this order."""
         before, staged = self.accumulated, tuple(self._staged[worker] for worker in workers)
-        self._changes.carry_out(
+        self._changes.make(
             Change(UPDATE, staged, before + len(staged), self.version, before > 0, order)
         )
 
