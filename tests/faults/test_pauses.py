@@ -12,7 +12,7 @@ import zmqtrain
 from simulation.schedule import Fault
 from tests.tales import calm, tale_of
 from zmqtrain import Job
-from zmqtrain.actors import offload
+from zmqtrain.compute import offload
 from zmqtrain.config.timing import Timing
 from zmqtrain.data import NoisyLine
 from zmqtrain.models import LinearRegression
