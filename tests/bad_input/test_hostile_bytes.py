@@ -105,6 +105,10 @@ class Siege:
         registry = self.ps.metrics.registry
         return registry.get_sample_value("zmqtrain_decode_errors_total") or 0.0
 
+    @property
+    def steps(self) -> float:
+        return self.worker.metrics.registry.get_sample_value("zmqtrain_steps_total") or 0.0
+
     async def betray(self) -> None:
         """Have the traitor join, and once more, so that its earlier life is over."""
         await self.trained(5)
@@ -125,9 +129,9 @@ class Siege:
 
     async def trained(self, steps: int) -> None:
         """Wait for further steps of the worker."""
-        before = self.worker.steps
+        before = self.steps
         async with asyncio.timeout(LIMIT_S):
-            while self.worker.steps < before + steps:
+            while self.steps < before + steps:
                 await self.stranger.ask(self.told(Read(values=False), Sender("client", 9)))
 
     def _config(self, role: Role) -> TaskConfig:
@@ -342,7 +346,7 @@ async def test_address_of_another_connection_cannot_be_taken(make_job: MakeJob) 
         assert member is not None
         errors = siege.decode_errors
         with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
-            thief.setsockopt(zmq.IDENTITY, member.contact._peer)
+            thief.setsockopt(zmq.IDENTITY, member.contact.peer)
             thief.setsockopt(zmq.LINGER, 0)
             with thief.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
                 thief.connect(f"tcp://{siege.address}")

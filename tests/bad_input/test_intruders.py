@@ -63,7 +63,7 @@ INTRUDERS = [
         1,
         ("--steps", "7"),
         r"ps 0: worker 1 runs another job than ps 0: steps: 7 at worker 1, 300 at ps 0\. Start "
-        "every task with the same job file and options",
+        "every task with the same job file, data and options",
     ),
     Intruder("other seed", "worker", 2, ("--seed", "5"), "seed: 5 at worker 2, 0 at ps 0"),
     Intruder("other model", "worker", 3, ("--job", "OTHER"), "model: .* at worker 3, .* at ps 0"),

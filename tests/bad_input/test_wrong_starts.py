@@ -164,7 +164,7 @@ MISTAKES = [
         "run",
         "sound.py --segment-dir file",
         USAGE,
-        "error: ps 0 ended with exit code 2: HERE/file/ps-0-",
+        "HERE/file/ps-0-",
     ),
     Mistake(
         "worker",
@@ -188,7 +188,7 @@ MISTAKES = [
         "run",
         "model_raises.py --logdir logdir",
         USAGE,
-        "ended with exit code 2: loss_and_gradients() of <model_raises.Model object at ",
+        "loss_and_gradients() of <model_raises.Model object at ",
     ),
     Mistake(
         "run",
@@ -266,7 +266,7 @@ def test_mistake_ends_in_its_exit_code_with_a_remedy_and_leaves_nothing(
 def test_run_whose_worker_fails_says_where_its_work_is_saved(endings: Endings) -> None:
     (mistake,) = (mistake for mistake in MISTAKES if "model_raises" in mistake.flags)
     ending = endings(mistake)
-    pattern = r"WARNING the same command goes on from (\S+/logdir/checkpoints/step-000000\d\d)\n"
+    pattern = r"the same command goes on from (\S+/logdir/checkpoints/step-000000\d\d)\n"
     (checkpoint,) = re.findall(pattern, ending.said)
     assert int(checkpoint[-2:]) >= 20
     assert Path(checkpoint, "manifest.json").exists()
@@ -276,6 +276,6 @@ def test_run_whose_worker_fails_says_where_its_work_is_saved(endings: Endings) -
 def test_bug_of_a_task_is_shown_with_its_traceback(endings: Endings) -> None:
     ending = endings(BUG)
     assert (ending.code, ending.left) == (BUG.code, []), ending.said
-    assert ending.says("ps 0 ended with exit code 1: this is a bug in zmqtrain or in a plug-in")
+    assert ending.says("this is a bug in zmqtrain or in a plug-in")
     assert ending.says("Traceback (most recent call last):")
     assert ending.said.rstrip().endswith(BUG.text)

@@ -17,12 +17,13 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import PeerLostError
+from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
-from zmqtrain.server.executor import Executor
 from zmqtrain.server.receiver import Receiver
+from zmqtrain.server.state import ShardState
+from zmqtrain.store.marks import Result
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.trainer import Trainer
-from zmqtrain.wire.messages import Order
 
 Patch = pytest.MonkeyPatch
 
@@ -78,31 +79,33 @@ def test_batch_that_nobody_gets_is_found(monkeypatch: Patch) -> None:
 
 
 def test_dropped_push_that_is_called_applied_is_found(monkeypatch: Patch) -> None:
-    def lie(self: Executor, order: Order) -> None:
-        self._ps.pending[order.workers[0]].result = "applied"
+    decided = ShardState.decided
 
-    monkeypatch.setattr(Executor, "_dropped", lie)
+    def lie(self: ShardState, worker: int, result: Result, reason: str = "") -> Any:
+        return decided(self, worker, "applied" if result == "dropped" else result, reason)
+
+    monkeypatch.setattr(ShardState, "decided", lie)
     broken = simulate(calm(policy="sync-replicas:aggregate=1", slow=0)).broken
     assert "were acknowledged and are not counted" in broken
 
 
 def test_worker_that_is_too_far_ahead_is_found(monkeypatch: Patch) -> None:
-    advance = BoundedStaleness._advance
+    push = BoundedStaleness.push
 
-    def generous(self: BoundedStaleness) -> Any:
-        self.staleness_bound += 1
-        try:
-            return advance(self)
-        finally:
-            self.staleness_bound -= 1
+    def generous(self: BoundedStaleness, worker: int) -> Any:
+        decisions = push(self, worker)
+        if worker not in self.waiting:
+            return decisions
+        self.waiting.remove(worker)
+        return [*decisions, Release(worker)]
 
-    monkeypatch.setattr(BoundedStaleness, "_advance", generous)
+    monkeypatch.setattr(BoundedStaleness, "push", generous)
     broken = simulate(calm(policy="bounded-staleness:0", slow=0)).broken
     assert "compute with clocks" in broken
 
 
 def test_hang_is_found_with_those_who_wait(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Coordinator, "leave", lambda *_: [])
+    monkeypatch.setattr(Coordinator, "_left", lambda *_: [])
     monkeypatch.setattr(Leader, "watch", lambda _: None)
     kill = Fault(0.5, "kill", ("worker 1",), 60.0)
     broken = simulate(calm(policy="sync-replicas", faults=(kill,))).broken
@@ -116,7 +119,7 @@ def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> 
     def forgetful(receiver: Receiver, peer: Peer, request: Any, sequence: int) -> bool:
         repeated = is_repeated(receiver, peer, request, sequence)
         if repeated and sequence:
-            receiver._ps.shard.apply(request.sender.index, 0)
+            receiver._state.shard.apply(peer.index, 0)
         return repeated
 
     monkeypatch.setattr(Receiver, "_is_repeated", forgetful)
@@ -136,5 +139,5 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
 
 
 def test_exception_that_nobody_expects_is_found(monkeypatch: Patch) -> None:
-    once(monkeypatch, Receiver, "_on_push", lambda *_: 1 // 0)
+    once(monkeypatch, Receiver, "on_push", lambda *_: 1 // 0)
     assert "ZeroDivisionError" in simulate(calm(policy="hogwild")).broken
