@@ -12,7 +12,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.delivery import Numbered, OrderDelivery
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
@@ -26,7 +26,7 @@ def ignore(orders: Sequence[Numbered]) -> None:
     """Nobody is there to carry them out."""
 
 
-def add_peer(peers: Peers, name: str, **fields: Any) -> Peer:
+def add_peer(peers: PeerTable, name: str, **fields: Any) -> Peer:
     """Let a task in, whose life is number 1."""
     role, index = name.split()
     nonce = f"{name}/1"
@@ -47,7 +47,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-def make_delivery(peers: Peers, segment: Segment, others: int) -> OrderDelivery:
+def make_delivery(peers: PeerTable, segment: Segment, others: int) -> OrderDelivery:
     return OrderDelivery(
         peers, segment.words, send_to_all, others=others, heartbeat_s=1.0, crash=fail
     )
@@ -58,12 +58,12 @@ def make_leader(
     policy: str = "hogwild",
     shards: int = 1,
     segment: Segment | None = None,
-    peers: Peers | None = None,
+    peers: PeerTable | None = None,
     carry_out: Callable[[Sequence[Numbered]], None] = ignore,
 ) -> Leader:
     """Return the leader of a job of 10 steps, in which two workers are expected."""
     segment = segment or Segment.private(SegmentLayout(4, []))
-    peers = peers or Peers(5.0, shards, lambda peer: False)
+    peers = peers or PeerTable(5.0, shards, lambda peer: False)
     return Leader(
         tally_job(shards, frozenset(), policy=policy, steps=10, seed=1),
         peers,

@@ -9,7 +9,7 @@ from typing import cast
 from tests.asking import Asked
 from tests.coordination.parts import add_peer, make_delivery
 from zmqtrain.coordination.delivery import Numbered, OrderDelivery
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACKNOWLEDGED, ORDERS, SegmentLayout
@@ -22,7 +22,7 @@ class FirstShard:
     """Ps 0 of two: it carries out what is due, and hears what ps 1 is told."""
 
     def __init__(self) -> None:
-        self.peers = Peers(5.0, 2, lambda peer: False)
+        self.peers = PeerTable(5.0, 2, lambda peer: False)
         self.segment = Segment.private(SegmentLayout(4, []))
         self.follower = add_peer(self.peers, "ps 1")
         self.carried_out: list[Numbered] = []

@@ -12,7 +12,7 @@ from tests.coordination.parts import add_peer, make_leader
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
@@ -26,11 +26,11 @@ def kinds(orders: Sequence[Numbered]) -> list[str]:
 
 
 @pytest.fixture
-def peers() -> Peers:
-    return Peers(5.0, 2, lambda peer: False)
+def peers() -> PeerTable:
+    return PeerTable(5.0, 2, lambda peer: False)
 
 
-async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: Peers) -> None:
+async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTable) -> None:
     add_peer(peers, "worker 0")
     leader = make_leader(peers=peers)
     leader.begin(1, 0, Ledger())
@@ -40,7 +40,9 @@ async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: Peers)
     assert leader.step == 1
 
 
-async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(peers: Peers) -> None:
+async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(
+    peers: PeerTable,
+) -> None:
     segment = Segment.private(SegmentLayout(4, []))
     add_peer(peers, "worker 0")
     first = make_leader(peers=peers, segment=segment)
@@ -56,7 +58,7 @@ async def test_next_life_decides_what_was_not_carried_out_and_nothing_else(peers
     assert (second.step, second.generation) == (1, 1)
 
 
-async def test_nothing_is_decided_after_the_end(peers: Peers) -> None:
+async def test_nothing_is_decided_after_the_end(peers: PeerTable) -> None:
     add_peer(peers, "worker 0")
     leader = make_leader(peers=peers)
     leader.begin(1, 0, Ledger())
@@ -65,7 +67,7 @@ async def test_nothing_is_decided_after_the_end(peers: Peers) -> None:
 
 
 async def test_state_that_the_journal_cannot_hold_is_not_gone_on_with(
-    peers: Peers, monkeypatch: pytest.MonkeyPatch
+    peers: PeerTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = Segment.private(SegmentLayout(4, []))
     segment.words[GENERATION] = 1
@@ -81,7 +83,7 @@ async def test_state_that_the_journal_cannot_hold_is_not_gone_on_with(
     ids=["all is there", "orders are under way", "a push may be"],
 )
 async def test_all_is_delivered_when_orders_are_carried_out_and_stopped_workers_were_answered(
-    orders: int, finished: bool, all_delivered: bool, peers: Peers
+    orders: int, finished: bool, all_delivered: bool, peers: PeerTable
 ) -> None:
     shard = add_peer(peers, "ps 1")
     worker = add_peer(peers, "worker 0", finished=finished)
@@ -98,7 +100,7 @@ async def test_all_is_delivered_when_orders_are_carried_out_and_stopped_workers_
     assert leader.all_delivered is all_delivered
 
 
-async def test_report_of_a_shard_is_of_its_current_life_and_generation(peers: Peers) -> None:
+async def test_report_of_a_shard_is_of_its_current_life_and_generation(peers: PeerTable) -> None:
     shard = add_peer(peers, "ps 1")
     leader = make_leader(policy="sync-replicas", shards=2, peers=peers)
     leader.begin(2, 0, Ledger())
@@ -111,7 +113,7 @@ async def test_report_of_a_shard_is_of_its_current_life_and_generation(peers: Pe
         leader.on_shard_report(Asked(sender="ps 1", incarnation=1, generation=2), report)
 
 
-async def test_shard_that_cannot_update_ends_the_job(peers: Peers) -> None:
+async def test_shard_that_cannot_update_ends_the_job(peers: PeerTable) -> None:
     add_peer(peers, "ps 1")
     leader = make_leader(shards=2, peers=peers)
     leader.begin(1, 0, Ledger())
@@ -121,7 +123,7 @@ async def test_shard_that_cannot_update_ends_the_job(peers: Peers) -> None:
     assert "ps 1" in leader.failure and "no learning rate" in leader.failure
 
 
-async def test_push_counts_once_it_lies_ready_on_all_shards(peers: Peers) -> None:
+async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) -> None:
     for name in ("ps 1", "worker 0"):
         add_peer(peers, name)
     carried_out: list[Numbered] = []

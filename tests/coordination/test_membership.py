@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import AHEAD_MS, Peers
+from zmqtrain.coordination.membership import AHEAD_MS, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Join, Pull
@@ -36,7 +36,7 @@ def join(nonce: str, process_identity: str = "") -> Join:
 
 
 def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> None:
-    peers = Peers(5.0, 1, lambda peer: False)
+    peers = PeerTable(5.0, 1, lambda peer: False)
     peers.outlive(LATER)
     first = join("first/1")
     peer = peers.join(from_worker(first), first)
@@ -50,7 +50,7 @@ def test_life_after_a_restored_checkpoint_comes_after_those_that_it_knows() -> N
 def test_place_of_a_process_that_has_ended_is_free_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqtrain.coordination.membership.has_ended", lambda told: told == "dead")
     for told, is_free in (("alive", False), ("dead", True)):
-        peers = Peers(5.0, 1, lambda peer: False)
+        peers = PeerTable(5.0, 1, lambda peer: False)
         for message in (join("first/1", told), join("second/1")):
             peer = peers.join(from_worker(message), message)
         assert (peer is not None) is is_free
@@ -61,17 +61,17 @@ def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("zmqtrain.coordination.membership.time.monotonic", lambda: now)
-    peers = Peers(5.0, 1, lambda peer: False)
+    peers = PeerTable(5.0, 1, lambda peer: False)
     first, second = join("first/1"), join("second/1")
     peers.join(from_worker(first), first)
     waiting = from_worker(second)
     assert peers.join(waiting, second) is None
     now += 100.0
     peers.renew_all()
-    assert peers.settle_contests() == []
+    assert peers.resolve_contested() == []
     assert not hasattr(waiting, "refusal")
     now += 6.0
-    assert peers.settle_contests() == [waiting]
+    assert peers.resolve_contested() == [waiting]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
 def test_life_that_cannot_have_been_is_refused_and_lifts_no_number(
     incarnation: int, after: int
 ) -> None:
-    peers = Peers(5.0, 1, lambda peer: False)
+    peers = PeerTable(5.0, 1, lambda peer: False)
     message = replace(join("first/1"), after=after)
     with pytest.raises(ProtocolError, match="worker 0 tells of incarnation"):
         peers.join(from_worker(message, incarnation), message)
@@ -90,7 +90,7 @@ def test_life_that_cannot_have_been_is_refused_and_lifts_no_number(
 
 
 def test_ps_that_leaves_lets_in_only_new_lives_of_processes_that_it_knows() -> None:
-    peers = Peers(5.0, 1, lambda peer: False)
+    peers = PeerTable(5.0, 1, lambda peer: False)
     first = join("first/1")
     before = peers.join(from_worker(first), first)
     assert before is not None

@@ -10,7 +10,7 @@ import pytest
 from tests.coordination.parts import TIMING, add_peer, make_leader
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.wire.messages import ShardReport, Status, TaskStatus, Wait
 
@@ -25,7 +25,7 @@ def host() -> HostStatus:
 @pytest.fixture
 def status() -> Status:
     """Ps 1 is stopped; worker 0 waits for both ps, worker 1 computes."""
-    peers = Peers(5.0, 2, lambda peer: False)
+    peers = PeerTable(5.0, 2, lambda peer: False)
     shard = add_peer(peers, "ps 1")
     waits = tuple(
         Wait("worker 0", peer, "it has not answered push 3", SILENT_S) for peer in ("ps 0", "ps 1")
@@ -63,7 +63,7 @@ def test_status_of_a_ps_is_its_last_report(status: Status) -> None:
 
 
 def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
-    peers = Peers(5.0, 1, lambda peer: False)
+    peers = PeerTable(5.0, 1, lambda peer: False)
     for name in ("worker 0", "worker 1"):
         add_peer(peers, name)
     leader = make_leader(policy="sync-replicas", peers=peers)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.optim import SGD, Update
 from zmqtrain.server.state import PendingPush, ShardState
 from zmqtrain.store.layout import Variable
@@ -32,7 +32,7 @@ def make_state(index: int = 0) -> ShardState:
     return state
 
 
-def add_worker(peers: Peers, index: int = 0, **fields: object) -> Peer:
+def add_worker(peers: PeerTable, index: int = 0, **fields: object) -> Peer:
     """Let a worker in, whose life is number 1."""
     nobody = None
     peer = Peer(("worker", index), 1, "nonce/1", "host:1", "", "", nobody, time.monotonic())
@@ -52,8 +52,8 @@ def add_push(state: ShardState, sequence: int, request: object = None) -> Pendin
 
 
 @pytest.fixture
-def peers() -> Peers:
-    return Peers(5.0, 2, lambda peer: False)
+def peers() -> PeerTable:
+    return PeerTable(5.0, 2, lambda peer: False)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD, Update
 from zmqtrain.server.executor import Applied, Executor, ReleasedUndecided, UpdateRefused
@@ -50,7 +50,7 @@ def ears() -> Ears:
 
 
 @pytest.fixture
-def executor(state: ShardState, peers: Peers, ears: Ears) -> Iterator[Executor]:
+def executor(state: ShardState, peers: PeerTable, ears: Ears) -> Iterator[Executor]:
     made = Executor(
         state,
         peers,
@@ -69,7 +69,7 @@ def release(sequence: int, *, stop: bool = False) -> Order:
 
 
 async def test_push_is_applied_and_answered_with_the_next_lease(
-    state: ShardState, peers: Peers, executor: Executor, ears: Ears
+    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
     peer, request = add_worker(peers), Asked()
     pending = add_push(state, 7, request)
@@ -86,7 +86,7 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
 
 
 async def test_release_of_a_push_that_has_not_come_is_noted(
-    state: ShardState, peers: Peers, executor: Executor, ears: Ears
+    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
     peer = add_worker(peers)
     executor.carry_out([(1, release(7))])
@@ -94,7 +94,7 @@ async def test_release_of_a_push_that_has_not_come_is_noted(
 
 
 async def test_release_of_a_push_that_was_decided_before_it_came_is_reported(
-    state: ShardState, peers: Peers, executor: Executor, ears: Ears
+    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
     add_worker(peers)
     pending = add_push(state, 7)
@@ -105,7 +105,7 @@ async def test_release_of_a_push_that_was_decided_before_it_came_is_reported(
 
 @pytest.mark.parametrize(("incarnation", "sequence"), [(2, 0), (1, 3)])
 async def test_release_of_another_life_or_request_changes_nothing(
-    state: ShardState, peers: Peers, executor: Executor, incarnation: int, sequence: int
+    state: ShardState, peers: PeerTable, executor: Executor, incarnation: int, sequence: int
 ) -> None:
     peer = add_worker(peers)
     state.pending[0] = pending = PendingPull(1, None)
@@ -114,7 +114,7 @@ async def test_release_of_another_life_or_request_changes_nothing(
 
 
 async def test_update_that_the_rule_refuses_drops_its_push(
-    state: ShardState, peers: Peers, executor: Executor, ears: Ears
+    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
     state.shard.bind(Update(SGD(NoRate()), fused=False))
     add_worker(peers)
@@ -126,7 +126,7 @@ async def test_update_that_the_rule_refuses_drops_its_push(
 
 
 async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
-    state: ShardState, peers: Peers, executor: Executor
+    state: ShardState, peers: PeerTable, executor: Executor
 ) -> None:
     """They would keep the end of the run back on a slow link."""
     peer, request = add_worker(peers), Asked()
@@ -136,7 +136,7 @@ async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
 
 
 async def test_update_that_cannot_be_counted_is_a_bug(
-    state: ShardState, peers: Peers, executor: Executor, ears: Ears
+    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
     bug = ValueError("a bug")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import add_push, add_worker, make_state
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.executor import Executor
@@ -43,7 +43,7 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def follow(state: ShardState, peers: Peers, link: FakeLink) -> Iterator[Follow]:
+def follow(state: ShardState, peers: PeerTable, link: FakeLink) -> Iterator[Follow]:
     executors = []
 
     def make(policy: str) -> Follower:
@@ -82,7 +82,7 @@ def follow(state: ShardState, peers: Peers, link: FakeLink) -> Iterator[Follow]:
 
 
 async def test_arrival_is_reported_under_a_coordinated_policy(
-    state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+    state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
 ) -> None:
     add_worker(peers)
     follower = follow("sync-replicas")
@@ -92,7 +92,7 @@ async def test_arrival_is_reported_under_a_coordinated_policy(
 
 
 async def test_pull_is_not_reported_for_it_needs_no_agreement(
-    peers: Peers, link: FakeLink, follow: Follow
+    peers: PeerTable, link: FakeLink, follow: Follow
 ) -> None:
     add_worker(peers)
     assert follow("sync-replicas").arrived(0, PendingPull(1, None)) == ()
@@ -101,7 +101,7 @@ async def test_pull_is_not_reported_for_it_needs_no_agreement(
 
 
 async def test_push_is_decided_here_under_any_other_policy(
-    state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+    state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
 ) -> None:
     add_worker(peers)
     orders = follow("hogwild").arrived(0, add_push(state, 3))
@@ -111,7 +111,7 @@ async def test_push_is_decided_here_under_any_other_policy(
 
 @pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
 async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
-    released: int, state: ShardState, peers: Peers, link: FakeLink, follow: Follow
+    released: int, state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
 ) -> None:
     """The leader counted it under hogwild; its release overtook a switch, and one more came."""
     request = Asked()

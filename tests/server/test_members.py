@@ -10,7 +10,7 @@ import pytest
 from tests.asking import Asked
 from tests.server.conftest import add_worker, make_state
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server import members as members_module
 from zmqtrain.server.members import Members
@@ -20,7 +20,7 @@ TIMING = Timing(heartbeat_s=1.0)
 
 
 @pytest.fixture
-def members(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Members:
+def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(members_module, "FAREWELL_S", 0.01)
     made = Members(make_state(), peers, Metrics("ps"), fingerprint={}, segment="")
     add_worker(peers)
@@ -36,14 +36,16 @@ async def test_ps_waits_for_goodbyes_of_workers_that_show_life(members: Members)
     await asyncio.wait_for(draining, 5.0)
 
 
-async def test_ps_does_not_wait_for_workers_that_are_silent(members: Members, peers: Peers) -> None:
+async def test_ps_does_not_wait_for_workers_that_are_silent(
+    members: Members, peers: PeerTable
+) -> None:
     for peer in peers:
         peer.heard_at = time.monotonic() - 10.0
     await asyncio.wait_for(members.drain(TIMING), 5.0)
 
 
 async def test_worker_that_joins_or_beats_after_the_end_is_told_to_leave(
-    members: Members, peers: Peers
+    members: Members, peers: PeerTable
 ) -> None:
     request = Asked(incarnation=1)
     members.on_heartbeat(request, Heartbeat())

@@ -96,10 +96,10 @@ def test_mark_tells_what_was_received_and_answered() -> None:
     marks.receive(3, 0)
     marks.answer(3, 0, b"welcome")
     marks.receive(3, 1, 2, PUSH)
-    marks.settle(3, 1, "applied")
+    marks.note_result(3, 1, "applied")
     (mark,) = Marks(memory).read()
     assert (mark.worker, mark.incarnation, mark.received, mark.answered) == (3, 99, 1, 0)
-    assert (mark.gradient, mark.lane, mark.staged, mark.result) == (2, "shm", 2, "applied")
+    assert (mark.buffer, mark.lane, mark.staged, mark.result) == (2, "shm", 2, "applied")
     assert (mark.version, mark.batch, mark.examples, mark.loss, mark.finite) == PUSH
     assert (mark.who, mark.answer) == (b"who", b"welcome")
 
@@ -109,7 +109,7 @@ def test_result_of_an_earlier_push_is_not_taken_for_that_of_the_last() -> None:
     marks = Marks(memory)
     marks.join(0, 1, b"")
     marks.receive(0, 2, 0, PUSH)
-    marks.settle(0, 1, "applied")
+    marks.note_result(0, 1, "applied")
     (mark,) = marks.read()
     assert mark.result == ""
 
@@ -157,7 +157,7 @@ def test_release_of_what_has_not_come_is_kept_for_that_life_alone() -> None:
     for incarnation in (1, 2):
         marks.join(0, incarnation, b"")
         told.append([mark.released for mark in marks.read()])
-        marks.release(0, 4)
+        marks.note_early_release(0, 4)
         told.append([mark.released for mark in marks.read()])
     assert told == [[-1], [4], [-1], [4]]
 
@@ -165,6 +165,6 @@ def test_release_of_what_has_not_come_is_kept_for_that_life_alone() -> None:
 def test_release_of_a_worker_beyond_the_room_is_not_kept() -> None:
     memory = segment()
     before = bytes(memory.words)
-    Marks(memory).release(MAX_WORKERS, 1)
+    Marks(memory).note_early_release(MAX_WORKERS, 1)
     assert list(Marks(memory).read()) == []
     assert bytes(memory.words) == before

@@ -117,7 +117,7 @@ class Actor:
         """The role's own life; its return value is the exit code."""
         raise NotImplementedError
 
-    def release(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         """Give back what the actor holds, for it ends; with ``error``, if that is why."""
 
     async def run(self) -> int:
@@ -139,7 +139,7 @@ class Actor:
             error = stop
             raise
         finally:
-            self.release(error)
+            self.on_end(error)
             for link in self.links:
                 link.close()
             for listener in self._listeners:

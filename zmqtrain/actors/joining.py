@@ -75,6 +75,6 @@ async def join(actor: JobActor, link: Link) -> Joined:
             f"{link.peer}: list the ps in the same order on every task (--ps, TF_CONFIG)"
         )
     link.joined, link.fenced = True, False
-    actor.told_generation = max(actor.told_generation, envelope.generation)
+    actor.known_generation = max(actor.known_generation, envelope.generation)
     link.window_nbytes = welcome.window_nbytes
     return Joined(link, welcome, envelope.generation)

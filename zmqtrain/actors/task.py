@@ -34,7 +34,7 @@ class JobActor(Actor):
         self.process = process_name()
         self.nonce = ""
         self.last_incarnation = 0  # of the life before
-        self.told_generation = 0  # the highest that a ps has welcomed us in
+        self.known_generation = 0  # the highest that a ps has welcomed us in
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served

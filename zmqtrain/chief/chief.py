@@ -144,7 +144,7 @@ class Chief(JobActor):
     @property
     def _may_have_begun(self) -> bool:
         """Whether some ps is in a generation already, or was asked to begin one."""
-        return self.generation > 0 or self.told_generation > 0
+        return self.generation > 0 or self.known_generation > 0
 
     async def _begin_first(self) -> None:
         """Begin, anew whenever a ps is restarted meanwhile."""

@@ -218,19 +218,19 @@ class Coordinator:
         ``at_once``: a barrier waits for nobody who computes.
         """
         orders: list[Order] = []
-        released = self._carry_out(decisions, orders)
+        released = self._add_orders(decisions, orders)
         if self.closing or self.next_policy is not None:
             released = self._at_barrier(orders, at_once)
         elif not released:
-            released = self._carry_out(self._feed(), orders)
+            released = self._add_orders(self._feed(), orders)
         while released and not self.finished:
-            released = self._carry_out(self._release(released, orders), orders)
+            released = self._add_orders(self._release(released, orders), orders)
         if self.finished:
             self.next_policy = None
             self._end(orders)
         return orders
 
-    def _carry_out(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
+    def _add_orders(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
         """Add the orders for decisions; return the workers to release after them."""
         released: list[int] = []
         begin = len(orders)
@@ -264,7 +264,7 @@ class Coordinator:
         if self.workers_by_state["computing"] and not at_once:
             return []
         if not self.finished:
-            self._carry_out(self.policy.drain(), orders)
+            self._add_orders(self.policy.drain(), orders)
         if self.closing or self.next_policy is None:
             self.steps = self.version
             return []
@@ -276,7 +276,7 @@ class Coordinator:
         released: list[int] = []
         for worker in joined:
             self._change(worker, "waiting")
-            released += self._carry_out(following.join(worker), orders)
+            released += self._add_orders(following.join(worker), orders)
         return released
 
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
@@ -339,7 +339,7 @@ class Coordinator:
     def _end(self, orders: list[Order]) -> None:
         """Tell everyone who does not compute to stop."""
         abandoned = sorted(self.undecided)  # the run was given up
-        self._carry_out([Drop(worker, "the job was given up") for worker in abandoned], orders)
+        self._add_orders([Drop(worker, "the job was given up") for worker in abandoned], orders)
         for worker in self._workers("waiting", "starved", "spare"):
             self._change(worker, "stopped")
             orders.append(self._release_order(worker, stop=True))

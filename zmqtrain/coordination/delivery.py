@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import BATCH, Message, Order, Orders
@@ -32,7 +32,7 @@ class OrderDelivery:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerTable,
         words: memoryview,
         send_to_all: Callable[[Iterable[Request], Message], None],
         *,

@@ -26,7 +26,7 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ExitCode, ProtocolError
@@ -54,7 +54,7 @@ class Leader:
     def __init__(
         self,
         job: Job,
-        peers: Peers,
+        peers: PeerTable,
         journal: Journal,
         delivery: OrderDelivery,
         metrics: Metrics,

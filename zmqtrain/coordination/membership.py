@@ -46,7 +46,7 @@ class Peer:
     lanes: str = ""  # to every ps, as a worker says
     buffer: int = -1  # index of where its gradients go in the segment
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
-    untaken_nbytes: int = 0  # of them, not yet confirmed
+    unacknowledged_nbytes: int = 0  # of them, not yet confirmed
     loss: float = 0.0
     finished: bool = False  # a worker: told to stop, and answered by all shards
     saved_step: int = 0  # the chief: of its last checkpoint
@@ -96,7 +96,7 @@ class Peer:
         return f"has been silent for {self.silent_s:.1f} s"
 
 
-class Peers:
+class PeerTable:
     """Admits tasks, fences their earlier lives, and says who is who."""
 
     def __init__(self, lease_s: float, ps: int, has_died: Callable[[Peer], bool]) -> None:
@@ -198,7 +198,7 @@ class Peers:
         peer.died = peer.died or self._has_died(peer) or has_ended(peer.process_identity)
         return peer.died or peer.silent_s >= self._lease_s
 
-    def settle_contests(self) -> list[Request]:
+    def resolve_contested(self) -> list[Request]:
         """Return joins whose index became free; refuse those whose holder is alive for good."""
         free = []
         for name, (request, since) in list(self._contested.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import RefusedError
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment import Segment
@@ -30,7 +30,7 @@ class GradientBuffers:
     first when it has that of the second.
     """
 
-    def __init__(self, state: ShardState, peers: Peers, workers: int) -> None:
+    def __init__(self, state: ShardState, peers: PeerTable, workers: int) -> None:
         """``workers``: so many are expected."""
         self._state = state
         self._peers = peers

@@ -7,7 +7,7 @@ import time
 
 from zmqtrain.actors.waits import PATIENCE_S
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import OrphanedError, PeerLostError
 from zmqtrain.observe.logs import StateLogger
 
@@ -22,7 +22,7 @@ class ChiefWatch:
         self._states = StateLogger(log)
         self.began_at = time.monotonic()
 
-    def check(self, peers: Peers) -> None:
+    def check(self, peers: PeerTable) -> None:
         """Log it if the chief is away.
 
         Raises:

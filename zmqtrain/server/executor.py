@@ -16,7 +16,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.recovery import packed_release
@@ -89,7 +89,7 @@ class Executor:
     def __init__(
         self,
         state: ShardState,
-        peers: Peers,
+        peers: PeerTable,
         metrics: Metrics,
         *,
         report: Callable[[Report], None],
@@ -220,7 +220,7 @@ class Executor:
         if pending is None or not pending.result:
             # It has not come yet; or it came after a switch, and was decided on before.
             peer.released = order.sequence
-            state.marks.release(worker, order.sequence)
+            state.marks.note_early_release(worker, order.sequence)
             if pending is not None:
                 self._report(ReleasedUndecided(worker, pending))
             return

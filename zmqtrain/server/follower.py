@@ -18,7 +18,7 @@ from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.server.executor import (
@@ -57,7 +57,7 @@ class Follower:
     def __init__(
         self,
         state: ShardState,
-        peers: Peers,
+        peers: PeerTable,
         executor: Executor,
         link: Link,
         *,

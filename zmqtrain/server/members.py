@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.job import DATA, fingerprint_difference
 from zmqtrain.observe.metrics import Metrics
@@ -40,7 +40,7 @@ class Members:
     def __init__(
         self,
         state: ShardState,
-        peers: Peers,
+        peers: PeerTable,
         metrics: Metrics,
         *,
         fingerprint: Mapping[str, str],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
@@ -31,7 +31,7 @@ class ParameterAccess:
     def __init__(
         self,
         state: ShardState,
-        peers: Peers,
+        peers: PeerTable,
         decider: Decider,
         executor: Executor,
         metrics: Metrics,

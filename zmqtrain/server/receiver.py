@@ -9,7 +9,7 @@ from functools import partial
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.buffers import GradientBuffers
@@ -36,7 +36,7 @@ class Receiver:
     def __init__(
         self,
         state: ShardState,
-        peers: Peers,
+        peers: PeerTable,
         buffers: GradientBuffers,
         decider: Decider,
         executor: Executor,
@@ -95,10 +95,10 @@ class Receiver:
             gradient = self._state.shard.segment.gradient(peer.buffer)
             self._decode(tensors, chunks.at(gradient, chunk.index))
             peer.chunks.add(chunk.index)
-        peer.untaken_nbytes += sum(tensor.nbytes for tensor in tensors)
-        if 2 * peer.untaken_nbytes >= WINDOW_NBYTES:
-            request.reply(Taken(peer.untaken_nbytes))
-            peer.untaken_nbytes = 0
+        peer.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
+        if 2 * peer.unacknowledged_nbytes >= WINDOW_NBYTES:
+            request.reply(Taken(peer.unacknowledged_nbytes))
+            peer.unacknowledged_nbytes = 0
 
     def _member(self, request: Request) -> Peer:
         try:

@@ -8,7 +8,7 @@ import time
 import msgpack
 
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import Peer, Peers
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.server.state import Pending, PendingPull, PendingPush, ShardState
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change
@@ -41,7 +41,7 @@ def packed_peer(peer: Peer) -> bytes:
     return packed
 
 
-def recover(state: ShardState, peers: Peers) -> None:
+def recover(state: ShardState, peers: PeerTable) -> None:
     """Make a ps what the killed one was, from the segment that it left.
 
     The shard's last change is finished; workers are members again, with their requests pending.
@@ -78,7 +78,7 @@ def _result_of(mark: Mark, change: Change | None) -> Result:
     return ""
 
 
-def _restore_worker(state: ShardState, peers: Peers, mark: Mark, result: Result) -> None:
+def _restore_worker(state: ShardState, peers: PeerTable, mark: Mark, result: Result) -> None:
     name = (Role.WORKER.value, mark.worker)
     answer = msgpack.unpackb(mark.answer) if mark.answer else None
     if not mark.who or (mark.answered >= 0 and answer is None):
@@ -87,7 +87,7 @@ def _restore_worker(state: ShardState, peers: Peers, mark: Mark, result: Result)
     peer = Peer(name, mark.incarnation, nonce, process, metrics, place, None, time.monotonic())
     peer.received, peer.answered = mark.received, mark.answered
     peer.released = mark.released
-    peer.lane, peer.buffer, peer.loss = mark.lane, mark.gradient, mark.loss
+    peer.lane, peer.buffer, peer.loss = mark.lane, mark.buffer, mark.loss
     if answer is not None:
         sequence, text, version, batches, stop, reason = answer
         peer.last_release = Release(sequence, text, version, tuple(batches), stop, reason)

@@ -25,7 +25,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.leader import Leader
-from zmqtrain.coordination.membership import Peers
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.job import Job
 from zmqtrain.optim import Update
@@ -93,7 +93,7 @@ class ParameterServer(JobActor):
     """One shard of the model, at one address. Its parts are made once its memory is there."""
 
     state: ShardState
-    peers: Peers
+    peers: PeerTable
 
     def __init__(self, config: TaskConfig, job: Job, transport: Transport) -> None:
         super().__init__(config, job, transport)
@@ -156,7 +156,7 @@ class ParameterServer(JobActor):
             if time.monotonic() - before > interval_s + self.timing.lease_s / 2:
                 self.peers.renew_all()  # it was this process that slept
             self._members.end_leases()
-            for request in self.peers.settle_contests():
+            for request in self.peers.resolve_contested():
                 self._dispatch(request)
             self._chief.check(self.peers)
             if self.leader is not None:
@@ -182,7 +182,7 @@ class ParameterServer(JobActor):
         log.info("the run is over: %s", self._shutdown.reason)
         return self._shutdown.exit_code
 
-    def release(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         keep = False
         if self._executor is not None:
             self._executor.close()
@@ -198,7 +198,7 @@ class ParameterServer(JobActor):
         self.state = state
         segment, metrics, job = state.shard.segment, self.metrics, self.job
         died = partial(has_dropped_its_lock, segment)
-        peers = self.peers = Peers(self.timing.lease_s, self.shards, died)
+        peers = self.peers = PeerTable(self.timing.lease_s, self.shards, died)
         executor = self._executor = Executor(
             state,
             peers,

@@ -107,5 +107,5 @@ class ShardState:
         if not isinstance(pending, PendingPush):
             return None
         pending.result, pending.reason = result, reason
-        self.marks.settle(worker, pending.sequence, result)
+        self.marks.note_result(worker, pending.sequence, result)
         return pending

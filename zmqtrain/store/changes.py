@@ -42,7 +42,7 @@ _HEAD = 6  # words before the contributions
 class Contribution(NamedTuple):
     """A gradient of the segment, and whose push it came with."""
 
-    gradient: int
+    buffer: int
     worker: int
     sequence: int
 
@@ -182,7 +182,7 @@ class Changes:
 
     def _gradients(self, change: Change) -> list[Any]:
         """Return the gradients to be summed, where the arithmetic happens."""
-        gradients = [self._memory.gradient(part.gradient) for part in change.contributions]
+        gradients = [self._memory.gradient(part.buffer) for part in change.contributions]
         with_sum = change.kind == UPDATE and change.with_sum
         return [self._memory.sum, *gradients] if with_sum else gradients
 

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, get_args
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import MARK_NBYTES, MAX_WORKERS
 
-INCARNATION, RECEIVED, ANSWERED, RESULT, GRADIENT, LANE, STAGED, RELEASED = range(8)
+INCARNATION, RECEIVED, ANSWERED, RESULT, BUFFER, LANE, STAGED, RELEASED = range(8)
 _WORDS = 8
 _PUSH = struct.Struct("<qqqdq")  # version, batch, examples, loss, finite
 _PUSH_AT = 8 * _WORDS
@@ -44,7 +44,7 @@ class Mark:
     answered: int
     released: int
     result: Result  # of push received
-    gradient: int
+    buffer: int
     lane: str
     staged: int
     version: int
@@ -78,16 +78,16 @@ class Marks:
         self._words[row + INCARNATION] = 0
         self._words[row + RECEIVED] = self._words[row + ANSWERED] = -1
         self._words[row + RELEASED] = -1
-        self._words[row + GRADIENT] = -1
+        self._words[row + BUFFER] = -1
         self._words[row + LANE] = 0
         self._put(worker, "who", who)
         self._words[row + INCARNATION] = incarnation
 
-    def seat(self, worker: int, gradient: int, lane: str) -> None:
+    def seat(self, worker: int, buffer: int, lane: str) -> None:
         """Note where a worker's gradients go, and how they come."""
         if worker < MAX_WORKERS:
             row = self._row(worker)
-            self._words[row + GRADIENT] = gradient
+            self._words[row + BUFFER] = buffer
             self._words[row + LANE] = LANES.index(lane)
 
     def receive(
@@ -110,7 +110,7 @@ class Marks:
             words[row + STAGED] = staged + 1
         words[row + RECEIVED] = sequence
 
-    def settle(self, worker: int, sequence: int, result: Result) -> None:
+    def note_result(self, worker: int, sequence: int, result: Result) -> None:
         """Note what became of a push, unless the worker has sent another since."""
         if worker < MAX_WORKERS:
             row = self._row(worker)
@@ -123,7 +123,7 @@ class Marks:
             self._put(worker, "answer", answer)
             self._words[self._row(worker) + ANSWERED] = sequence
 
-    def release(self, worker: int, sequence: int) -> None:
+    def note_early_release(self, worker: int, sequence: int) -> None:
         """Note that a worker may go on after a push that has not come yet."""
         if worker < MAX_WORKERS:
             self._words[self._row(worker) + RELEASED] = sequence
@@ -149,7 +149,7 @@ class Marks:
                 words[row + ANSWERED],
                 words[row + RELEASED],
                 RESULTS[words[row + RESULT]],
-                words[row + GRADIENT],
+                words[row + BUFFER],
                 LANES[words[row + LANE]],
                 words[row + STAGED] - 1,
                 version,

@@ -106,7 +106,7 @@ class Shard:
 
     def is_staged(self, number: int) -> bool:
         """Say whether gradient ``number`` may still be needed."""
-        return any(number == staged.gradient for staged in self._staged.values())
+        return any(number == staged.buffer for staged in self._staged.values())
 
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
