@@ -18,7 +18,7 @@ from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, RefusedEr
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
-from zmqtrain.wire.chunks import CHUNK_SIZE, at, take_in
+from zmqtrain.wire.chunks import CHUNK_SIZE
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
@@ -27,6 +27,7 @@ from zmqtrain.wire.messages import (
     GetStatus,
     Heartbeat,
     Leave,
+    Parameters,
     Pull,
     Push,
     Read,
@@ -344,14 +345,9 @@ async def test_reply_brings_an_array_of_any_size(
 ) -> None:
     flat = np.arange(size, dtype=np.float32)
     out = np.full(size, -1, np.float32)
-    ps.handlers[GetStatus] = lambda request, _: request.reply_with(Done("there"), flat)
-    asked = worker.ask(
-        GetStatus(), on_chunk=lambda index, tensor: take_in((tensor,), at(out, index))
-    )
-    reply = await within(asked)
-    assert reply.message == Done("there")
-    if reply.tensors:
-        take_in(reply.tensors, out)
+    ps.handlers[GetStatus] = lambda request, _: request.reply_with(Parameters(3), flat)
+    reply = await within(worker.ask(GetStatus(), out=out))
+    assert reply.message == Parameters(3)
     assert bool(reply.tensors) == (size <= CHUNK_SIZE)
     assert out.tobytes() == flat.tobytes()
 

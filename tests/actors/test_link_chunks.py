@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.actors import link as link_module
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, as_it_is
@@ -56,6 +57,28 @@ def indices(envelopes: list[Envelope]) -> list[int]:
         for envelope in envelopes
         if isinstance(envelope.message, Chunk | Push)
     ]
+
+
+def nothing(chunks: int) -> Flat:
+    """Return where parameters are to be laid, of so many chunks."""
+    return np.full(chunks * NBYTES // 4, np.nan, np.float32)
+
+
+def laid(out: Flat) -> list[int]:
+    """Return which chunk lies in each place, -1: none."""
+    starts = np.nan_to_num(out[:: NBYTES // 4], nan=-1)
+    assert np.array_equal(np.nan_to_num(out, nan=-1), np.repeat(starts, NBYTES // 4))
+    return [int(start) for start in starts]
+
+
+def answer(
+    ps: FakePs, request: Envelope, reply: Any, count: int, lost: Collection[int] = ()
+) -> None:
+    """Answer with parameters in so many chunks, some of which are lost."""
+    for chunk, tensors in chunks(count, sequence=reply.version):
+        if chunk.index not in lost:
+            ps.reply(request, chunk, tensors)
+    ps.reply(request, reply)
 
 
 async def settled(ps: FakePs) -> list[int]:
@@ -210,39 +233,100 @@ async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(
     options: dict[str, Any],
     reply: Message,
 ) -> None:
-    came: list[tuple[int, list[float]]] = []
-    asked = worker.ask(
-        message,
-        on_chunk=lambda index, tensor: came.append((index, tensor.array().tolist())),
-        **options,
-    )
+    out = nothing(3)
+    asked = worker.ask(message, out=out, **options)
     (request,) = await ps.first(type(message))
-    for chunk, tensors in chunks(3, sequence=0):
-        ps.reply(request, chunk, tensors)
-    ps.reply(request, reply)
+    answer(ps, request, reply, 3)
     assert (await within(asked)).message == reply
-    assert came == [(index, [float(index)] * (NBYTES // 4)) for index in range(3)]
+    assert laid(out) == [0, 1, 2]
 
 
-def refuses(index: int, tensor: Tensor) -> None:
-    raise ProtocolError(f"chunk {index} of 1")
+@pytest.mark.parametrize("lost", [{0}, {2}, {0, 1}, {0, 1, 2}])
+async def test_answer_without_all_chunks_is_lost_and_the_push_is_sent_again(
+    worker: Worker, ps: FakePs, within: Within, lost: set[int]
+) -> None:
+    out = nothing(3)
+    asked = worker.ask(PUSH, sequence=1, out=out)
+    (push,) = await ps.first(Push)
+    answer(ps, push, RELEASE, 3, lost)
+    ps.alive = Alive(received=1, answered=1)
+    (_, again) = await ps.first(Push, 2)
+    assert not asked.done()
+    answer(ps, again, RELEASE, 3)
+    assert (await within(asked)).message == RELEASE
+    assert laid(out) == [0, 1, 2]
 
 
-def ignores(index: int, tensor: Tensor) -> None:
-    """Take a chunk for nothing."""
+async def test_read_without_all_chunks_is_sent_again(
+    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "RESEND_S", 0.01)
+    out = nothing(3)
+    asked = worker.ask(Read(), out=out)
+    (read,) = await ps.first(Read)
+    answer(ps, read, Parameters(5), 3, {1})
+    again = (await ps.first(Read, 2))[1]
+    answer(ps, again, Parameters(6), 3)
+    assert (await within(asked)).message == Parameters(6)
+    assert laid(out) == [0, 1, 2]
 
 
-ONE = (Tensor.of(np.zeros(1, np.float32)),)
-UNASKED = "ps 0 sent a chunk that was not asked for"
+@pytest.mark.parametrize("version", [1, 2])
+async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
+    worker: Worker, ps: FakePs, within: Within, version: int
+) -> None:
+    asked = worker.ask(PUSH, sequence=1, out=nothing(3))
+    (push,) = await ps.first(Push)
+    answer(ps, push, RELEASE, 3, {1})
+    answer(ps, push, Release(1, "applied", version), 3, {0, 2})
+    answer(ps, push, Release(1, "applied", 3), 3)
+    assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
+
+
+async def test_answer_that_lost_all_its_chunks_does_not_borrow_those_of_an_earlier_version(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    asked = worker.ask(PUSH, sequence=1, out=nothing(3))
+    (push,) = await ps.first(Push)
+    for chunk, tensors in chunks(3, sequence=1):
+        ps.reply(push, chunk, tensors)
+    ps.reply(push, Release(1, "applied", 2))
+    answer(ps, push, Release(1, "applied", 3), 3)
+    assert (await within(asked)).message.version == 3
+
+
+async def test_who_is_told_to_stop_gets_no_parameters(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    asked = worker.ask(PUSH, sequence=1, out=nothing(3))
+    (push,) = await ps.first(Push)
+    stop = Release(1, "applied", 1, stop=True)
+    ps.reply(push, stop)
+    assert (await within(asked)).message == stop
+
+
+@pytest.mark.parametrize(("count", "tensors"), [(1, 0), (1, 2), (3, 1)])
+async def test_answer_with_more_or_less_inline_than_the_parameters_fails(
+    worker: Worker, ps: FakePs, within: Within, count: int, tensors: int
+) -> None:
+    out = nothing(count)
+    asked = worker.ask(Read(), out=out)
+    (read,) = await ps.first(Read)
+    ps.reply(read, Parameters(1), tensors * (Tensor.of(out),))
+    with pytest.raises(ProtocolError, match=f"{tensors} tensors"):
+        await within(asked)
+
+
+ONE = (Tensor.of(np.zeros(NBYTES // 4, np.float32)),)
 
 
 @pytest.mark.parametrize(
-    ("on_chunk", "tensors", "text"),
+    ("out", "tensors", "text"),
     [
-        (None, ONE, UNASKED),
-        (ignores, (), UNASKED),
-        (ignores, 2 * ONE, UNASKED),
-        (refuses, ONE, "chunk 4 of 1"),
+        (None, ONE, "ps 0 sent a chunk that was not asked for"),
+        (nothing(5), (), "got 0 tensors, expected one of 100 elements"),
+        (nothing(5), 2 * ONE, "got 2 tensors, expected one of 100 elements"),
+        (nothing(4), ONE, "chunk 4 of 4"),
     ],
 )
 @pytest.mark.parametrize(
@@ -254,11 +338,11 @@ async def test_chunk_that_is_not_wanted_fails_the_request_alone(
     within: Within,
     message: Message,
     options: dict[str, Any],
-    on_chunk: Any,
+    out: Flat | None,
     tensors: tuple[Tensor, ...],
     text: str,
 ) -> None:
-    asked = worker.ask(message, on_chunk=on_chunk, **options)
+    asked = worker.ask(message, out=out, **options)
     other = worker.ask(Pull(), sequence=0)
     (request,) = await ps.first(type(message))
     for _ in range(2):
@@ -271,23 +355,21 @@ async def test_chunk_that_is_not_wanted_fails_the_request_alone(
     assert (await within(other)).message == RELEASE
 
 
-@pytest.mark.parametrize("late", [Chunk(0, 0), Taken(NBYTES)], ids=["chunk", "taken"])
+@pytest.mark.parametrize("late", [Chunk(1, 1), Taken(NBYTES)], ids=["chunk", "taken"])
 async def test_what_comes_behind_a_reply_is_dropped(
     worker: Worker, ps: FakePs, within: Within, late: Message
 ) -> None:
-    came: list[int] = []
-    asked = worker.ask(
-        PUSH, sequence=1, chunks=chunks(2), on_chunk=lambda index, tensor: came.append(index)
-    )
+    out = nothing(2)
+    asked = worker.ask(PUSH, sequence=1, chunks=chunks(2), out=out)
     ps.alive = None
     (chunk,) = await ps.first(Chunk)
-    ps.reply(chunk, RELEASE)
+    answer(ps, chunk, RELEASE, 2)
     ps.reply(chunk, late, ONE)  # before the request has ended
     assert (await within(asked)).message == RELEASE
     sent = await settled(ps)
     ps.reply(chunk, late, ONE)  # and after
     assert await settled(ps) == sent
-    assert came == []
+    assert laid(out) == [0, 1]
 
 
 class Clock:
@@ -309,10 +391,11 @@ async def test_request_that_is_being_answered_is_not_sent_again(
     clock = Clock()
     monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
     worker.on_beat = clock.tick
-    asked = worker.ask(Read(), on_chunk=ignores)
+    count = 3 * int(link_module.RESEND_S)
+    asked = worker.ask(Read(), out=nothing(count))
     (request,) = await ps.first(Read)
-    for index in range(3 * int(link_module.RESEND_S)):
-        ps.reply(request, Chunk(0, index), ONE)
+    for index in range(count):
+        ps.reply(request, Chunk(1, index), ONE)
         await ps.next(Heartbeat)
     assert len(ps.of(Read)) == 1
     (_, again) = await ps.first(Read, 2)

@@ -1,13 +1,19 @@
-"""Gradients that travel in chunks, some of which are lost."""
+"""Gradients and parameters that travel in chunks, some of which are lost.
+
+An undisturbed run and one that lost some must come to the same parameters, to the last bit: the
+simulation compares every calm run under sync-replicas with a loop without any cluster.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from simulation import stand_ins
-from simulation.rules import drop
+from simulation.rules import delay, drop
 from tests.tales import calm, held
 from zmqtrain.wire.messages import Chunk
+
+OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
 
 
 @pytest.mark.parametrize("window_nbytes", [1200, 1 << 20], ids=["some chunks", "all chunks"])
@@ -19,3 +25,41 @@ def test_push_of_which_chunks_are_lost_is_sent_again(
     rule = drop(Chunk, *lost, receiver="ps")
     report = held(calm(lane="tcp", in_chunks=True, workers=2, rules=(rule,)))
     assert report.matched > (max(lost),)
+
+
+def chunks_sent(receiver: str, ps: int, *lost: int) -> int:
+    """Return how many chunks are sent to a task; those of the numbers ``lost`` do not arrive."""
+    from_last_ps = {"sender": f"ps {ps - 1}", "receiver": receiver}
+    rule = drop(Chunk, *lost, **from_last_ps) if lost else delay(Chunk, by_s=0.0, **from_last_ps)
+    report = held(calm(lane="tcp", in_chunks=True, ps=ps, workers=2, rules=(rule,)))
+    return report.matched[0]
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        (1,),
+        (5,),
+        (8,),
+        (10,),
+        (2, 3, 5),
+        (1, 2, 3, 4, 5),
+        (6, 11),  # some of an answer, and others when it is sent again
+        (10, 11, 12, 13, 14),
+    ],
+)
+def test_answer_to_a_worker_of_which_chunks_are_lost_is_given_again(
+    lost: tuple[int, ...], ps: int
+) -> None:
+    again = chunks_sent("worker 0", ps, *lost) - chunks_sent("worker 0", ps)
+    assert again >= OF_ONE_ANSWER and again % OF_ONE_ANSWER == 0
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("lost", [(1,), (3,), (5,), (2, 4), (1, 7)])
+def test_read_of_the_chief_of_which_chunks_are_lost_is_answered_again(
+    lost: tuple[int, ...], ps: int
+) -> None:
+    again = chunks_sent("chief", ps, *lost) - chunks_sent("chief", ps)
+    assert again >= OF_ONE_ANSWER and again % OF_ONE_ANSWER == 0

@@ -33,7 +33,7 @@ from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
-from zmqtrain.wire.messages import Heartbeat, Message, Refusal
+from zmqtrain.wire.messages import Heartbeat, Message, Parameters, Refusal, Release
 from zmqtrain.wire.refusals import refusal_of
 
 REFUSALS = 256  # reasons that are remembered, so that each is warned of once
@@ -72,12 +72,12 @@ class Request:
         """Answer; a sender that is gone or full will ask again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
-    def reply_with(self, message: Message, flat: Flat) -> None:
-        """Answer with a message that speaks of ``flat``, float32 of shape (n,).
+    def reply_with(self, message: Release | Parameters, flat: Flat) -> None:
+        """Answer with a message that speaks of the parameters ``flat``, float32 of shape (n,).
 
         It is read from where it lies until it has left.
         """
-        chunks, inline = split(flat)
+        chunks, inline = split(flat, message.version)
         for chunk, part in chunks or ():
             self.reply(chunk, part)
         self.reply(message, inline)

@@ -13,14 +13,15 @@ import time
 from typing import Protocol
 
 from zmqtrain.actors.liveness import Liveness
-from zmqtrain.actors.outstanding import Attempt, OnChunk, Outstanding
+from zmqtrain.actors.outstanding import Attempt, Outstanding
 from zmqtrain.actors.waits import Waits
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
-from zmqtrain.wire.chunks import Chunks
+from zmqtrain.wire.chunks import Chunks, Incoming
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Alive, Chunk, Heartbeat, Message, Refusal, Taken
 from zmqtrain.wire.refusals import error_of
@@ -77,19 +78,19 @@ class Link:
         message: Message,
         *,
         reason: str,
-        on_chunk: OnChunk | None = None,
+        out: Flat | None = None,
         timeout_s: float | None = None,
     ) -> Envelope:
         """Send a request and return the envelope of its reply.
 
-        ``on_chunk`` is given the chunks that come before the reply. Without ``timeout_s`` the
-        request may take as long as the peer shows life.
+        ``out`` is where the parameters are laid that it brings; a reply without all of them counts
+        as lost. Without ``timeout_s`` the request may take as long as the peer shows life.
 
         Raises:
             RefusedError, ProtocolError, ...: the peer refused, with the peer's reason.
             PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
         """
-        outstanding = self.begin(message, reason=reason, on_chunk=on_chunk, timeout_s=timeout_s)
+        outstanding = self.begin(message, reason=reason, out=out, timeout_s=timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return await outstanding.future
@@ -110,7 +111,7 @@ class Link:
         reason: str,
         tensors: tuple[Tensor, ...] = (),
         chunks: Chunks | None = None,
-        on_chunk: OnChunk | None = None,
+        out: Flat | None = None,
         timeout_s: float | None = None,
         sequence: int | None = None,
     ) -> Outstanding:
@@ -132,7 +133,7 @@ class Link:
             message,
             tensors,
             chunks,
-            on_chunk,
+            Incoming(out) if out is not None else None,
             sequence,
             RESEND_S if timeout_s is None else min(RESEND_S, timeout_s / RESENDS),
             asyncio.get_running_loop().create_future(),
@@ -287,14 +288,14 @@ class Link:
     def _on_reply(self, outstanding: Outstanding, envelope: Envelope) -> None:
         message = envelope.message
         if type(message) is Chunk:
-            self._on_chunk(outstanding, message.index, envelope.tensors)
+            self._on_chunk(outstanding, message, envelope.tensors)
         elif type(message) is Taken:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
         elif type(message) is Refusal:
             outstanding.future.set_exception(error_of(message, self.peer))
         else:
-            outstanding.future.set_result(envelope)
+            self._on_answer(outstanding, envelope)
 
     def _on_alive(self, beat: int, alive: Alive) -> None:
         for outstanding in self._outstanding.values():
@@ -302,14 +303,31 @@ class Link:
                 log.info("%s: sending push %d again", self.peer, outstanding.sequence)
                 self._resend(outstanding)
 
-    def _on_chunk(self, outstanding: Outstanding, index: int, tensors: tuple[Tensor, ...]) -> None:
+    def _on_chunk(
+        self, outstanding: Outstanding, chunk: Chunk, tensors: tuple[Tensor, ...]
+    ) -> None:
         try:
-            if outstanding.on_chunk is None or len(tensors) != 1:
+            if outstanding.incoming is None:
                 raise ProtocolError(f"{self.peer} sent a chunk that was not asked for")
-            outstanding.on_chunk(index, tensors[0])
+            outstanding.incoming.take(chunk, tensors)
             outstanding.attempt.at = time.monotonic()
         except ProtocolError as error:
             outstanding.future.set_exception(error)
+
+    def _on_answer(self, outstanding: Outstanding, envelope: Envelope) -> None:
+        """Take an answer, unless chunks of its parameters were lost: then it counts as lost too.
+
+        The request is sent again, as after any loss, and the peer answers it again.
+        """
+        try:
+            lost = outstanding.take_in(envelope)
+        except ProtocolError as error:
+            outstanding.future.set_exception(error)
+            return
+        if lost:
+            log.info("%s: %d chunks of its parameters were lost", self.peer, lost)
+        else:
+            outstanding.future.set_result(envelope)
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()

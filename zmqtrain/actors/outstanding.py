@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.chunks import Chunks
+from zmqtrain.wire.chunks import Chunks, Incoming
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Alive, Chunk, Message
-
-OnChunk = Callable[[int, Tensor], None]
-"""Takes in a chunk of the reply's tensor: its index and its values."""
+from zmqtrain.wire.messages import Alive, Chunk, Message, Parameters, Release
 
 
 @dataclass(slots=True)
@@ -55,7 +51,7 @@ class Outstanding:
     message: Message | None  # None: its chunks are sent while it is not known yet
     tensors: tuple[Tensor, ...]
     chunks: Chunks | None
-    on_chunk: OnChunk | None
+    incoming: Incoming | None  # the parameters that the reply brings; None: it brings none
     sequence: int | None  # of a push or pull: resent on evidence, not periodically
     resend_s: float
     future: asyncio.Future[Envelope]
@@ -66,6 +62,20 @@ class Outstanding:
     def envelope(self, message: Message, tensors: tuple[Tensor, ...]) -> Envelope:
         """Return what carries the request's message, or one of its chunks."""
         return Envelope(message, self.sender, self.request_id, self.generation, tensors)
+
+    def take_in(self, reply: Envelope) -> int:
+        """Take in the parameters that a reply speaks of; return how many chunks of them were lost.
+
+        Who is told to stop gets none.
+
+        Raises:
+            ProtocolError: what came with it is not what was to come.
+        """
+        message = reply.message
+        brings_none = type(message) is Release and message.stop
+        if self.incoming is None or brings_none or not isinstance(message, Release | Parameters):
+            return 0
+        return self.incoming.finish(message.version, reply.tensors)
 
     def is_overdue(self, now: float) -> bool:
         return self.sequence is None and now - self.attempt.at > self.resend_s

@@ -25,7 +25,7 @@ from zmqtrain.errors import (
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Reached, copy_consistently, reach
 from zmqtrain.store.shard import segment_layout
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, Encode
 from zmqtrain.wire.compression import Compressor, make_compression
@@ -63,9 +63,10 @@ class Lane:
             return None
         return Chunks(self.gradient, sequence, self.encode, in_order=False)
 
-    def take_chunk(self, index: int, tensor: Tensor) -> None:
-        """Take in a chunk of the parameters."""
-        tensor.copy_to(chunks.at(self.parameters, index))
+    @property
+    def out(self) -> Flat | None:
+        """Where parameters that travel are laid; None: they do not travel."""
+        return self.parameters if self.reached is None else None
 
 
 async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
@@ -150,11 +151,5 @@ async def read_parameters(
         source = segment.slots[AVERAGE] if average else segment.parameters
         if copy_consistently(segment.words, source, out):
             return
-    reply = await link.request(
-        Read(average),
-        reason="it is read",
-        on_chunk=lambda index, tensor: tensor.copy_to(chunks.at(out, index)),
-    )
+    reply = await link.request(Read(average), reason="it is read", out=out)
     reply.expect(Parameters)
-    for tensor in reply.tensors:
-        tensor.copy_to(out)

@@ -16,7 +16,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.store.finite import all_finite
 from zmqtrain.store.layout import ShardLayout
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Push
 
 
@@ -53,7 +53,7 @@ class Overlap:
                 self._requests[shard] = link.begin(
                     None,
                     chunks=to_come,
-                    on_chunk=lane.take_chunk,
+                    out=lane.out,
                     sequence=sequence,
                     reason=reason,
                 )

@@ -81,7 +81,7 @@ class ParameterServerExchange:
                     push,
                     tensors=tensors,
                     chunks=chunks,
-                    on_chunk=lane.take_chunk,
+                    out=lane.out,
                     sequence=self._sequence,
                     reason=reason,
                 )
@@ -117,9 +117,7 @@ class ParameterServerExchange:
     def _pull(self) -> list[Outstanding]:
         message = Pull(",".join(lane.name for lane in self._lanes))
         return [
-            link.begin(
-                message, on_chunk=lane.take_chunk, sequence=0, reason="it has not let us in yet"
-            )
+            link.begin(message, out=lane.out, sequence=0, reason="it has not let us in yet")
             for link, lane in zip(self._links, self._lanes, strict=True)
         ]
 
@@ -159,8 +157,6 @@ class ParameterServerExchange:
         self._generations[shard] = reply.generation
         self._versions[shard] = version
         self._actor.generation = max(self._actor.generation, reply.generation)
-        for tensor in reply.tensors:
-            tensor.copy_to(self._lanes[shard].parameters)
 
 
 async def _replies(requests: Sequence[Outstanding]) -> list[Envelope]:

@@ -84,6 +84,46 @@ class Chunks:
         return (self[place] for place in range(len(self)))
 
 
+class Incoming:
+    """Parameters on their way here: lays what comes where it belongs, and knows what is missing.
+
+    The same answer may come more than once, and the parameters may have changed between; chunks
+    count together if they are of one version.
+    """
+
+    def __init__(self, out: Flat) -> None:
+        """``out``: where they are laid, float32 of shape (size,)."""
+        self._out = out
+        self._version = -1  # of the chunks that came
+        self._came: set[int] = set()
+
+    def take(self, chunk: Chunk, tensors: Sequence[Tensor]) -> None:
+        """Take in a chunk.
+
+        Raises:
+            ProtocolError: it is none of these parameters.
+        """
+        take_in(tensors, at(self._out, chunk.index))
+        if chunk.sequence != self._version:
+            self._version = chunk.sequence
+            self._came.clear()
+        self._came.add(chunk.index)
+
+    def finish(self, version: int, tensors: Sequence[Tensor]) -> int:
+        """Take in what is inline in the answer; return how many of its chunks were lost.
+
+        Raises:
+            ProtocolError: it is not what goes with parameters of this size.
+        """
+        expected = count(len(self._out))
+        if expected == 1:
+            take_in(tensors, self._out)
+            return 0
+        if tensors:
+            raise ProtocolError(f"{len(tensors)} tensors beside parameters in {expected} chunks")
+        return expected - (len(self._came) if version == self._version else 0)
+
+
 def split(
     flat: Flat, sequence: int = 0, encode: Encode = as_it_is
 ) -> tuple[Chunks | None, tuple[Tensor, ...]]:

@@ -132,7 +132,8 @@ class Push:
 class Chunk:
     """Goes ahead of a message that speaks of a tensor: its elements from ``index`` chunks on.
 
-    All chunks have the same size but the last. ``sequence`` is the push's, 0 for parameters.
+    All chunks have the same size but the last. ``sequence`` is the push's, or the version of the
+    parameters.
     """
 
     sequence: int
