@@ -29,7 +29,7 @@ from zmqtrain.data import prefetch
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server import members, receiver
 from zmqtrain.store.segment_files import SUFFIX
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 
 _real_open, _real_close = os.open, os.close
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.compression import make_compression

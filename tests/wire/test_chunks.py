@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
 from zmqtrain.wire.chunks import (
     CHUNK_SIZE,

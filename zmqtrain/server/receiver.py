@@ -17,7 +17,7 @@ from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, PendingPull, PendingPush, ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Chunk, Pull, Push, Release, Taken
 

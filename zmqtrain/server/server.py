@@ -55,7 +55,7 @@ from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
-from zmqtrain.wire import chunks as chunks
+from zmqtrain.wire import chunks
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     Arrived,
