@@ -22,7 +22,7 @@ def told(status: Status, *, show_all: bool = False) -> list[str]:
 def test_waits_are_told_the_longest_first_without_those_in_passing(training: Status) -> None:
     assert told(training) == [
         "who       waits for  since  until           because",
-        "worker 0  ps 0       3.3 s  it is given up  it has not answered push 1205",
+        "worker 0  ps 0       3.3 s  while it lives  it has not answered push 1205",
         "worker 0  worker 1   3.2 s  in 4 min 57 s   step 1200 has 1 of 2 gradients",
         "1 wait of less than 500 ms in passing; see --all",
     ]
@@ -30,7 +30,7 @@ def test_waits_are_told_the_longest_first_without_those_in_passing(training: Sta
 
 def test_all_waits_are_told_if_asked_for(training: Status) -> None:
     assert told(training, show_all=True)[3:] == [
-        "chief 0   ps 0       100 ms  it is given up  it has not told the status"
+        "chief 0   ps 0       100 ms  while it lives  it has not told the status"
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.coordination.parts import TIMING, add_peer, make_leader
 from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.leader import names_of
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus, status_of
@@ -76,3 +77,20 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
     (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
     assert (wait.owner, wait.peer) == ("worker 0", "worker 1")
     assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("workers", "first", "names"),
+    [
+        ((), (), ""),
+        ((0, 1, 2), (), "worker 0, worker 1, worker 2"),
+        ((0, 1, 2, 3), (), "worker 0, worker 1, worker 2, and 1 more"),
+        (tuple(range(1000)), (7, 3), "worker 7, worker 3, worker 0, and 997 more"),
+        ((0, 1, 2, 3, 4), (4, 3, 2, 1), "worker 4, worker 3, worker 2, and 2 more"),
+        ((0, 1), (5,), "worker 0, worker 1"),
+    ],
+)
+def test_three_workers_are_named_and_the_others_counted(
+    workers: tuple[int, ...], first: tuple[int, ...], names: str
+) -> None:
+    assert names_of(workers, first) == names

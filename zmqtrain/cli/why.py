@@ -90,7 +90,7 @@ def _waits(waits: list[Wait]) -> Table:
         folded=("waits for", "because"),
     )
     for wait in waits:
-        until = "it is given up" if wait.until_s is None else f"in {duration(wait.until_s)}"
+        until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
         result.add_row(
             *map(cell, (wait.owner, wait.peer, duration(wait.since_s), until, wait.reason))
         )

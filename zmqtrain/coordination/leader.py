@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
@@ -40,9 +41,23 @@ from zmqtrain.wire.messages import Arrived, Order, ShardReport
 
 log = logging.getLogger(__name__)
 
+NAMED = 3  # workers that are named where someone waits for many
+
 
 def nothing() -> None:
     """Nobody watches."""
+
+
+def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
+    """Return the names of at most ``NAMED`` workers, those in ``first`` first, and how many more.
+
+    There may be a thousand of them, and as many who wait for them.
+    """
+    order = [worker for worker in first if worker in workers]
+    order += islice((worker for worker in workers if worker not in order), NAMED)
+    names = [f"worker {worker}" for worker in order[:NAMED]]
+    more = len(workers) - len(names)
+    return ", ".join([*names, f"and {more} more"] if more else names)
 
 
 class Leader:
@@ -170,7 +185,7 @@ class Leader:
         for held in waiting:
             if now - self.waiting_since.get(held.worker, now) <= limit_s:
                 continue
-            by = ", ".join(f"worker {index}" for index in held.by) or "a worker to join"
+            by = names_of(held.by) or "a worker to join"
             text = f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}"
             if coordinator.is_alive(held.by):  # their steps take that long
                 self._states.state(held.worker, text, logging.WARNING)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import completion
-from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.leader import Leader, names_of
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
@@ -85,13 +85,15 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
 def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
     """Yield the waits that the policy imposes."""
     now = time.monotonic()
+    silent = [peer for peer in leader.peers.workers() if _is_silent(leader, peer)]
+    # The last of them to be given up ends the wait.
+    first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
     for held in coordinator.held():
-        by = ", ".join(f"worker {index}" for index in held.by)
         since_s = now - leader.waiting_since.get(held.worker, now)
         # Those who are there may take their time; their leases end if they are not.
         is_alive = coordinator.is_alive(held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
-        on = by or "a worker to join"
+        on = names_of(held.by, first) or "a worker to join"
         yield Wait(f"worker {held.worker}", on, held.reason, since_s, left_s)
 
 
