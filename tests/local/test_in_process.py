@@ -39,7 +39,7 @@ from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Done, GetStatus, Message, Status, SwitchPolicy
 
-JOBS = runpy.run_path(str(Path(__file__).with_name("integration") / "jobs.py"), run_name="jobs")
+JOBS = runpy.run_path(str(Path(__file__).parents[1] / "integration/jobs.py"), run_name="jobs")
 
 POLICIES = [
     "hogwild",
