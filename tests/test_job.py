@@ -58,13 +58,13 @@ def test_job_of_three_fields_has_a_default_for_every_other() -> None:
     assert defaults.logdir is None
 
 
-MODEL = "it is no Model, which has loss_and_gradients, metrics, parameters"
+MODEL = "not a Model: it needs the methods loss_and_gradients, metrics, parameters"
 BOUND = "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000"
 
 ROOM = "expected less than 4611686018427387904"
 AVERAGE = (
-    "the job keeps no moving average; expected a decay for one, such as --moving-average 0.99; "
-    "give it, or use --no-evaluate-average"
+    "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
+    "give one, or use --no-evaluate-average"
 )
 
 
@@ -73,9 +73,9 @@ AVERAGE = (
     [
         ("model", 3, MODEL),
         ("model", None, MODEL),
-        ("data", [1, 2], "it is no Data, which has load"),
-        ("optimizer", "sgd", "it is no Rule, which has slots, update"),
-        ("optimizer", SGD, "it is a class, expected an object: write SGD(...)"),
+        ("data", [1, 2], "not a Data: it needs the methods load"),
+        ("optimizer", "sgd", "not a Rule: it needs the methods slots, update"),
+        ("optimizer", SGD, "this is a class; expected an object: write SGD(...)"),
         ("policy", "nope", "unknown policy 'nope'"),
         ("policy", "bounded-staleness:-1", BOUND),
         ("policy", 3, "expected a text"),
@@ -268,10 +268,16 @@ def test_data_that_loads_no_sets_is_a_data_error(loaded: Any) -> None:
 
     with pytest.raises(DataError) as raised:
         job(data=Wrong()).load_data()
-    assert str(raised.value) == (
-        f"load() of Wrong() returned {loaded!r}; expected (training set, evaluation set), each "
-        "with __len__ and take: see zmqtrain.models.base.Dataset"
-    )
+    assert str(raised.value).startswith(f"load() of Wrong() returned {loaded!r}; expected ")
+    assert "zmqtrain.data.Arrays" in str(raised.value)
+
+
+def test_model_without_a_repr_gives_the_job_the_name_of_its_class() -> None:
+    class Plain(LinearRegression):
+        __repr__ = object.__repr__
+
+    assert job(model=Plain()).name == "Plain"
+    assert job(model=LinearRegression()).name == repr(LinearRegression())
 
 
 # Fingerprints

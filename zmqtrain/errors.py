@@ -1,8 +1,8 @@
-"""Everything that can go wrong, as states of the world.
+"""The errors of zmqtrain.
 
-The type says what happened, the text says what was wrong (with the value), what was expected and
-what to do. Each error carries the exit code with which a process ends when it cannot go on; the
-codes fit TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are worth a restart.
+The type says what happened. The text says what was wrong (with the value), what was expected and
+what to do. Each error has the exit code with which a process ends if it cannot go on. The codes fit
+TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are worth a restart.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class ExitCode(IntEnum):
     CRASH = 1  # a bug: unexpected exception, traceback in the log
     USAGE = 2  # a mistake in a flag, an environment variable, TF_CONFIG or the job file
     DATA = 65  # missing or damaged training data
-    ORPHANED = 70  # left without the chief's shutdown
-    CHECKPOINT = 74  # no checkpoint could be written, or none of those found could be read
+    ORPHANED = 70  # ended without a shutdown by the chief
+    CHECKPOINT = 74  # a checkpoint could not be written, or none could be read
     DIVERGED = 76  # too many non-finite gradients
     REFUSED = 77  # a peer refused this task: another job, another protocol, a taken index
     INTERRUPTED = 130  # SIGINT (Ctrl-C)
-    PEER_LOST = 138  # a peer was silent beyond its deadline, or another job is in the way
+    PEER_LOST = 138  # a peer was silent for too long, or another process holds a resource
     TERMINATED = 143  # SIGTERM, or SIGHUP
 
 
@@ -55,7 +55,7 @@ class CheckpointError(ZmqTrainError):
 
 
 class SegmentError(ZmqTrainError):
-    """A shard's memory cannot be made, or cannot be reached from this process."""
+    """A shard's memory cannot be allocated, or this process cannot map it."""
 
     exit_code = ExitCode.USAGE
 
@@ -83,13 +83,13 @@ class PeerLostError(ZmqTrainError):
 
 
 class OccupiedError(ZmqTrainError):
-    """Another process has what only one can have; when it has ended, a restart will do better."""
+    """Another process holds a resource that only one can hold; restart when it has ended."""
 
     exit_code = ExitCode.PEER_LOST
 
 
 class OrphanedError(ZmqTrainError):
-    """This task has to leave although the chief did not end the run."""
+    """This task has to end although the chief did not end the run."""
 
     exit_code = ExitCode.ORPHANED
 
@@ -113,13 +113,16 @@ _EXPECTED = {
     "literal_error": "expected {expected}",
     "missing": "it is not given",
 }
-"""What is said for each type of mistake that pydantic finds."""
+"""The text for each type of mistake that pydantic finds."""
 
 
 def expectation(mistake: Mapping[str, Any]) -> str:
-    """Return what was expected instead of a wrong value: of one of a ValidationError's errors()."""
+    """Return what was expected instead of a wrong value.
+
+    ``mistake`` is an item of a ValidationError's ``errors()``.
+    """
     kind, context = mistake["type"], mistake.get("ctx", {})
-    if kind == "value_error":  # of a validator of ours, which says it all
+    if kind == "value_error":  # from our own validators: their text is complete
         return str(context["error"])
     if kind not in _EXPECTED:
         return str(mistake["msg"])

@@ -1,8 +1,8 @@
 """A job: model + data + optimizer + policy + steps, written once in a Python file.
 
-Every task of the cluster loads the same file, so the network is the same everywhere; the job's
-fingerprint is compared when a task joins, and a task with another job is refused. A checkpoint
-may be resumed by another job, with a line in the log that says what has changed.
+Every task of the cluster loads the same file. The job's fingerprint is compared when a task joins,
+and a task with another job is refused. Another job may resume a checkpoint; the log then says what
+has changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that ha
 
 def _policy_spec(spec: str, info: ValidationInfo) -> str:
     if info.context == "option" and policies.is_own(spec):
-        return spec  # its module may lie beside the job's file, which is not loaded yet
+        return spec  # its module may be beside the job file, which is not loaded yet
     try:
         policies.make_policy(spec)
     except ConfigError as error:
@@ -73,8 +73,8 @@ CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 class Job(BaseModel):
     """What is trained, on what, how, and for how long.
 
-    Every field but ``model``, ``data`` and ``optimizer`` can be overridden by a flag or a
-    ``ZMQTRAIN_*`` variable of its name when the job is run.
+    A flag or a ``ZMQTRAIN_*`` variable overrides the field of its name, except for ``model``,
+    ``data`` and ``optimizer``.
     """
 
     model_config = ConfigDict(
@@ -86,24 +86,27 @@ class Job(BaseModel):
     optimizer: Any = Field(description="update rule applied by the parameter servers")
     policy: PolicySpec = Field(
         "hogwild",
-        description=f"when an update counts: {policies.FORMS}",
+        description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
+        "worker's own steps, whereas the staleness that is reported counts updates by all workers",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     steps: Count = Field(1000, ge=1, description="global steps after which the run ends")
-    seed: int = Field(0, ge=0, description="of the initial parameters and of the data's order")
+    seed: int = Field(
+        0, ge=0, description="seed of the initial parameters and of the order of the examples"
+    )
     data_dir: str | None = Field(
-        None, title="data", description="directory that holds the data's files"
+        None, title="data", description="directory with the files of the data set"
     )
     evaluate_every: Count = Field(
-        0, ge=0, description="evaluate every that many global steps; 0: only at the end"
+        0, ge=0, description="global steps between evaluations; 0: only at the end"
     )
     logdir: str | None = Field(
-        None, description="directory for checkpoints; a run started on it again resumes"
+        None, description="directory for checkpoints; a run resumes from the last one in it"
     )
     save_secs: float = Field(
         600.0, ge=0, description="seconds between checkpoints; 0: only at the end"
     )
-    keep_checkpoints: Count = Field(5, ge=1, description="newest checkpoints kept")
+    keep_checkpoints: Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(
         None, gt=0, description="scale each worker's gradient down to this global norm"
@@ -119,11 +122,11 @@ class Job(BaseModel):
     )
     compression: CompressionSpec = Field(
         "none",
-        description=f"how gradients travel by tcp: {compression.FORMS}; what int8 and topk leave "
-        "out is added to the next gradient",
+        description=f"how gradients are sent by tcp: {compression.FORMS}; the part that int8 and "
+        "topk leave out is added to the next gradient",
     )
     placement: Literal["round-robin", "greedy"] = Field(
-        "greedy", description="how variables are spread over the ps"
+        "greedy", description="how variables are distributed over the ps"
     )
     partition_nbytes: Count = Field(
         256 * 1024,
@@ -132,23 +135,24 @@ class Job(BaseModel):
     )
     consistent_reads: bool = Field(
         False,
-        description="compute on a copy of each shard's parameters at one version, where the policy "
-        "lets a worker read them while they change",
+        description="compute on a copy of each shard's parameters at one version, if the policy "
+        "allows updates while a worker reads",
     )
     prefetch: int = Field(
         1,
         ge=0,
         le=64,
-        description="batches a worker prepares ahead, unless it reads them within a millisecond",
+        description="batches that a worker loads ahead; skipped when loading takes under 1 ms",
     )
     device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
     ps_device: Literal["cpu", "gpu"] = Field(
-        "cpu", description="where ps update their shards; on a gpu they do not survive a killed ps"
+        "cpu",
+        description="where a ps updates its shard; a shard on a gpu is lost if the ps is killed",
     )
     overlap: bool = Field(
         False,
-        description="send by tcp what a model has computed of its gradient while it computes the "
-        "rest; not with compression, clip_norm or device gpu, which need the whole",
+        description="with tcp, send finished gradients while the model computes the others; "
+        "not with compression, clip_norm or device gpu, which need the whole gradient",
     )
 
     @field_validator("model", "data", "optimizer")
@@ -156,15 +160,17 @@ class Job(BaseModel):
     def _has_methods(cls, value: Any, info: Any) -> Any:
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
         if isinstance(value, type):
-            raise ValueError(f"it is a class, expected an object: write {value.__name__}(...)")
+            raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
-            raise ValueError(f"it is no {expected.__name__}, which has {', '.join(methods)}")
+            raise ValueError(
+                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}"
+            )
         return value
 
     @field_validator("overlap")
     @classmethod
-    def _leaves_nobody_without(cls, value: bool, info: Any) -> bool:
+    def _can_send_early(cls, value: bool, info: Any) -> bool:
         job = info.data
         needs = {
             "compression": job.get("compression", "none") != "none",
@@ -174,8 +180,8 @@ class Job(BaseModel):
         if value and any(needs.values()):
             names = " and ".join(name for name, is_on in needs.items() if is_on)
             raise ValueError(
-                f"{names} needs the whole gradient before any of it is sent; use --no-overlap, or "
-                f"leave out {names}"
+                f"{names} needs the whole gradient before any part is sent; use --no-overlap, or "
+                f"omit {names}"
             )
         return value
 
@@ -184,8 +190,8 @@ class Job(BaseModel):
     def _has_an_average(cls, value: bool, info: Any) -> bool:
         if value and info.data.get("moving_average", 0.0) is None:
             raise ValueError(
-                "the job keeps no moving average; expected a decay for one, such as "
-                "--moving-average 0.99; give it, or use --no-evaluate-average"
+                "the job keeps no moving average; expected a decay, such as --moving-average 0.99; "
+                "give one, or use --no-evaluate-average"
             )
         return value
 
@@ -208,9 +214,9 @@ class Job(BaseModel):
             raise ConfigError(f"the job is not valid: {_sentences(error)}") from None
 
     def with_overrides(self, **overrides: Any) -> Job:
-        """Return this job with other values of these options; None leaves one as it is.
+        """Return this job with other values of these options; None keeps a value.
 
-        ``data`` is the directory of the data's files, as it is for the flag.
+        ``data`` is the directory with the files of the data set, as for the flag.
 
         Raises:
             ConfigError: a value is out of range or of the wrong type.
@@ -221,6 +227,12 @@ class Job(BaseModel):
         job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
         job._source = self._source
         return job
+
+    @property
+    def name(self) -> str:
+        """The model's repr, or the name of its class if it has no repr of its own."""
+        text = repr(self.model)
+        return type(self.model).__name__ if _ADDRESS.search(text) else text
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
@@ -254,8 +266,8 @@ class Job(BaseModel):
         """Return (training set, evaluation set); without the latter nothing is evaluated.
 
         Raises:
-            DataError: files are missing or damaged, or what is loaded is no such pair.
-            ConfigError: a batch would hold more examples than there are.
+            DataError: files are missing or damaged, or ``load()`` returns something else.
+            ConfigError: the batch size is larger than the training set.
         """
         with user_code("load()", self.data, DataError):
             loaded = self.data.load(self.data_dir)
@@ -264,12 +276,13 @@ class Job(BaseModel):
                 if 0 < len(training) < self.batch_size:
                     raise ConfigError(
                         f"batch_size is {self.batch_size}, but the training set has "
-                        f"{len(training)} examples: give at most as many (--batch-size)"
+                        f"{len(training)} examples; give at most that many (--batch-size)"
                     )
                 return training, evaluation
         raise DataError(
             f"load() of {self.data!r} returned {loaded!r:.80}; expected (training set, evaluation "
-            "set), each with __len__ and take: see zmqtrain.models.base.Dataset"
+            "set), each with __len__ and take(); for arrays use "
+            "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
         )
 
     def variables(self) -> tuple[Variable, ...]:
@@ -280,16 +293,16 @@ class Job(BaseModel):
         return place(self.variables(), ps, self.placement, self.partition_nbytes)
 
     def fingerprint(self, ps: int) -> dict[str, str]:
-        """Return what has to be equal on every task, in words that can be shown to a person.
+        """Return what must be equal on every task, as texts that people can read.
 
-        Whoever loads the data adds an entry :data:`DATA`; ps do not load it.
+        A task that loads the data adds an entry :data:`DATA`; a ps does not load it.
         """
         variables = self.variables()
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
         digest = _hash(listing.encode())
         source = {SOURCE: self._source} if self._source else {}
         return source | {
-            # An address would differ on every task; what the parameters are is compared below.
+            # An address would differ on every task.
             "model": _short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
             f"({digest})",
@@ -304,14 +317,14 @@ class Job(BaseModel):
 
 
 SOURCE, DATA = "source", "data"
-"""Entries of a fingerprint that some tasks cannot give: which code a job was loaded from, and which
-training set a task has loaded. A job may be made without a file, and a ps loads no data."""
+"""Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
+training set. A job may be made without a file, and a ps loads no data."""
 
 
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say what differs in a job that goes on from a checkpoint; "" if nothing does.
+    """Say what differs in a job that resumes a checkpoint; "" if nothing does.
 
-    More steps or other ps are no change, and older checkpoints lack some entries.
+    Steps and placement may differ. Older checkpoints lack some entries.
     """
     names = sorted((then.keys() & now.keys()) - {"steps", "placement"})
     return "; ".join(
@@ -322,9 +335,9 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def fingerprint_difference(
     theirs: Mapping[str, str], ours: Mapping[str, str], there: str = "there", here: str = "here"
 ) -> str:
-    """Say in which entries two fingerprints differ, and on which side; "" if they are equal.
+    """Say in which entries two fingerprints differ; "" if they are equal.
 
-    :data:`SOURCE` and :data:`DATA` are compared if both sides give them.
+    :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
     """
     one_sided = theirs.keys() ^ ours.keys()
     names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
@@ -341,7 +354,7 @@ def load_job(reference: str) -> Job:
     Without a name it is the one called ``job``, or the only Job of the file.
 
     Raises:
-        ConfigError: there is no such file, it does not import, or holds no such job.
+        ConfigError: there is no such file, it cannot be imported, or it has no such job.
     """
     is_path = reference.endswith(".py")  # with a colon in it or not
     source, _, name = (reference, "", "") if is_path else reference.partition(":")
@@ -361,15 +374,15 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
         return jobs["job"]
     if len(jobs) != 1:
         raise ConfigError(
-            f"{source} has {_names(jobs)}: expected one called job, or say which: {source}:NAME"
+            f"{source} has {_names(jobs)}; expected one called job; name one with {source}:NAME"
         )
     return next(iter(jobs.values()))
 
 
 def _digest_of_source(job: Job, source: str, namespace: Mapping[str, Any]) -> str:
-    """Return a digest of the job's file, and of those from which it takes what it is made of.
+    """Return a digest of the job's file and of the user's modules that it uses.
 
-    What is installed is left out: the protocol's version tells one zmqtrain from another.
+    Installed packages are left out: the protocol's version distinguishes versions of zmqtrain.
     """
     kinds = [kind for part in (job.model, job.data, job.optimizer) for kind in type(part).__mro__]
     files = {source if source.endswith(".py") else sys.modules[source].__file__}
@@ -385,7 +398,7 @@ def _digest_of_source(job: Job, source: str, namespace: Mapping[str, Any]) -> st
 
 
 def _module_of(value: Any) -> ModuleType | None:
-    """Return the module that defines a class or a function."""
+    """Return the module that defines a class or a function, None if it is not known."""
     name = getattr(value, "__module__", None)
     return sys.modules.get(name) if isinstance(name, str) else None
 
@@ -395,7 +408,7 @@ def _run_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
     _import_from(path.parent.resolve())
     if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: what lies here hides nothing
+        sys.path.append(str(Path.cwd()))  # last, so that files here hide no module
     with _importing(f"job file {path}"):
         return runpy.run_path(str(path), run_name=path.stem)
 
@@ -407,8 +420,8 @@ def _import(module: str) -> dict[str, Any]:
         )
     if Path(module).is_file():
         raise ConfigError(
-            f"job {module!r} is a file, but no Python file; expected the file.py that makes the "
-            f"job{_meant(str(Path(module).with_suffix('.py')))}"
+            f"job {module!r} is a file, but not a Python file; expected the file.py that defines "
+            f"the job{_meant(str(Path(module).with_suffix('.py')))}"
         )
     _import_from(Path.cwd())
     with _importing(f"job module {module}"):
@@ -420,9 +433,9 @@ def _meant(path: str) -> str:
 
 
 def _import_from(directory: Path) -> None:
-    """Have modules beside the job found, but none of them instead of one of Python's own.
+    """Put a directory on Python's path, behind the standard library.
 
-    A queue.py there would break what imports Python's queue later.
+    Otherwise a queue.py beside the job would replace Python's own queue.
     """
     if str(directory) in sys.path:
         return
@@ -437,7 +450,7 @@ def _import_from(directory: Path) -> None:
 
 @contextmanager
 def _importing(what: str) -> Iterator[None]:
-    """Say of anything that a job raises where it did, and that the job is to be corrected."""
+    """Turn what a job file raises into a ConfigError that names the line."""
     token = _LOADING.set(what)
     try:
         yield
@@ -445,20 +458,20 @@ def _importing(what: str) -> Iterator[None]:
         place = place_of(error)
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} does not import: {described(error)}") from error
+        raise ConfigError(f"{what} cannot be imported: {described(error)}") from error
     finally:
         _LOADING.reset(token)
 
 
 def refuse_while_loading() -> None:
-    """Refuse to train while a job is loaded: each task that loads it would train it as well.
+    """Refuse to train while a job file is loaded: each task that loads it would train, too.
 
     Raises:
-        ConfigError: this is called by a job's file while that is loaded.
+        ConfigError: a job file is being loaded.
     """
     if what := _LOADING.get():
         raise ConfigError(
-            f"{what} trains while it is loaded, as every task would; put the call of zmqtrain.run "
+            f"{what} calls zmqtrain.run while it is loaded, which every task does; put the call "
             'below if __name__ == "__main__":'
         )
 

@@ -1,7 +1,7 @@
-"""The border to code that the user wrote: what it raises is told as the user's mistake.
+"""Calls of code that the user wrote: what it raises is reported as the user's mistake.
 
-A model, a data set or a job file may raise anything. Only calls into them stand inside
-:func:`user_code`; a bug of zmqtrain is none of its business and keeps its traceback.
+A model, a data set or a job file may raise anything. Only calls of these stand inside
+:class:`user_code`, so a bug in zmqtrain keeps its traceback.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from zmqtrain.errors import ConfigError, ZmqTrainError
 
-# Frames of these are not what the user wrote: zmqtrain, the standard library, what pip installed,
-# the import machinery, the methods that dataclasses generate.
+# Code that the user did not write: zmqtrain, the standard library, installed packages, the import
+# machinery, the methods that dataclasses generate.
 _INSTALLED = (
     str(Path(__file__).parent),
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -26,10 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class user_code:
-    """Raise what the block raises as a ``kind`` that names ``what`` of ``owner`` and the line.
+    """Turn an exception of the block into a ``kind`` that names ``what`` of ``owner`` and the line.
 
-    zmqtrain's own errors pass as they are: they say already what is wrong. ``details`` gives what
-    else helps, such as shapes.
+    zmqtrain's own errors pass unchanged. ``details`` returns more that helps, such as shapes.
     """
 
     __slots__ = ("_details", "_kind", "_owner", "_what")
@@ -59,7 +58,7 @@ class user_code:
 
 
 def described(error: BaseException) -> str:
-    """Say in one line what the user's code raised, and where: the innermost line of its own."""
+    """Say in one line what was raised, and on which line of the user's code."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     place = place_of(error)
@@ -68,12 +67,12 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the innermost frame that is the user's; "" if none is."""
+    """Return file and line of the innermost frame of the user's code, "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not is_installed(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def is_installed(filename: str) -> bool:
-    """Say whether a file of code is zmqtrain's, Python's or a package's, and not the user's own."""
+    """Return whether a source file belongs to zmqtrain, Python or a package, not to the user."""
     return filename.startswith(_INSTALLED)

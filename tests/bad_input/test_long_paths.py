@@ -19,7 +19,7 @@ async def test_temporary_directory_too_long_for_sockets_is_named(
     deep = tmp_path / ("x" * 90)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    text = f"{deep} is too long a path for Unix sockets: set TMPDIR to a shorter one"
+    text = f"{deep} is too long a path for Unix sockets; set TMPDIR to a shorter one"
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
         await run_processes(
             "job.py", make_job(), LocalCluster(), [], lambda _: None, lambda *_: None

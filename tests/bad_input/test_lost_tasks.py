@@ -46,7 +46,7 @@ def test_run_starts_killed_tasks_again_and_goes_on(stage: Any) -> None:
         step = status.step
         (task,) = started_by(run, role)
         task.send_signal(signal.SIGKILL)
-        run.until_line(f"{role} 0 was killed by signal 9 .*: it starts again")
+        run.until_line(f"{role} 0 was killed by signal 9 .*: restarting")
     stage.until_status(stage.run_address(), lambda s: s.step > step + 1, "steps after that")
     stage.open_gate()
     assert run.summary()["global_step"] == 300
@@ -68,6 +68,6 @@ def test_run_goes_on_when_one_of_its_workers_is_told_to_leave(stage: Any) -> Non
     run = stage.train(stage.job(gated=True), "--workers", 2)
     stage.until_status(stage.run_address(), lambda status: status.step > 0, "the first step")
     started_by(run, "worker")[0].terminate()
-    run.until_line("training goes on with 1 workers")
+    run.until_line("training goes on; workers left: 1")
     stage.open_gate()
     assert run.summary()["global_step"] == 300

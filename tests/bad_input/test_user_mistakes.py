@@ -71,14 +71,14 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
             other_shape,
             (
                 r"the gradient of 'weights' from Spoilt\(\) has shape \(3, 3\), its parameter "
-                r"\(1, 1\): write it into the buffer that is given, with out= or \[...\]"
+                r"\(1, 1\); write it into the given buffer, with out= or \[...\]"
             ),
         ),
         (does_not_fit, rf"{CALL} failed: {PLACE}: ValueError: could not broadcast .*\. {SHAPES}"),
         (
             misspelt,
             (
-                r"Spoilt\(\) wrote a gradient of 'weigths', which is none of its parameters: "
+                r"Spoilt\(\) wrote a gradient of 'weigths', which is not a parameter; expected "
                 r"weights, bias; use the names of parameters\(\)"
             ),
         ),
@@ -279,7 +279,8 @@ SETS = NoisyLine().load(None)
             lambda: SETS[0],
             (
                 r"load\(\) of ShakyData\(\) returned ArrayDataset.*; expected \(training set, "
-                r"evaluation set\), each with __len__ and take: see zmqtrain.models.base.Dataset"
+                r"evaluation set\), each with __len__ and take\(\); for arrays use "
+                r"data=zmqtrain.data.Arrays\(.*"
             ),
         ),
         (lambda: (SETS[0], 3), r"load\(\) of ShakyData\(\) returned \(ArrayDataset.*"),
@@ -347,7 +348,7 @@ def test_damaged_newest_checkpoint_is_passed_over_loudly(
     summary = run_on(make_job, saved)
     assert (summary.global_step, summary.pushes["applied"]) == (100, 60)
     loud = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert any(text.startswith(f"passing over checkpoint {newest.name}: ") for text in loud)
+    assert any(text.startswith(f"skipping checkpoint {newest.name}: ") for text in loud)
     assert f"resuming from {before}, step 40" in loud
 
 

@@ -134,7 +134,7 @@ MISTAKES = [
         USAGE,
         "cannot serve metrics on 127.0.0.1:BUSY: Address already in use; expected a free port on "
         "an address of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
-        "where 0 takes any free port; or does ps 0 run on this host already?",
+        "where 0 takes any free port; or is ps 0 already running on this host?",
     ),
     Mistake(
         "run", "mnist.py", DATA, "no data directory is set; expected a directory with mnist.npz"
@@ -266,7 +266,7 @@ def test_mistake_ends_in_its_exit_code_with_a_remedy_and_leaves_nothing(
 def test_run_whose_worker_fails_says_where_its_work_is_saved(endings: Endings) -> None:
     (mistake,) = (mistake for mistake in MISTAKES if "model_raises" in mistake.flags)
     ending = endings(mistake)
-    pattern = r"the same command goes on from (\S+/logdir/checkpoints/step-000000\d\d)\n"
+    pattern = r"the same command resumes from (\S+/logdir/checkpoints/step-000000\d\d)\n"
     (checkpoint,) = re.findall(pattern, ending.said)
     assert int(checkpoint[-2:]) >= 20
     assert Path(checkpoint, "manifest.json").exists()

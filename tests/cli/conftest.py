@@ -120,7 +120,7 @@ def training() -> Status:
             ),
         ),
         waits=(
-            Wait("chief 0", "ps 0", "it has not told the status", 0.1),
+            Wait("chief 0", "ps 0", "it has not reported the status", 0.1),
             Wait("worker 0", "worker 1", "step 1200 has 1 of 2 gradients", 3.25, 296.75),
             Wait("worker 0", "ps 0", "it has not answered push 1205", 3.3),
         ),

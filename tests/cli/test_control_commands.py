@@ -83,7 +83,7 @@ def test_job_that_ended_before_the_barrier_kept_its_policy(
     }
     assert main(["policy", "hogwild"]) == ExitCode.REFUSED
     assert capsys.readouterr().err == (
-        "error: the policy is still sync-replicas: the job came to its end before the barrier "
+        "error: the policy is still sync-replicas: the job ended before the barrier "
         "(step 3000 of 3000 is done)\n"
     )
 

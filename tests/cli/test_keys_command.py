@@ -31,14 +31,14 @@ def test_new_makes_a_key_for_every_task_and_for_people(
     everyone = ["ps 0", "ps 1", "chief 0", "worker 0", "worker 1", "worker 2", "client 0"]
     assert owners(directory) == everyone
     assert capsys.readouterr().out == (
-        f"7 keys in {directory}: copy registry to every host, and of the *.secret files only "
-        "those of the tasks that run there\n"
+        f"7 keys in {directory}: copy registry to every host, and to each host the "
+        "*.secret files of its own tasks\n"
     )
     path = Path(directory)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
     assert main(["keys", "new", "--keys", directory]) == ExitCode.USAGE
-    assert "has keys already" in capsys.readouterr().err
+    assert "already has keys" in capsys.readouterr().err
     assert owners(directory) == everyone
 
 

@@ -58,8 +58,8 @@ def test_no_job_is_told_with_what_to_give(
 ) -> None:
     assert main(["status"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: no job of yours has its chief or ps 0 on this host; if they run elsewhere, or have "
-        "not started, give the address of the job's ps 0 by --ps (or ZMQTRAIN_PS)\n"
+        "error: no job of this user has its chief or ps 0 on this host; if they run elsewhere, or "
+        "have not started, give the address of the job's ps 0 with --ps (or ZMQTRAIN_PS)\n"
     )
 
 
@@ -69,7 +69,7 @@ def test_several_jobs_are_listed_as_they_can_be_given(
     jobs += [DIGITS, LINE]
     assert main(["why"]) == ExitCode.USAGE
     assert capsys.readouterr().err == (
-        "error: 2 jobs run on this host; say which one is meant:\n"
+        "error: 2 jobs run on this host; choose one:\n"
         "  --ps 127.0.0.1:2222   digits.py (chief 0: process 4711)\n"
         "  --ps ipc:///tmp/ps-0  line.py (ps 0: process 4712)\n"
     )
@@ -135,8 +135,8 @@ def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         RemoteJob("127.0.0.1:2223", "").status()
     assert str(caught.value) == (
-        "what answers at 127.0.0.1:2223 is no ps 0 of this version (ps 1 takes no GetStatus); "
-        "expected the first of the job's ps; give its address by --ps (or ZMQTRAIN_PS)"
+        "127.0.0.1:2223 is not a ps 0 of this version (ps 1 takes no GetStatus); "
+        "expected the first of the job's ps; give its address with --ps (or ZMQTRAIN_PS)"
     )
 
 

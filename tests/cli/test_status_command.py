@@ -83,8 +83,8 @@ def test_lanes_are_told_in_turn_only_if_they_differ(
 @pytest.mark.parametrize(
     ("change", "state"),
     [
-        ({"initialised": False}, "waits for the chief to begin the job"),
-        ({"save_wanted": True}, "training for 12 s, a checkpoint is asked for"),
+        ({"initialised": False}, "waiting for the chief to begin the job"),
+        ({"save_wanted": True}, "training for 12 s, checkpoint requested"),
         ({"stop": "step 3000 of 3000 is done"}, "done: step 3000 of 3000 is done"),
         ({"failure": "11 gradients held NaN", "stop": "x"}, "failed: 11 gradients held NaN"),
     ],

@@ -24,25 +24,25 @@ def test_waits_are_told_the_longest_first_without_those_in_passing(training: Sta
         "who       waits for  since  until           because",
         "worker 0  ps 0       3.3 s  while it lives  it has not answered push 1205",
         "worker 0  worker 1   3.2 s  in 4 min 57 s   step 1200 has 1 of 2 gradients",
-        "1 wait of less than 500 ms in passing; see --all",
+        "1 wait shorter than 500 ms hidden; use --all",
     ]
 
 
 def test_all_waits_are_told_if_asked_for(training: Status) -> None:
     assert told(training, show_all=True)[3:] == [
-        "chief 0   ps 0       100 ms  while it lives  it has not told the status"
+        "chief 0   ps 0       100 ms  while it lives  it has not reported the status"
     ]
 
 
 def test_nobody_waits_if_so(training: Status) -> None:
-    assert told(replace(training, waits=())) == ["nobody waits"]
+    assert told(replace(training, waits=())) == ["no task waits"]
 
 
 def test_waits_in_passing_do_not_count_as_waiting(training: Status) -> None:
     wait = Wait("worker 0", "ps 0", "it has not answered push 7", 0.002)
     assert told(replace(training, waits=(wait, wait))) == [
-        "nobody waits",
-        "2 waits of less than 500 ms in passing; see --all",
+        "no task waits",
+        "2 waits shorter than 500 ms hidden; use --all",
     ]
 
 
@@ -82,7 +82,7 @@ def test_absent_tasks_are_named_first_with_how_many_wait_for_them(training: Stat
 def test_what_ends_or_changes_the_job_is_told_first(
     training: Status, change: dict[str, Any], news: str
 ) -> None:
-    assert told(replace(training, waits=(), **change)) == [news, "nobody waits"]
+    assert told(replace(training, waits=(), **change)) == [news, "no task waits"]
 
 
 def test_reason_with_brackets_is_told_as_it_is(training: Status) -> None:

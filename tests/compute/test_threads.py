@@ -14,7 +14,7 @@ from zmqtrain.compute.threads import ThreadTeam
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_call_is_made_once_by_any_number_of_threads(threads: int, calls: int) -> None:
     made: list[int] = []
-    ThreadTeam(threads).do([partial(made.append, number) for number in range(calls)])
+    ThreadTeam(threads).run([partial(made.append, number) for number in range(calls)])
     assert sorted(made) == list(range(calls))
 
 
@@ -25,7 +25,7 @@ def test_calls_run_side_by_side_and_are_waited_for() -> None:
     def meet() -> None:
         met.append(meeting.wait())
 
-    ThreadTeam(2).do([meet, meet])
+    ThreadTeam(2).run([meet, meet])
     assert sorted(met) == [0, 1]
 
 
@@ -41,6 +41,6 @@ def test_error_of_a_call_is_raised_when_all_have_ended(bad: int) -> None:
             raise RuntimeError(f"call {number}")
 
     with pytest.raises(RuntimeError, match=f"call {bad}"):
-        ThreadTeam(2).do([partial(call, number) for number in range(6)])
+        ThreadTeam(2).run([partial(call, number) for number in range(6)])
     assert {0, 1, bad} <= set(ended)
     assert len(ended) == len(set(ended))

@@ -59,7 +59,7 @@ WILDCARD = (
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "an address is empty; expected host:port; fill it in or leave it out"),
+        ("", "an address is empty; expected host:port; give or remove it"),
         ("grpc://h:1", SCHEME.format("grpc://h:1", "grpc://")),
         ("tcp://h:1", SCHEME.format("tcp://h:1", "tcp://")),
         ("http://h:1/path", SCHEME.format("http://h:1/path", "http://")),

@@ -112,11 +112,11 @@ def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
     kind = "file" if source.endswith(".py") else "module"
     with pytest.raises(ConfigError) as raised:
         load_job(reference)
-    sentence = f"job {kind} {source} does not import: {problem}"
+    sentence = f"job {kind} {source} cannot be imported: {problem}"
     assert str(raised.value) == sentence.replace("HOME", str(home))
 
 
-ONE = "expected one called job, or say which"
+ONE = "expected one called job; name one with"
 STEPS = "steps is 0; expected at least 1"
 
 
@@ -130,14 +130,14 @@ STEPS = "steps is 0; expected at least 1"
         (
             "notes.txt",
             (
-                "job 'notes.txt' is a file, but no Python file; expected the file.py that makes "
-                "the job; did you mean notes.py?"
+                "job 'notes.txt' is a file, but not a Python file; expected the file.py that "
+                "defines the job; did you mean notes.py?"
             ),
         ),
         ("configs/job", "job 'configs/job' is neither a file.py nor the name of a module"),
         ("invalid.py", f"invalid.py, line 7: the job is not valid: {STEPS}"),
-        ("none.py", f"none.py has no Job: {ONE}: none.py:NAME"),
-        ("several.py", f"several.py has the Jobs a, b: {ONE}: several.py:NAME"),
+        ("none.py", f"none.py has no Job; {ONE} none.py:NAME"),
+        ("several.py", f"several.py has the Jobs a, b; {ONE} several.py:NAME"),
         ("several.py:c", "several.py has no Job called 'c'; it has the Jobs a, b"),
         ("none.py:job", "none.py has no Job called 'job'; it has no Job"),
         ("only.py:line", "only.py has no Job called 'line'; it has the Jobs anything"),

@@ -82,7 +82,7 @@ def link_to_a_directory(path: Path) -> None:
     [
         (Path.touch, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
         (link_to_nothing, "cannot be made: File exists", "remove what is there, or set TMPDIR"),
-        (link_to_a_directory, "belongs to somebody else", "remove it, or set TMPDIR"),
+        (link_to_a_directory, "belongs to another user", "remove it, or set TMPDIR"),
     ],
 )
 def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
@@ -99,7 +99,9 @@ def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -
     directory.mkdir()
     path = directory / f"{os.getpid()}.json"
     path.symlink_to("/dev/full")
-    expected = "No space left on device; expected room for a small file; make some, or set TMPDIR"
+    expected = (
+        "No space left on device; expected room for a small file; free some space, or set TMPDIR"
+    )
     with pytest.raises(ConfigError) as raised, published("job.py", ("a:1",), "ps 0"):
         pytest.fail("the job began")
     assert str(raised.value) == f"{path} cannot be written: {expected}"

@@ -128,8 +128,8 @@ def test_half_a_pair_is_refused_with_the_missing_half(
     with pytest.raises(DataError) as caught:
         Mnist().load(str(tmp_path))
     assert str(caught.value) == (
-        f"{tmp_path / present} is there without its {missing}; expected {' or '.join(names)} "
-        "beside it; download that file too, or take this one away"
+        f"{tmp_path / present} has no file of {missing} beside it; expected {' or '.join(names)}; "
+        "download that file, too, or remove this one"
     )
 
 
@@ -216,6 +216,7 @@ def test_archive_that_cannot_be_read_is_refused(damage: str, tmp_path: Path) -> 
         "expected an npz file with the arrays x_train, y_train, x_test and y_test; "
         "download it again"
     )
+    assert "allow_pickle" not in str(caught.value)
 
 
 def test_damaged_idx_file_is_named(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
 
 def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
     tale = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
-    assert tale.of("ps 1 restarted without parameters, and there is no checkpoint to go back to")
+    assert tale.of("ps 1 restarted without parameters, and there is no checkpoint to restore")
     assert not tale.of("generation 2 begins")
 
 
@@ -144,7 +144,7 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
 
     monkeypatch.setattr(Chief, "_wait_for_shards", kill_first)
     tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3))
-    assert tale.of("ps 1 restarted without parameters: the job goes back to")
+    assert tale.of("ps 1 restarted without parameters: restoring")
     assert tale.of("chief 0 ended: exit code 0")
 
 

@@ -57,7 +57,7 @@ def test_second_interrupt_ends_a_run_at_once(stage: Any) -> None:
     run.signal(signal.SIGINT)
     assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
     assert run.log.splitlines()[-1] == (
-        "error: stopped at once: what was learned since the last checkpoint is lost"
+        "error: stopped at once: updates since the last checkpoint are lost"
     )
 
 

@@ -50,10 +50,10 @@ class Answer:
     text: str
 
 
-def get(server: Server, path: str, accept: str = "*/*") -> Answer:
+def get(server: Server, path: str, accept: str = "*/*", method: str = "GET") -> Answer:
     connection = http.client.HTTPConnection(server.address, server.port, timeout=10)
     try:
-        connection.request("GET", path, headers={"Accept": accept})
+        connection.request(method, path, headers={"Accept": accept})
         response = connection.getresponse()
         content_type = response.getheader("Content-Type", "")
         return Answer(response.status, content_type, response.read().decode())
@@ -112,7 +112,16 @@ def test_liveness_ignores_readiness(server: Server, task: Task) -> None:
 def test_other_paths_answer_404_and_name_the_right_ones(server: Server, path: str) -> None:
     answer = get(server, path)
     assert answer.status == 404
-    assert answer.text == f"no {path}; there is /metrics, /readyz, /healthz\n"
+    assert answer.text == f"no {path}; expected /metrics, /readyz, /healthz\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/metrics", 200), ("/readyz", 200), ("/healthz", 200), ("/", 404)]
+)
+def test_head_answers_like_get_without_a_body(server: Server, path: str, status: int) -> None:
+    answer = get(server, path, method="HEAD")
+    assert (answer.status, answer.text) == (status, "")
+    assert answer.content_type.startswith("text/plain")
 
 
 def test_port_zero_takes_a_free_port_and_tells_which(server: Server) -> None:

@@ -131,7 +131,7 @@ def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
     records = [record_at(7, 1.0 + number / 100) for number in range(2 * LINES_PER_SECOND)]
     passed = [record.getMessage() for record in records if limit.filter(record)]
     assert passed == ["no x"] * (LINES_PER_SECOND - 1) + [
-        "no x (more like this are left out for a second)"
+        "no x (further lines like this are dropped for a second)"
     ]
     assert limit.filter(record_at(8, 1.5)), "another place in the code"
     assert limit.filter(record_at(7, 2.0)), "the next second"

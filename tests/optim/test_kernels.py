@@ -432,7 +432,7 @@ def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:
     ids=["float64", "strided", "read-only", "at an odd address"],
 )
 def test_parameters_that_a_kernel_cannot_write_are_refused(wrong: Flat) -> None:
-    with pytest.raises(TypeError, match=r"of float32, one behind the other, writable"):
+    with pytest.raises(TypeError, match=r"of float32, contiguous, writable"):
         Update(SGD()).bind(wrong, {})
 
 

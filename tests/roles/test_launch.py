@@ -62,7 +62,7 @@ def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
     (tmp_path / f"zmqtrain-{os.getuid()}").touch()
     with contextlib.ExitStack() as stack:
         launch._publish(parse_task("ps 0"), config_of("127.0.0.1:2222"), stack)
-        assert "finds the job by its chief alone" in caplog.text
+        assert "can find the job only by its chief" in caplog.text
         with pytest.raises(ConfigError):
             launch._publish(parse_task("chief 0"), config_of("127.0.0.1:2222"), stack)
 

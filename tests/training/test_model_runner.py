@@ -95,5 +95,5 @@ def test_nothing_is_told_in_a_plain_dict() -> None:
 
 
 def test_gradient_of_no_parameter_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'c', which is none of its parameters: a, b"):
+    with pytest.raises(ConfigError, match="'c', which is not a parameter; expected a, b"):
         Bench(Telling(extra="c")).runner.compute(BATCH)

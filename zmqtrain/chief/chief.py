@@ -1,7 +1,7 @@
 """The chief: `python -m zmqtrain.roles.chief`.
 
-It begins the job (restores or initialises), watches it, evaluates and saves on the way, and is the
-only one who ends it. No step needs it: while it is away, training goes on.
+It begins the job (restores or initialises), watches it, evaluates, saves, and ends it. No step
+needs the chief: training goes on while it is away.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from zmqtrain.wire.messages import (
 )
 
 RETRYABLE = 128  # least exit code that says: a restart may help
-WATCH_S = 0.25  # how often progress is shown and the chief's own clocks are looked at
+WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ class Chief(JobActor):
         """``dataset``: the evaluation set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
         self.summary: Summary | None = None
-        self.ending = False  # everyone is being sent home
+        self.ending = False  # the shutdown is being broadcast
         self._on_progress = on_progress
         self._dataset = dataset
         self._layouts = job.layouts(self.shards)
         self._variables = job.variables()
         self._links: list[Link] = []
-        self._segments: list[Reached | None] = []  # of the ps, where they can be reached
+        self._segments: list[Reached | None] = []  # of the ps on this host
         self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
         self._evaluator: Evaluator
 
@@ -91,7 +91,7 @@ class Chief(JobActor):
             return await self._run_job()
         except ZmqTrainError as error:
             if error.exit_code < RETRYABLE and self.incarnation:
-                # Another chief would fail as this one did: the others need not wait for it.
+                # A restarted chief would fail in the same way: end the others now.
                 await self._broadcast_shutdown(error.exit_code, f"the chief failed: {error}")
             raise
 
@@ -102,14 +102,14 @@ class Chief(JobActor):
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
-            # Those who know this chief may be waiting for it; what was learned is the next one's.
+            # Tasks that know this chief may wait for it. A later chief saves what was learned.
             if self.incarnation and not self._may_have_begun:
                 await self._broadcast_shutdown(self.stop_code, "stopped by a signal")
             return self.stop_code
         for link in self._links:
             self.spawn(link.silence())
         is_in = True
-        while True:  # through as many generations as it takes
+        while True:  # once for each generation
             try:
                 if not is_in and not await self._unless_stopped(
                     asyncio.ensure_future(self._begin(again=True))
@@ -126,7 +126,7 @@ class Chief(JobActor):
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
 
-        If the job may have begun, there is something to save, so it is given a little time.
+        If the job may have begun, there is something to save: ``waiting`` gets a little more time.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
@@ -143,11 +143,11 @@ class Chief(JobActor):
 
     @property
     def _may_have_begun(self) -> bool:
-        """Whether some ps is in a generation already, or was asked to begin one."""
+        """Whether some ps has begun a generation, or was asked to begin one."""
         return self.generation > 0 or self.known_generation > 0
 
     async def _begin_first(self) -> None:
-        """Begin, anew whenever a ps is restarted meanwhile."""
+        """Begin; once more if a ps is restarted meanwhile."""
         while True:
             try:
                 return await self._begin()
@@ -155,9 +155,9 @@ class Chief(JobActor):
                 log.warning("%s; joining again", error)
 
     async def _begin(self, *, again: bool = False) -> None:
-        """Take over a job that runs, else restore its newest checkpoint, else start afresh.
+        """Take over a running job, else restore its newest checkpoint, else initialise it.
 
-        ``again``: some ps has lost its parameters; without a checkpoint that ends the job.
+        ``again``: some ps has lost its parameters; without a checkpoint this ends the job.
         """
         joined = await join_all(self, self._links)
         self._segments = []
@@ -179,10 +179,10 @@ class Chief(JobActor):
             text = f"{' and '.join(lost)} restarted without parameters"
             if path is None:
                 raise CheckpointError(
-                    f"{text}, and there is no checkpoint to go back to: give the job a logdir "
+                    f"{text}, and there is no checkpoint to restore; give the job a logdir "
                     "(--logdir DIR)"
                 )
-            log.warning("%s: the job goes back to %s", text, path)
+            log.warning("%s: restoring %s", text, path)
         self.generation = max(*generations, generation, self.generation) + 1
         await self._saver.note_generation(self.generation)
         async with self._saver.shared_directory() as logdir:
@@ -192,7 +192,7 @@ class Chief(JobActor):
             )
 
     async def _has_learned(self, joined: Sequence[Joined]) -> bool:
-        """Say whether some ps holds parameters that updates were applied to."""
+        """Return whether some ps holds parameters to which updates were applied."""
         replies = [
             await one.link.request(Read(values=False), reason="it is asked for its version")
             for one in joined
@@ -201,10 +201,10 @@ class Chief(JobActor):
         return any(reply.expect(Parameters).version for reply in replies)
 
     async def _watch(self) -> Status:
-        """Show progress, evaluate and save in time, until there is a reason to end.
+        """Show progress, evaluate and save when due, until there is a reason to end.
 
         Raises:
-            FencedError: some ps has a new life; so it is wherever a ps is asked for something.
+            FencedError: some ps was restarted; every request to a ps may raise this.
         """
         seen = 0
         while True:
@@ -213,20 +213,20 @@ class Chief(JobActor):
             for link in self._links:
                 link.check()
             if not status.initialised:
-                raise FencedError(f"{self.leader.peer} has a new life")
+                raise FencedError(f"{self.leader.peer} was restarted")
             self._on_progress(status)
             if status.stop_wanted:
                 self.stop(ExitCode.INTERRUPTED)
             if status.stop or status.failure or self.stopping.is_set():
                 return status
             if status.save_wanted or self._saver.is_due():
-                with contextlib.suppress(CheckpointError):  # told and counted; the job goes on
+                with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                     await self._save(status.step)
             if self._evaluator.is_due(status.step):
                 await self._evaluator.report(status.step)
 
     async def _save(self, step: int) -> None:
-        """Save a checkpoint, and tell the leader's clients who asked for one.
+        """Save a checkpoint, and report it to the clients that asked for one.
 
         Raises:
             CheckpointError: it failed.
@@ -248,12 +248,12 @@ class Chief(JobActor):
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status as the leader has it."""
         reply = await self.leader.request(
-            GetStatus(seen, wait_s), reason="it has not told the status"
+            GetStatus(seen, wait_s), reason="it has not reported the status"
         )
         return reply.expect(Status)
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
-        """Return all variables as they are now, or their moving averages."""
+        """Return the current variables, or their moving averages."""
         flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
         await asyncio.gather(
             *(
@@ -267,10 +267,10 @@ class Chief(JobActor):
         return values
 
     async def _end(self, status: Status) -> int:
-        """Do all that has to be durable, then send everyone home.
+        """Save and evaluate, then broadcast the shutdown.
 
         Raises:
-            FencedError: some ps has a new life, and all of this has to be done once more.
+            FencedError: some ps was restarted; all of this must be done once more.
         """
         interrupted = not status.stop and not status.failure
         if interrupted:
@@ -300,18 +300,17 @@ class Chief(JobActor):
     async def _close(self) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.
 
-        A worker that takes too long is not waited for: its step ends with the others' gradients.
+        After a time limit the job goes on without slow workers: their last gradients are lost.
         """
         for close, share in ((Close(), 3 / 8), (Close(at_once=True), 1 / 8)):
+            limit_s = share * self.timing.grace_s
             try:
                 await self.leader.request(
-                    close,
-                    reason="workers finish their steps",
-                    timeout_s=share * self.timing.grace_s,
+                    close, reason="workers finish their steps", timeout_s=limit_s
                 )
                 return
-            except PeerLostError as error:
-                log.warning("%s", error)
+            except PeerLostError:
+                log.warning("the workers did not finish their steps within %.2g s", limit_s)
 
     def _verdict(self, status: Status) -> tuple[int, str]:
         if status.failure:
@@ -321,10 +320,10 @@ class Chief(JobActor):
         return self.stop_code, f"stopped by {'zmqtrain stop' if status.stop_wanted else 'a signal'}"
 
     async def _wait_for_shards(self) -> None:
-        """Wait until every shard has applied the last update, if that can come.
+        """Wait until every shard has applied the last update, if it can.
 
-        It may be under way or queued, and a ps that was restarted may still have to join the leader
-        shard. Of a push whose worker has died, some shards may know nothing.
+        The update may be queued, and a restarted ps may still have to join the leader. If a worker
+        died during its push, some shards may never receive it.
         """
         status = await self.status()
         while True:

@@ -1,4 +1,4 @@
-"""The end of a run: what has to be durable and measured before anybody leaves."""
+"""The end of a run: the last checkpoint and the last evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a run came to: its exit code, why it ended, and how good the model is."""
+    """The result of a run: its exit code, why it ended, and how good the model is."""
 
     exit_code: int
     ended: str
@@ -28,9 +28,9 @@ async def conclude(
     save: Callable[[], Awaitable[object]],
     evaluate: Callable[[], Awaitable[tuple[float, float]]] | None,
 ) -> Conclusion:
-    """Save, then evaluate (None: not at all). A failure of either becomes the run's, once.
+    """Save, then evaluate (None: not at all). The first failure of the two is the run's failure.
 
-    ``exit_code`` and ``ended`` are those of a run whose checkpoint and evaluation succeed.
+    ``exit_code`` and ``ended`` are the result if both succeed.
     """
     failures: list[ZmqTrainError] = []
     loss = accuracy = nan

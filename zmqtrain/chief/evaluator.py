@@ -1,4 +1,4 @@
-"""Measuring a job's model on its evaluation set: now and then, and at the end."""
+"""Measuring a job's model on its evaluation set: at intervals and at the end."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Evaluator:
     ) -> None:
         """``dataset``: the evaluation set; without one nothing is measured.
 
-        ``read_parameters`` returns the parameters as they are now, or, given True, their averages.
+        ``read_parameters`` returns the current parameters or, given True, their moving averages.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters = read_parameters
         self._next_step = job.evaluate_every or math.inf
 
     def is_due(self, step: int) -> bool:
-        """Say whether the job's ``evaluate_every`` asks for an evaluation at this global step."""
+        """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
         return step >= self._next_step
 
     async def report(self, step: int) -> None:
-        """Evaluate on the way; that it fails is no reason to stop training."""
+        """Evaluate and log the result; training goes on if this fails."""
         every = self._job.evaluate_every
         self._next_step = (step // every + 1) * every
         try:
@@ -55,18 +55,18 @@ class Evaluator:
         """Return (loss, accuracy) on the evaluation set, NaN where the model has none.
 
         Raises:
-            ConfigError, DataError: the model or the dataset does what it must not.
+            ConfigError, DataError: the model or the dataset raises, or returns something wrong.
         """
         if self._dataset is None:
             return math.nan, math.nan
         parameters = await self._read_parameters(self._job.evaluate_average)
-        given_up = threading.Event()
+        cancelled = threading.Event()
         try:
             measures = await asyncio.to_thread(
-                evaluate, self._job.model, parameters, self._dataset, given_up.is_set
+                evaluate, self._job.model, parameters, self._dataset, cancelled.is_set
             )
         finally:
-            given_up.set()  # or the process would wait for the thread, if this was cancelled
+            cancelled.set()  # otherwise the process would wait for the thread
         loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
         self._metrics.evaluation_loss.set(loss)
         self._metrics.evaluation_accuracy.set(accuracy)

@@ -1,4 +1,4 @@
-"""How the chief's process reports progress: a line in the log now and then."""
+"""How the chief reports progress: lines in the log, less and less often."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def line(status: Status) -> str:
 
 
 def shown_loss(status: Status) -> str:
-    """Return the loss of the last push, as long as there is one."""
+    """Return the loss of the last push, "-" before the first one."""
     return f"{status.loss:.4f}" if any(status.pushes.values()) else "-"

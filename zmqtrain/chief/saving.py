@@ -1,10 +1,11 @@
-"""Keeping a job's checkpoints: when to save, what to write down, which one to resume from."""
+"""A job's checkpoints: when to save, what goes into the manifest, which one to resume from."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import astuple
@@ -35,14 +36,14 @@ class Saver:
         metrics: Metrics,
         write_shards: Callable[[Path], Awaitable[Saved]],
     ) -> None:
-        """``write_shards`` has every shard write itself into a directory, all at one version."""
+        """``write_shards`` writes every shard into a directory, all at one version."""
         self._job, self._shards, self._fingerprint = job, shards, fingerprint
         self._metrics = metrics
         self._write_shards = write_shards
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
-        self._found_damage = False  # among the checkpoints that were there
+        self._found_damage = False  # in a checkpoint of the logdir
         self.last: str | None = None
         self.last_step = 0
         metrics.checkpoint_interval_seconds.set(self._interval_s)
@@ -51,10 +52,10 @@ class Saver:
         return self._interval_s > 0 and time.monotonic() >= self._due_at
 
     async def check(self) -> None:
-        """Find out at the start, not after hours, whether the logdir takes checkpoints.
+        """Check at the start that checkpoints can be written to the logdir.
 
         Raises:
-            CheckpointError: it does not; the text says why.
+            CheckpointError: they cannot; the text says why.
         """
         if self._logdir is None:
             return
@@ -66,13 +67,13 @@ class Saver:
 
     @contextlib.asynccontextmanager
     async def shared_directory(self) -> AsyncIterator[str]:
-        """Yield a new directory in the logdir, which every ps must find; "" if there is none."""
+        """Yield a new directory in the logdir, which every ps must find; "" without a logdir."""
         made = None
         if self._logdir is not None:
             try:
                 made = await asyncio.to_thread(checkpoint.begin, self._logdir, 0)
-            except CheckpointError as error:  # it was there at the start: the job goes on
-                log.warning("not shown that all ps share the logdir: %s", error)
+            except CheckpointError as error:  # it worked at the start: the job goes on
+                log.warning("could not check that all ps share the logdir: %s", error)
         try:
             yield str(made or "")
         finally:
@@ -84,7 +85,7 @@ class Saver:
         """Return the newest valid checkpoint (None if there is none) and the last generation."""
         if self._logdir is None:
             return None, 0
-        found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._passed_over)
+        found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
         generation = await asyncio.to_thread(logdirs.last_generation, root)
         if found is None:
@@ -96,20 +97,20 @@ class Saver:
         return path, max(generation, manifest.generation)
 
     async def note_generation(self, generation: int) -> None:
-        """Make durable that a generation begins; where that cannot be, the job goes on without."""
+        """Store the number of the generation that begins; the job goes on if this fails."""
         if self._logdir is None:
             return
         root = checkpoint.checkpoints_directory(self._logdir)
         try:
             await asyncio.to_thread(logdirs.note_generation, root, generation)
         except CheckpointError as error:
-            log.warning("the number of generation %d is not kept: %s", generation, error)
+            log.warning("could not store the number of generation %d: %s", generation, error)
 
     async def save(self, step: int, generation: int) -> Path | None:
-        """Write a checkpoint and return its directory; None, and nothing, without a logdir.
+        """Write a checkpoint and return its directory; without a logdir do nothing, return None.
 
         Raises:
-            CheckpointError: it failed; what was saved before is untouched.
+            CheckpointError: it failed; older checkpoints are untouched.
         """
         if self._logdir is None:
             return None
@@ -129,12 +130,13 @@ class Saver:
 
     async def _save(self, logdir: Path, step: int, generation: int) -> Path:
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
-        saved = await self._write_shards(temporary)
         try:
+            saved = await self._write_shards(temporary)
             manifest = self._manifest(saved, generation)
-        except ValidationError as error:
-            raise CheckpointError(f"the shards' reports make no checkpoint: {error}") from error
-        path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
+            path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
+        except CheckpointError:
+            await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+            raise
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
         self.last_step = saved.step
@@ -146,25 +148,28 @@ class Saver:
             next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
         )
         slots = [slot.name for slot in self._job.update().slots]
-        return Manifest(
-            fingerprint=dict(self._fingerprint),
-            generation=generation,
-            global_step=saved.step,
-            policy=saved.policy,
-            ledger=ledger.model_dump(mode="json"),
-            worker_marks={
-                f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
-            },
-            files=tuple(ShardFile(*astuple(file)) for file in saved.files),
-            tensors=tensor_records(self._job.variables(), layouts, slots),
-        )
+        try:
+            return Manifest(
+                fingerprint=dict(self._fingerprint),
+                generation=generation,
+                global_step=saved.step,
+                policy=saved.policy,
+                ledger=ledger.model_dump(mode="json"),
+                worker_marks={
+                    f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
+                },
+                files=tuple(ShardFile(*astuple(file)) for file in saved.files),
+                tensors=tensor_records(self._job.variables(), layouts, slots),
+            )
+        except ValidationError as error:
+            raise CheckpointError(f"the shards' reports do not fit together: {error}") from error
 
     def _log_changes(self, manifest: Manifest) -> None:
         """Log in one line how the job differs from the one that saved a checkpoint."""
         if manifest.global_step >= self._job.steps:
             log.warning(
-                "the checkpoint is of step %d, and the job ends at step %d: there is nothing to "
-                "train; raise steps, or choose another logdir",
+                "the checkpoint is of step %d and the job ends at step %d, so there is nothing to "
+                "train; give a larger --steps, or another --logdir",
                 manifest.global_step,
                 self._job.steps,
             )
@@ -173,10 +178,10 @@ class Saver:
             return
         slots = {PARAMETERS, *(slot.name for slot in self._job.update().slots)}
         lost = ", ".join(sorted(manifest.tensors.keys() - slots))
-        also = f"; the optimizer's {lost} of the checkpoint are not used" if lost else ""
-        log.warning("this job is not as it was when it was saved: %s%s", changes, also)
+        also = f"; the checkpoint's optimizer slots {lost} are not used" if lost else ""
+        log.warning("the job has changed since the checkpoint was saved: %s%s", changes, also)
 
-    def _passed_over(self, path: Path, error: CheckpointError) -> None:
+    def _skipped(self, path: Path, error: CheckpointError) -> None:
         self._metrics.checkpoint_failures.restore.inc()
         self._found_damage = True
-        log.error("passing over checkpoint %s: %s", path.name, error)
+        log.error("skipping checkpoint %s: %s", path.name, error)

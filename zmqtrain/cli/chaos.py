@@ -1,4 +1,4 @@
-"""`zmqtrain chaos`: kill and pause tasks of a running job, and see how it fares."""
+"""`zmqtrain chaos`: kill and pause tasks of a running job, and report how it recovers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.numbers import seconds_type
-from zmqtrain.cli.output import cell, duration, show, show_json, table
+from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
@@ -21,21 +21,23 @@ ROLES = ("ps", "worker", "chief")
 
 @click.command("chaos")
 @about_a_job
-@click.option("--kill", metavar="ROLE=SECONDS,...", default="", help="kill one every so often")
-@click.option("--pause", metavar="ROLE=SECONDS,...", default="", help="pause one every so often")
+@click.option("--kill", metavar="ROLE=SECONDS,...", default="", help="kill a task at this interval")
+@click.option(
+    "--pause", metavar="ROLE=SECONDS,...", default="", help="pause a task at this interval"
+)
 @click.option(
     "--pause-s",
     type=seconds_type,
     default=2.0,
     show_default=True,
-    help="seconds that a pause lasts",
+    help="length of a pause in seconds",
 )
 @click.option(
     "--seconds",
     type=seconds_type,
     default=60.0,
     show_default=True,
-    help="how long to go on",
+    help="how long to kill and pause tasks",
 )
 @click.option("--seed", type=int, help="repeat the schedule that was printed with this number")
 @click.option("--dry-run", is_flag=True, help="print the schedule and do nothing")
@@ -53,10 +55,10 @@ def chaos_command(
 ) -> None:
     """Kill and pause tasks of a running job.
 
-    Those of this host, that is; and it reports how the job fares. Whoever is
-    killed must be started again by someone: by zmqtrain supervise, as the Procfile
-    has it, or by Kubernetes. Pauses stop a process as a debugger would. The
-    schedule depends on the seed and on the size of the cluster alone.
+    Only tasks on this host are touched. A supervisor must restart what was killed:
+    zmqtrain supervise, as in the Procfile, or Kubernetes. A pause stops a process
+    as a debugger does. The schedule depends only on the seed and on the size of
+    the cluster.
 
     \b
     Examples:
@@ -66,7 +68,7 @@ def chaos_command(
     """
     kills, pauses = _intervals("--kill", kill), _intervals("--pause", pause)
     if not kills and not pauses:
-        raise ConfigError("nothing is to be done; expected --kill or --pause, such as worker=7")
+        raise ConfigError("nothing to do; expected --kill or --pause, such as --kill worker=7")
     chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     roles = [task.role for task in job.status().tasks]
     tasks = {role: roles.count(role) for role in ROLES}
@@ -79,7 +81,7 @@ def chaos_command(
         if not as_json:
             show(Text(line))
 
-    show_line(f"seed {chosen}: {len(acts)} acts in {seconds:g} s")
+    show_line(f"seed {chosen}: {_counts(acts)} in {seconds:g} s")
     report = Chaos(job, show_line).run(chosen, acts, seconds)
     if as_json:
         show_json(chaos_json(report))
@@ -87,25 +89,25 @@ def chaos_command(
         show(chaos_view(report))
     if lost := report.lost():
         names = ", ".join(sorted({done.act.task for done in lost}))
-        raise PeerLostError(f"{names} did not come back: does someone start it again?")
+        raise PeerLostError(f"{names} did not come back; does a supervisor restart it?")
 
 
 def chaos_view(report: Report) -> RenderableType:
-    """Return what came of it for a person."""
-    rows = table("role", "acts", "back", "median back", "worst", right=("acts", "back"))
+    """Return the report for a person."""
+    rows = table("role", "faults", "back", "median back", "worst", right=("faults", "back"))
     for role, acts, back, median, worst in figures(report):
         times = ["" if value is None else duration(value) for value in (median, worst)]
         rows.add_row(*map(cell, (role, str(acts), str(back), *times)))
     silence = duration(report.longest_silence_s)
     lines = [cell(text, "dim") for text in report.skipped]
-    lines.append(cell(f"{report.steps} steps meanwhile; the job was silent for {silence} at most"))
+    lines.append(cell(f"{report.steps} steps meanwhile; longest silence of the job: {silence}"))
     if report.ended:
         lines.append(cell(f"the job ended: {report.ended}"))
     return Group(Text(), rows, *lines)
 
 
 def chaos_json(report: Report) -> dict[str, Any]:
-    """Return what came of it for a script."""
+    """Return the report for a script."""
     names = ("role", "acts", "back", "median_s", "worst_s")
     return {
         "seed": report.seed,
@@ -120,14 +122,19 @@ def chaos_json(report: Report) -> dict[str, Any]:
 
 def _schedule(seed: int, acts: list[Act]) -> RenderableType:
     lines = [f"{act.at_s:6.1f} s  {act.kind} {act.task}" for act in acts]
-    return Text("\n".join([f"seed {seed}: {len(acts)} acts", *lines]))
+    return Text("\n".join([f"seed {seed}: {_counts(acts)}", *lines]))
+
+
+def _counts(acts: list[Act]) -> str:
+    kills = sum(act.kind == "kill" for act in acts)
+    return f"{counted(kills, 'kill')}, {counted(len(acts) - kills, 'pause')}"
 
 
 def _intervals(flag: str, text: str) -> dict[str, float]:
-    """Return seconds by role.
+    """Return the seconds by role of a text such as worker=7,ps=10.
 
     Raises:
-        ConfigError: the text is something else, or has a role twice.
+        ConfigError: the text is not of this form, or has a role twice.
     """
     intervals: dict[str, float] = {}
     for part in filter(None, text.split(",")):
@@ -138,13 +145,12 @@ def _intervals(flag: str, text: str) -> dict[str, float]:
             every_s = 0.0
         if role not in ROLES or not 0 < every_s < float("inf"):
             raise ConfigError(
-                f"{flag} has {part!r}; expected a role ({', '.join(ROLES)}) and seconds between "
-                "two such acts, such as worker=7"
+                f"{flag} has {part!r}; expected a role ({', '.join(ROLES)}) and an interval in "
+                "seconds, such as worker=7"
             )
         if role in intervals:
             raise ConfigError(
-                f"{flag} has {role} twice; expected each role once, as its acts come at one "
-                "interval; leave one out"
+                f"{flag} has {role} twice; expected one interval for each role; remove one"
             )
         intervals[role] = every_s
     return intervals

@@ -1,4 +1,4 @@
-"""`zmqtrain check`: what a task does before it begins, and one step of its job."""
+"""`zmqtrain check`: the checks that a task makes at its start, and one step of its job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
+from zmqtrain.cli.output import counted
 from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
@@ -31,20 +32,20 @@ from zmqtrain.user_code import user_code
 
 CONNECT_TIMEOUT_S = 2.0
 EXAMPLES = 4096
-"""Examples of each data set that are measured, from all over it."""
+"""Examples of each data set that are evaluated, spread evenly over it."""
 
 
 @click.command("check")
 @click.option("--role", type=click.Choice([str(role) for role in Role]), help="role of the task")
-@click.option("--reach", is_flag=True, help="connect to every ps, which has to run then")
+@click.option("--reach", is_flag=True, help="connect to every ps; all must be running")
 @options_of(TaskConfig, optional=True)
 @options_of(Job, optional=True)
 def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     """Say what is wrong with a task before it is started.
 
-    It is given as to the task itself: by flags, variables, TF_CONFIG. Its addresses are looked up
-    and its ports tried. With --job the job is loaded and makes one step, whose gradient is compared
-    with the slope of the loss. Nothing is started. The exit code is 2 if anything is wrong.
+    Give the options of the task: flags, variables, TF_CONFIG. The command looks up the addresses
+    and tries the ports. With --job it loads the job, makes one step, and compares the gradient with
+    the slope of the loss. It starts nothing. The exit code is 2 if anything is wrong.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     config = job = None
     with problems.caught():
         _check_index(flags, problems)
-        # A check needs no job, whereas a task does.
+        # A task needs a job, a check does not.
         config = load_task(task, flags | {"job": flags["job"] or "not given"})
     with problems.caught():
         if flags["job"] is not None:
@@ -77,7 +78,7 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
 
 
 class Problems:
-    """What is wrong, and what may be."""
+    """Errors and warnings that were found."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
@@ -85,7 +86,7 @@ class Problems:
 
     @contextmanager
     def caught(self, advice: str = "") -> Iterator[None]:
-        """Count an error that the block raises, and go on after it."""
+        """Add an error that the block raises, and go on after the block."""
         try:
             yield
         except (ZmqTrainError, OSError) as error:
@@ -97,7 +98,7 @@ def _role_of_environment() -> Role:
     """Return the role that TF_CONFIG or honcho names, else a worker."""
     try:
         task = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task
-    except ConfigError:  # which is told when the configuration is loaded
+    except ConfigError:  # reported when the configuration is loaded
         task = None
     if task is not None:
         return task.role
@@ -106,23 +107,23 @@ def _role_of_environment() -> Role:
 
 
 def _check_index(flags: Mapping[str, Any], problems: Problems) -> None:
-    """Warn of sources that differ, where two tasks may come to the same index."""
+    """Warn if two sources give different indices: two tasks could get the same one."""
     task, process = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task, process_of(ENVIRON)
-    told = {names_of("index"): flags["index"]}
-    told |= {TF_CONFIG: task.index} if task else {}
-    told |= {PROCESS_NAME: process.index} if process else {}
-    known = {source: index for source, index in told.items() if index is not None}
+    given = {names_of("index"): flags["index"]}
+    given |= {TF_CONFIG: task.index} if task else {}
+    given |= {PROCESS_NAME: process.index} if process else {}
+    known = {source: index for source, index in given.items() if index is not None}
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} says {index}" for source, index in known.items())
-        problems.warnings.append(f"the index is told twice: {texts}; {first} counts")
+        problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
 
 
 def _check_job(job: Job, role: Role, problems: Problems) -> None:
-    """Look at the job's directory, its data, and one step."""
+    """Check the job's directory, its data, and one step."""
     if role is not Role.WORKER and job.logdir and (obstacle := _obstacle(job.logdir)):
         problems.errors.append(
-            f"the job's logdir is {job.logdir!r}, but {obstacle} is no directory that this user "
+            f"the job's logdir is {job.logdir!r}, but {obstacle} is not a directory that this user "
             f"can write to; correct {names_of('logdir')}"
         )
     parameters = job.initial_parameters()
@@ -154,7 +155,7 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
 
 
 class _Sample:
-    """Some examples of a dataset, from all over it."""
+    """Some examples of a dataset, spread evenly over it."""
 
     def __init__(self, data: Dataset) -> None:
         self._data = data
@@ -169,7 +170,7 @@ class _Sample:
 
 
 def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:
-    """Look for keys, files, room for a segment, and free ports."""
+    """Check keys, files, room for a segment, and ports."""
     security = config.security
     with problems.caught():
         if config.role is Role.PS:
@@ -193,18 +194,18 @@ def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> N
 
 
 def _check_segment(config: TaskConfig, job: Job | None) -> None:
-    """Refuse a directory that cannot hold the memory of a ps.
+    """Check that a directory can hold the memory of a ps.
 
     Raises:
-        ConfigError, SegmentError: it cannot be written, is not the user's alone, or is too small.
+        ConfigError, SegmentError: it cannot be written, belongs to others, or is too small.
     """
     directory = Path(config.segment_dir) if config.segment_dir else default_directory()
     if directory is None:
         return
     if obstacle := _obstacle(str(directory)):
         raise ConfigError(
-            f"{names_of('segment_dir')} is {str(directory)!r}, but {obstacle} is no directory that "
-            "this user can write to"
+            f"{names_of('segment_dir')} is {str(directory)!r}, but {obstacle} is not a directory "
+            "that this user can write to"
         )
     if directory.exists():
         own_directory.check(directory)
@@ -215,8 +216,8 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
     free = shutil.disk_usage(_nearest(directory)).free
     if needed > free:
         raise ConfigError(
-            f"{config.task} needs {needed / 1e6:.1f} MB for {config.workers} workers, but "
-            f"{directory} has room for {free / 1e6:.1f} MB; give a larger one by "
+            f"{config.task} needs {needed / 1e6:.1f} MB for {counted(config.workers, 'worker')}, "
+            f"but {directory} has room for {free / 1e6:.1f} MB; give a larger one by "
             f"{names_of('segment_dir')}, or in Docker by --shm-size"
         )
 
@@ -224,7 +225,7 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
 def _check_port(what: str, host: str, port: int, problems: Problems) -> None:
     if port == 0:
         return
-    advice = f"{what} cannot listen on {host} port {port} ({{}}); is an earlier run of it there?"
+    advice = f"{what} cannot listen on {host} port {port} ({{}}); is an earlier run still there?"
     with problems.caught(advice):
         interfaces = {name for _, name in socket.if_nameindex()}
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -239,7 +240,7 @@ def _check_port(what: str, host: str, port: int, problems: Problems) -> None:
 
 
 def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None:
-    """Look up the addresses of the ps, and connect to them if that is asked for."""
+    """Look up the addresses of the ps; with ``reach``, connect to them."""
     try:
         others = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses or {}
     except ConfigError:
@@ -263,13 +264,13 @@ def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None
 
 
 def _obstacle(directory: str) -> Path | None:
-    """Return what keeps this user from writing into a directory, or from making it."""
+    """Return the path that keeps this user from writing to a directory, or from making it."""
     there = _nearest(Path(directory))
     return None if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else there
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or the first of the directories above it that is there."""
+    """Return the path, or the nearest directory above it that exists."""
     path = path.absolute()
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
@@ -278,5 +279,5 @@ def _summary(config: TaskConfig) -> str:
     chief = "a chief of its own" if config.chief else "the chief in worker 0"
     return (
         f"this is {config.task} of a cluster with {len(config.ps)} ps ({', '.join(config.ps)}), "
-        f"{config.workers} worker{'s' * (config.workers > 1)} and {chief}"
+        f"{counted(config.workers, 'worker')} and {chief}"
     )

@@ -24,9 +24,9 @@ from zmqtrain.store.segment_files import default_directory, remove_dead, segment
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something that a task made on this host; removed if nobody needs it, unless in a dry run."""
+    """A segment or a run directory on this host."""
 
-    what: str  # segment, or run: the directory of a zmqtrain run
+    what: str  # "segment", or "run" for the directory of a zmqtrain run
     path: Path
     nbytes: int
     age_s: float
@@ -39,25 +39,24 @@ class Found:
 @option_of(
     TaskConfig,
     "segment_dir",
-    help="where to look for segments, if the job was given this option (the user's own directory "
-    "in /dev/shm)",
+    help="where to look for segments, if the job had this option (default: the user's directory in "
+    "/dev/shm)",
 )
 @click.option("--dry-run", is_flag=True, help="remove nothing")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove what killed tasks left on this host.
 
-    That is the memory of a ps that was killed: its segment, a file that takes up main memory until
-    somebody removes it. And the directory of a zmqtrain run that was killed, with its sockets.
-    What belongs to a live ps, or to workers that wait for a dead one, is
-    listed and kept.
+    A killed ps leaves its segment: a file that takes up main memory until it is removed. A killed
+    zmqtrain run leaves a directory with sockets. The command lists but keeps what belongs to a live
+    ps, or to workers that wait for a dead one.
 
-    A ps that is to be started again goes on from its segment. Workers of other hosts cannot be seen
-    from here: clean up when their job has ended.
+    A restarted ps goes on from its segment. This host cannot see workers of other hosts, so clean
+    up when their job has ended.
 
     \b
     Examples:
-      zmqtrain clean --dry-run              # what is there, and whose is it?
+      zmqtrain clean --dry-run              # list only
       zmqtrain clean
       zmqtrain clean --segment-dir /mnt/huge/zmqtrain
       zmqtrain clean --json | jq .freed_nbytes
@@ -70,7 +69,7 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
 
 
 def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:
-    """Yield every segment and every directory of a run, removing those that nobody needs."""
+    """Yield every segment and run directory; remove those that nobody uses."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
         age_s = _age_s(segment.modified_at)
@@ -85,7 +84,7 @@ def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[
 def clean_view(found: Sequence[Found]) -> RenderableType:
     """Return what was found for a person."""
     if not found:
-        return cell("nothing was left behind, and no ps of yours runs on this host")
+        return cell("nothing to remove, and no ps of this user runs on this host")
     return Group(_table(found), Text(), cell(_conclusion(found)))
 
 
@@ -126,17 +125,17 @@ def _is_in_use(one: Found) -> bool:
 
 
 def _directory(segment_dir: str | None) -> Path | None:
-    """Return where to look for segments; None where this host has no place for them by default.
+    """Return where to look for segments; None if this host has no default directory for them.
 
     Raises:
-        ConfigError: the place that was named is no directory, or may not be looked into.
+        ConfigError: ``segment_dir`` is not a directory, or cannot be read.
     """
     if segment_dir is None:
         return default_directory()
     if not (os.path.isdir(segment_dir) and os.access(segment_dir, os.R_OK | os.X_OK)):
         raise ConfigError(
             f"{names_of('segment_dir')} is {segment_dir!r}; expected a directory that this user "
-            "can read, the one that was given to the ps; correct it, or leave it out"
+            "can read, the same as for the ps; correct or omit it"
         )
     return Path(segment_dir)
 

@@ -1,4 +1,4 @@
-"""`zmqtrain policy`, `zmqtrain save` and `zmqtrain stop`: what a running job is asked to do."""
+"""`zmqtrain policy`, `zmqtrain save` and `zmqtrain stop`: requests to a running job."""
 
 from __future__ import annotations
 
@@ -39,16 +39,19 @@ def _wait_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
 def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     """Change the policy of a running job to SPEC.
 
-    It changes at a barrier, once no worker computes: every gradient is decided on by one policy.
+    It changes at a barrier, when no worker computes, so that one policy decides on each gradient.
 
     \b
     SPEC is one of
       hogwild                    every gradient counts at once, on each ps by itself
       hogwild:whole              every gradient counts at once, on every ps or on none
-      bounded-staleness:S        nobody is more than S steps ahead of the slowest
-      sync-replicas              a step is the mean of a gradient of every worker
+      bounded-staleness:S        no worker is more than S of its steps ahead of the slowest
+      sync-replicas              a step is the mean of one gradient from each worker
       sync-replicas:aggregate=R  a step is the mean of R gradients
-      NAME, MODULE:ATTR          an installed plug-in, a class of one's own
+      NAME, MODULE:ATTR          an installed plug-in, or your own class
+
+    The staleness in reports is another figure: updates by all workers between a gradient's pull and
+    its push. It can be larger than S.
 
     \b
     Examples:
@@ -56,10 +59,10 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
       zmqtrain policy bounded-staleness:4 --ps host:2222
     """
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # where the roles look for module:attr, too
+        sys.path.insert(0, str(Path.cwd()))  # the roles look for module:attr there, too
     wanted = make_policy(spec).spec
     before = job.status()
-    # If the answer is late or lost, the status tells.
+    # If the answer is late or lost, the status shows the policy.
     with contextlib.suppress(PeerLostError):
         job.ask(SwitchPolicy(spec.strip()), Done, wait_s)
     after = job.status()
@@ -67,8 +70,8 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
         raise PeerLostError(no_barrier(after, wait_s))
     if after.policy != wanted:
         raise RefusedError(
-            f"the policy is still {after.policy}: the job came to its end before the barrier "
-            f"({after.stop or after.failure or 'or it was changed again'})"
+            f"the policy is still {after.policy}: the job ended before the barrier "
+            f"({after.stop or after.failure or 'or another command changed it'})"
         )
     click.echo(f"{wanted} from step {after.step} on; it was {before.policy}")
 
@@ -77,9 +80,9 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
 @about_a_job
 @_wait_option("the checkpoint")
 def save_command(job: RemoteJob, *, wait_s: float) -> None:
-    """Have a running job save a checkpoint.
+    """Save a checkpoint of a running job.
 
-    Prints the path of the checkpoint once it is durable. The job needs a logdir, where it is.
+    Prints the path of the checkpoint once it is durable. The job needs a logdir.
 
     \b
     Examples:
@@ -101,8 +104,8 @@ def stop_command(job: RemoteJob, *, wait_s: float) -> None:
     """End a running job early, as Ctrl-C on its chief does.
 
     Workers finish their steps, and a job with a logdir saves a checkpoint, from which the same
-    commands go on. All tasks end with exit code 130, and no supervisor starts them again. Prints
-    how the job ended once it does; the job ends, too, if nobody waits for it.
+    commands resume. All tasks end with exit code 130, and supervisors do not restart them. Prints
+    how the job ended. The job ends even if this command stops waiting.
 
     \b
     Examples:
@@ -121,29 +124,29 @@ def stop_command(job: RemoteJob, *, wait_s: float) -> None:
 
 
 def no_end(status: Status, waited_s: float) -> str:
-    """Say what keeps a job from ending."""
+    """Say why a job has not ended yet."""
     return (
         f"the job has not ended within {duration(waited_s)}; {_computing(status)}"
         f"the chief, which ends it, {_chief_of(status)}; it will end when they are done; wait "
-        "longer by --wait-s, or look at zmqtrain why"
+        "longer with --wait-s, or see zmqtrain why"
     )
 
 
 def no_barrier(status: Status, waited_s: float) -> str:
-    """Say who keeps the policy from changing."""
+    """Say why the policy has not changed yet."""
     return (
         f"the barrier was not reached within {duration(waited_s)}; {_computing(status)}the "
-        f"policy is {status.policy} and will change to {status.switching} when it is; look at "
+        f"policy is {status.policy} and will change to {status.switching} at the barrier; see "
         "zmqtrain why"
     )
 
 
 def no_checkpoint(status: Status, waited_s: float) -> str:
-    """Say what keeps a checkpoint from being saved."""
+    """Say why a checkpoint has not been saved yet."""
     return (
-        f"there was no checkpoint within {duration(waited_s)}; the chief, which saves, "
-        f"{_chief_of(status)}; it will be saved when the chief can; wait longer by --wait-s, or "
-        "look at zmqtrain why"
+        f"no checkpoint was saved within {duration(waited_s)}; the chief, which saves, "
+        f"{_chief_of(status)}; it will save when it can; wait longer with --wait-s, or see "
+        "zmqtrain why"
     )
 
 

@@ -1,4 +1,4 @@
-"""`zmqtrain keys`: who may take part in a job."""
+"""`zmqtrain keys`: the keys with which tasks authenticate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmqtrain.transport.keys import (
     secrets_in,
 )
 
-_keys_option = option_of(TaskConfig, "keys", help="the directory of keys, required")
+_keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
 
 
@@ -36,15 +36,13 @@ class _Ordered(click.Group):
 
 @click.group("keys", cls=_Ordered)
 def keys_command() -> None:
-    """Make and manage the keys by which tasks know each other.
+    """Make and manage the keys with which tasks authenticate.
 
-    With keys (--keys DIR or ZMQTRAIN_KEYS, on every task) each tcp connection is encrypted, and a
-    key says who its holder is: a worker's serves that worker alone. People who ask a job or steer
-    it hold the key of a client.
+    With keys (--keys DIR or ZMQTRAIN_KEYS, on every task) each tcp connection is encrypted, and
+    each task has a key of its own. Commands such as zmqtrain status use the key of a client.
 
-    DIR holds the registry of all keys and the secrets of the tasks of this host. Give each host
-    the registry and the secrets of its own tasks. A running ps reads its registry again when it
-    changes.
+    DIR contains the registry of all keys, and secrets. Copy the registry to every host, and to each
+    host the secrets of its own tasks. A running ps reads a changed registry again.
 
     \b
     Examples:
@@ -66,7 +64,7 @@ def keys_command() -> None:
     type=click.IntRange(0, 4096),
     default=1,
     show_default=True,
-    help="how many people ask the job or steer it",
+    help="how many clients, for commands such as zmqtrain status",
 )
 def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> None:
     """Make a directory with a key for every task of a job.
@@ -78,15 +76,15 @@ def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> Non
     directory = _directory(keys)
     if (directory / REGISTRY).exists():
         raise ConfigError(
-            f"{directory} has keys already; expected a new directory; add single keys by zmqtrain "
-            "keys add"
+            f"{directory} already has keys; expected a new directory; add single keys with "
+            "zmqtrain keys add"
         )
     counts = {"ps": ps, "chief": 1, "worker": workers, "client": clients}
     owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
     add_keys(directory, {owner: make_pair() for owner in owners})
     click.echo(
-        f"{len(owners)} keys in {directory}: copy {REGISTRY} to every host, and of the *.secret "
-        "files only those of the tasks that run there"
+        f"{len(owners)} keys in {directory}: copy {REGISTRY} to every host, and to each host the "
+        "*.secret files of its own tasks"
     )
 
 
@@ -94,11 +92,11 @@ def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> Non
 @_role_argument
 @click.argument("index", type=int, default=0)
 @_keys_option
-@click.option("--public", metavar="KEY", help="allow this key, whose secret is kept elsewhere")
+@click.option("--public", metavar="KEY", help="allow this public key; its secret stays elsewhere")
 def add_command(*, role: str, index: int, keys: str | None, public: str | None) -> None:
-    """Allow a key for a task, and print its public half.
+    """Allow a key for a task, and print the public key.
 
-    Without --public a new one is made, and its secret kept in DIR.
+    Without --public a new pair is made, and its secret is stored in DIR.
 
     \b
     Examples:
@@ -116,10 +114,10 @@ def add_command(*, role: str, index: int, keys: str | None, public: str | None) 
 @click.argument("index", type=int, required=False)
 @_keys_option
 def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
-    """Allow the key of a task no more.
+    """Revoke the key of a task.
 
-    INDEX may be left out for the chief alone. Every ps whose registry this is drops the task's
-    connection within seconds. Copy the registry to the hosts of the others.
+    INDEX may be omitted for the chief. Every ps that uses this registry closes the task's
+    connection within seconds. Copy the registry to the other hosts.
 
     \b
     Examples:
@@ -134,7 +132,7 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
 @_keys_option
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def list_command(*, keys: str | None, as_json: bool) -> None:
-    """Show whose keys there are and which are revoked.
+    """List the keys and which of them are revoked.
 
     \b
     Examples:

@@ -25,11 +25,11 @@ COMMANDS = {
     "supervise": "zmqtrain.cli.supervise:supervise_command",
     "chaos": "zmqtrain.cli.chaos:chaos_command",
 }
-"""Where each is, in the order in which the help lists them."""
+"""Where each command is, in the order of the help."""
 
 
 class _Lazy(click.Group):
-    """Imports the command that is called, and no other."""
+    """Imports only the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -45,7 +45,7 @@ class _Lazy(click.Group):
 @click.group(cls=_Lazy, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="zmqtrain", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Train with parameter servers over ZeroMQ, and look after jobs that run.
+    """Train with parameter servers over ZeroMQ, and operate running jobs.
 
     \b
     Examples:

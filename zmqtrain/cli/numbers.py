@@ -1,4 +1,4 @@
-"""The type of options that are numbers: NaN and infinity are none, though ``float`` takes them."""
+"""The type of numeric options: finite numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the commands write: aligned tables, numbers with units, JSON without NaN."""
+"""Output of the commands: aligned tables, numbers with units, JSON without NaN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-PIPED_WIDTH = 250  # columns; what reads a pipe wants a row on one line
+PIPED_WIDTH = 250  # columns; a reader of a pipe wants a row on one line
 NOTHING = "-"
 
 
@@ -29,7 +29,7 @@ def show(view: RenderableType) -> None:
 
 
 def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:
-    """Return a view as plain text, its lines without blanks at the end."""
+    """Return a view as plain text, without trailing blanks."""
     console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(view)
@@ -37,15 +37,15 @@ def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:
 
 
 def show_json(value: Any) -> None:
-    """Write one line of JSON to stdout; NaN and infinity, which it lacks, become null."""
+    """Write one line of JSON to stdout; NaN and infinity become null."""
     click.echo(json.dumps(_finite(value)))
 
 
 def table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> Table:
     """Return an empty table.
 
-    The columns named in ``right`` are aligned there; those in ``folded`` give way where the
-    terminal is too narrow.
+    The columns named in ``right`` are aligned right; those in ``folded`` wrap if the terminal is
+    too narrow.
     """
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
@@ -73,12 +73,12 @@ class FirstThatFits:
 
 
 def cell(value: object, style: str = "") -> Text:
-    """Return what a peer or a user wrote as a cell: nothing in it is markup."""
+    """Return a value as a cell; its text is never read as markup."""
     return Text(str(value), style=style)
 
 
 def duration(seconds: float) -> str:
-    """Return a span of time with the one or two units that matter."""
+    """Return a span of time in its one or two largest units."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
@@ -103,6 +103,11 @@ def data_size(nbytes: float) -> str:
         if nbytes < 999.95:
             return f"{nbytes:.1f} {unit}"
     return f"{nbytes / 1000:.1f} TB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 worker", "2 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def rate(per_second: float) -> str:

@@ -1,4 +1,4 @@
-"""`zmqtrain placement`: which variable of a job lies on which ps."""
+"""`zmqtrain placement`: which variable of a job is on which ps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqtrain.store.layout import ShardLayout, Slice, Variable
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each variable lies; the variables are in the model's creation order."""
+    """Where each variable is; the variables are in the model's creation order."""
 
     variables: tuple[Variable, ...]
     layouts: tuple[ShardLayout, ...]
@@ -48,17 +48,17 @@ class Placement:
     default=1,
     show_default=True,
     metavar="N",
-    help="how many ps share the parameters",
+    help="number of ps that share the parameters",
 )
 @option_of(Job, "placement", optional=True)
 @option_of(Job, "partition_nbytes", optional=True)
 @option_of(Job, "ps_device", optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None:
-    """Show which variable of JOB lies on which ps.
+    """Show which variable of JOB is on which ps.
 
-    Of a variable that is cut, it shows which rows. JOB is file.py, file.py:name or
-    package.module:name. Nothing is started; every task of the cluster comes to the same placement.
+    If a variable is cut, it shows the rows of each part. JOB is file.py, file.py:name or
+    package.module:name. Nothing is started; every task of the cluster computes this placement.
 
     \b
     Examples:
@@ -137,12 +137,14 @@ def _conclusion(placement: Placement) -> str:
     text = f"{size} of parameters; the largest part is {balance} times the mean"
     if empty := [f"ps {layout.shard}" for layout in placement.layouts if not layout.slices]:
         verb = "holds" if len(empty) == 1 else "hold"
-        text += f"; {', '.join(empty)} {verb} nothing: use fewer ps, or cut finer"
+        text += (
+            f"; {', '.join(empty)} {verb} nothing: use fewer ps, or a smaller --partition-nbytes"
+        )
     return text
 
 
 def _rows(cut: Slice) -> str:
-    """Return which rows of its variable a slice holds, the last one included."""
+    """Return the rows of its variable that a slice holds, first..last."""
     if not cut.variable.shape:
         return NOTHING
     if cut.rows == cut.variable.shape[0]:

@@ -1,4 +1,4 @@
-"""Which running job a command is about, and how it is asked."""
+"""Finding a running job, and sending requests to it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TIMEOUT_S = 5.0
 CLIENT = Owner("client")
 
 OPTIONS = {
-    "ps": "address of ps 0, or of all ps, as host:port,host:port (TF_CONFIG gives it too; if "
-    "nothing does, the one job that runs on this host)",
+    "ps": "address of ps 0, or of all ps, as host:port,host:port (default: from TF_CONFIG, else "
+    "the one job that runs on this host)",
     "base_port": None,
-    "keys": "directory with the key of a client and the job's registry",
-    "insecure": "connect beyond this host without keys",
+    "keys": "directory with a client's key and the job's registry",
+    "insecure": "connect to other hosts without keys",
 }
-"""By which options of a task a job is found; with the help that differs from the task's."""
+"""The options that find a job, with their help where it differs from that of a task."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -41,7 +41,7 @@ Reply = TypeVar("Reply", bound=Message)
 class RemoteJob:
     """A running job, reached by the address of its ps 0.
 
-    ``name`` is the job file as its tasks were given it, "" unless chief or ps 0 is on this host.
+    ``name`` is the job file as on the tasks' command line, "" unless chief or ps 0 is on this host.
     """
 
     address: str
@@ -54,7 +54,7 @@ class RemoteJob:
 
         Raises:
             PeerLostError: ps 0 does not answer in time.
-            ProtocolError: what answers is no ps 0.
+            ProtocolError: another program than a ps 0 answers.
         """
         return self.ask(GetStatus(seen, wait_s), Status, wait_s + self.timeout_s)
 
@@ -63,29 +63,29 @@ class RemoteJob:
 
         Raises:
             PeerLostError: ps 0 does not answer in time.
-            ProtocolError: what answers is no ps 0.
+            ProtocolError: another program than a ps 0 answers.
             RefusedError, CheckpointError, ...: ps 0 refused, with its reason.
         """
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except ProtocolError as error:
             raise ProtocolError(
-                f"what answers at {self.address} is no ps 0 of this version ({error}); expected "
-                f"the first of the job's ps; give its address by {names_of('ps')}"
+                f"{self.address} is not a ps 0 of this version ({error}); expected the first of "
+                f"the job's ps; give its address with {names_of('ps')}"
             ) from None
         if not isinstance(reply, expected):
             raise ProtocolError(f"{self.address} answered {message} with {reply}")
         return reply
 
     def has_ended(self) -> bool:
-        """Return whether chief and ps 0, which were seen on this host, run no more."""
+        """Return whether chief and ps 0 were on this host and have ended."""
         return self.name != "" and not _name_of(self.address)
 
 
 def find_job(
     flags: Mapping[str, Any], timeout_s: float = TIMEOUT_S, environ: Mapping[str, str] = ENVIRON
 ) -> RemoteJob:
-    """Return the job meant by the option ps or by TF_CONFIG, else the one of this host.
+    """Return the job that the option ps or TF_CONFIG names, else the one on this host.
 
     ``flags``: the values of the options in OPTIONS.
 
@@ -123,7 +123,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         default=TIMEOUT_S,
         metavar="NUMBER",
         show_default=True,
-        help="seconds to wait for an answer of ps 0",
+        help="seconds to wait for an answer from ps 0",
     )(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
@@ -131,15 +131,15 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_client(security: Security) -> Security:
-    """Return how ps 0 is talked to: with the first key of a client that is at hand."""
+    """Return the security for connections to ps 0: with the first client key in the directory."""
     held = [] if security.directory is None else secrets_in(security.directory)
     clients = [owner for owner in held if owner.role == CLIENT.role]
     return replace(security, owner=min(clients, default=CLIENT))
 
 
 def _name_of(address: str) -> str:
-    """Return the name of the job at this address, "" if none of this host has it."""
-    with contextlib.suppress(ConfigError):  # it is a name only: the address is known
+    """Return the name of the job at this address, "" if it is not on this host."""
+    with contextlib.suppress(ConfigError):  # only the name is missing then
         for job in running_jobs():
             if address in job.ps[:1]:
                 return job.job
@@ -149,11 +149,11 @@ def _name_of(address: str) -> str:
 def _which(jobs: list[RunningJob]) -> str:
     if not jobs:
         return (
-            "no job of yours has its chief or ps 0 on this host; if they run elsewhere, or have "
-            f"not started, give the address of the job's ps 0 by {names_of('ps')}"
+            "no job of this user has its chief or ps 0 on this host; if they run elsewhere, or "
+            f"have not started, give the address of the job's ps 0 with {names_of('ps')}"
         )
     width = max(len(job.ps[0]) for job in jobs)
     listing = "".join(
         f"\n  --ps {job.ps[0]:<{width}}  {job.job} ({job.task}: process {job.pid})" for job in jobs
     )
-    return f"{len(jobs)} jobs run on this host; say which one is meant:{listing}"
+    return f"{len(jobs)} jobs run on this host; choose one:{listing}"

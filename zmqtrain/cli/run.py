@@ -1,4 +1,4 @@
-"""`zmqtrain run`: a whole local cluster, watched live."""
+"""`zmqtrain run`: a whole local cluster, with a live view."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from zmqtrain.wire.messages import Status, TaskStatus
 
 REFRESHES_PER_SECOND = 4
 NEWS = ("zmqtrain.chief",)
-"""Who logs what people want to know of a run: where it resumes from, saves, evaluations."""
+"""Loggers whose INFO lines a person wants to see: resuming, saving, evaluations."""
 
 TASK_OPTIONS = ("lane", "segment_dir", "crash_safe")
-"""Those of a task's options that hold for all tasks of a run."""
+"""Options of a task that apply to all tasks of a run."""
 
 COLUMNS = ("task", "state", "pushes", "loss", "silent", "batches held")
 FEWEST_COLUMNS = 3  # on the narrowest terminal
@@ -60,13 +60,13 @@ log = logging.getLogger(__name__)
 @option_of(TaskConfig, "log_format")
 @options_of(Job, optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
-@click.option("--verbose", is_flag=True, help="log what all tasks do")
+@click.option("--verbose", is_flag=True, help="show the log of all tasks")
 def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) -> None:
-    """Train JOB with a local cluster of processes and show how it goes.
+    """Train JOB with a local cluster of processes.
 
-    JOB is file.py, file.py:name or package.module:name. Ctrl-C stops in order: a job with a logdir
-    saves a checkpoint, and the same command resumes from it. What a worker or ps prints appears as
-    "worker 0 | ..." on stderr, with its warnings.
+    JOB is file.py, file.py:name or package.module:name. Ctrl-C ends the run: a job with a logdir
+    saves a checkpoint, and the same command resumes from it. Output and warnings of a worker or ps
+    appear on stderr as "worker 0 | ...".
 
     \b
     Examples:
@@ -85,13 +85,13 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     if options.get("lane") == "memory":
         raise ConfigError(
             f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
-            "auto, shm or tcp; or call zmqtrain.run in Python, which has all tasks in one process"
+            "auto, shm or tcp; or call zmqtrain.run in Python, which runs all tasks in one process"
         )
     job = load_job(job_reference).with_overrides(**overrides)
-    # Their log comes here as JSON, whatever it looks like to the user.
+    # Tasks send their log as JSON; the user may see it as text.
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
     threadpool_limits(cluster.threads)
-    allow_descriptors(2 * cluster.ps + cluster.workers)  # connections, and what tasks print
+    allow_descriptors(2 * cluster.ps + cluster.workers)  # connections and pipes
     try:
         with _display(job_reference) as on_progress:
             running = run_processes(
@@ -113,7 +113,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
 
 
 def _as_flags(values: dict[str, Any]) -> list[str]:
-    """Return the flags that give these values of options to another process."""
+    """Return these options as flags for another process."""
     arguments: list[str] = []
     for name, value in values.items():
         flag = flag_of(name)
@@ -125,21 +125,21 @@ def _as_flags(values: dict[str, Any]) -> list[str]:
 
 
 def _show_as_text(task: Task, line: str) -> None:
-    """Show a line of a task's log as one of our own, and anything else with the task's name."""
+    """Show a line of a task's log like our own log; show other output with the task's name."""
     logged = LogLine.parsed(line)
     # To sys.stderr, which the live view redirects.
     sys.stderr.write(f"{logged or f'{task} | {line}'}\n")
 
 
 def _show_as_json(task: Task, line: str) -> None:
-    """Show a line of a task's log as it is, and anything else as the message of an object."""
+    """Show a line of a task's log unchanged; show other output as the message of an object."""
     if LogLine.parsed(line) is None:
         line = json.dumps({"task": str(task), "message": line}, ensure_ascii=False)
     sys.stderr.write(f"{line}\n")
 
 
 class _Screen:
-    """The live view: a bar for the global step, figures, a line for each worker."""
+    """The live view: a progress bar, figures, and a line for each worker."""
 
     def __init__(self, live: Live, title: str) -> None:
         self._live = live
@@ -166,7 +166,7 @@ class _Screen:
 def _display(title: str) -> Iterator[Callable[[Status], None]]:
     """Yield a function that shows a status: live on a terminal, else as lines of the log.
 
-    News of the run are lines of the log in any case.
+    The loggers in NEWS write to the log in both cases.
     """
     for name in NEWS:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -180,7 +180,7 @@ def _display(title: str) -> Iterator[Callable[[Status], None]]:
 
 @contextmanager
 def _log_above() -> Iterator[None]:
-    """Have the log appear above a live view, which has taken over ``sys.stderr``."""
+    """Write the log above a live view, which has replaced ``sys.stderr``."""
     handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
     before = [handler.setStream(sys.stderr) for handler in handlers]
     try:
@@ -194,7 +194,7 @@ def _log_above() -> Iterator[None]:
 def view(status: Status) -> RenderableType:
     """Return the figures of a status and a line for each worker, for a terminal.
 
-    What a narrow terminal has no room for is left out.
+    A narrow terminal shows fewer figures and columns.
     """
     following = f" -> {status.switching}" if status.switching else ""
     figures = (

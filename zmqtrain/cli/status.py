@@ -43,21 +43,24 @@ STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 @click.command("status")
 @about_a_job
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option("--watch", is_flag=True, help="once a second, until Ctrl-C or the job's end")
+@click.option(
+    "--watch", is_flag=True, help="update every second, until Ctrl-C or the end of the job"
+)
 def status_command(job: RemoteJob, *, as_json: bool, watch: bool) -> None:
-    """Show what a running job does: its tasks, figures and state.
+    """Show the state, the figures and the tasks of a running job.
 
     \b
     Examples:
       zmqtrain status                       # the one job on this host
       zmqtrain status --watch
-      zmqtrain status --ps host:2222        # a job anywhere
+      zmqtrain status --ps host:2222        # a job on another host
       zmqtrain status --json | jq .steps_per_second
 
-    Of a task, "behind" is its distance to the worker with most steps, "holds" what it has in hand
-    (a ps its part of the parameters, a worker its batches, the chief its newest checkpoint),
-    "silent" how long it has not been heard of, "lane" how its tensors travel to the ps. A narrow
-    terminal hides the last columns.
+    "behind" is the distance in steps to the worker with most steps; "holds" is a ps's part of the
+    parameters, a worker's batches, or the chief's newest checkpoint; "silent" is the time since the
+    task's last message; "lane" is how its tensors reach the ps. A narrow terminal hides the last
+    columns. Staleness counts updates by all workers between a gradient's pull and its push; the S
+    of bounded-staleness counts a worker's own steps.
     """
     if watch:
         _watch(job, as_json)
@@ -85,7 +88,7 @@ def status_view(status: Status, title: str) -> RenderableType:
 
 
 def status_json(status: Status, job: RemoteJob) -> dict[str, object]:
-    """Return the status for a script: every field of the message, and which job it is."""
+    """Return the status for a script: every field of the message, and the job's name."""
     return {"job": job.name or None, "ps": job.address, **asdict(status)}
 
 
@@ -140,9 +143,9 @@ def _state(status: Status) -> str:
     if status.stop:
         return f"done: {status.stop}"
     if not status.initialised:
-        return "waits for the chief to begin the job"
-    saving = ", a checkpoint is asked for" if status.save_wanted else ""
-    stopping = ", its end is asked for" if status.stop_wanted else ""
+        return "waiting for the chief to begin the job"
+    saving = ", checkpoint requested" if status.save_wanted else ""
+    stopping = ", stop requested" if status.stop_wanted else ""
     return f"training for {duration(status.seconds)}{saving}{stopping}"
 
 
@@ -199,7 +202,7 @@ def _fastest(tasks: tuple[TaskStatus, ...]) -> int:
 
 
 def _progress_cells(task: TaskStatus, fastest: int) -> tuple[str, str, str]:
-    """Return step, distance to the fastest worker, and loss, as far as the task has them."""
+    """Return step, distance to the fastest worker, and loss; "-" where the task has none."""
     if not _is_worker(task):
         return NOTHING if _is_chief(task) else str(task.step), NOTHING, NOTHING
     behind = NOTHING if task.state == "left" else str(fastest - task.step)
@@ -219,14 +222,14 @@ def _holding(task: TaskStatus) -> str:
 
 
 def _joined(task: TaskStatus) -> str:
-    """Return when this life of a task began, which its incarnation tells in milliseconds."""
-    if not task.incarnation:  # ps 0, whom all others join
+    """Return when this life of a task began; its incarnation is that time in milliseconds."""
+    if not task.incarnation:  # ps 0 has none: all others join it
         return NOTHING
     return datetime.fromtimestamp(task.incarnation / 1000).strftime("%a %H:%M")
 
 
 def _lane(task: TaskStatus) -> str:
-    """Return a worker's lane to every ps, or to each in turn if they differ."""
+    """Return a worker's lane to every ps, or the list of lanes if they differ."""
     different = set(task.lanes.split(","))
     return (task.lanes if len(different) > 1 else task.lanes.partition(",")[0]) or NOTHING
 

@@ -1,8 +1,8 @@
-"""`zmqtrain supervise`: a task that is started again when it crashes.
+"""`zmqtrain supervise`: restart a task when it crashes.
 
-A supervisor starts before each task and lives beside it, so it imports little: `python -m
-zmqtrain.cli.supervise` is the same command without what the others need, and click looks up its
-variables, because `zmqtrain.config` brings all that a job is made of.
+A supervisor runs beside each task, so it imports little: `python -m zmqtrain.cli.supervise` is the
+same command without the imports of the others, and click reads its variables, since
+`zmqtrain.config` imports all that a job needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zmqtrain.observe.logs import FORMATS, setup_logging
     show_default=True,
     envvar="ZMQTRAIN_MAX_RESTARTS",
     show_envvar=True,
-    help="how many restarts there may be within --within-s seconds",
+    help="most restarts within --within-s seconds",
 )
 @click.option(
     "--within-s",
@@ -39,7 +39,7 @@ from zmqtrain.observe.logs import FORMATS, setup_logging
     show_default=True,
     envvar="ZMQTRAIN_WITHIN_S",
     show_envvar=True,
-    help="seconds after which a restart does not count any more",
+    help="seconds after which a restart no longer counts",
 )
 @click.option(
     "--log-format",
@@ -55,11 +55,10 @@ def supervise_command(
 ) -> int:
     """Run COMMAND, and run it again when it crashes.
 
-    A restart follows if a signal killed it, if it lost a peer, or if it ended with a code that
-    zmqtrain does not know; after 0.2 s, then after twice as long for each life in a row that was
-    shorter than 5 s, up to 30 s. Any other code ends the supervision too, and it is its exit code.
-    SIGTERM and Ctrl-C are passed on, and there is no restart after them. COMMAND dies with its
-    supervisor.
+    It is restarted if a signal killed it, if it lost a peer, or if zmqtrain does not know its exit
+    code: after 0.2 s, then after twice as long each time that it ran for less than 5 s, up to 30 s.
+    With any other exit code the supervisor ends, too, with the same code. SIGTERM and Ctrl-C are
+    passed on, without a restart. COMMAND is killed if its supervisor dies.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`zmqtrain why`: who waits for whom in a running job."""
+"""`zmqtrain why`: which task waits for which in a running job."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, duration, show, show_json, table
+from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
-PASSING_S = 0.5  # a shorter wait is how training goes: a push on its way, a step about to end
+SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
 ABSENT = ("silent", "left")
-MISSED_S = 2.5  # of silence: two heartbeats, which come each second unless told otherwise
+MISSED_S = 2.5  # of silence: two heartbeats, which are sent every second by default
 
 
 @click.command("why")
 @about_a_job
-@click.option("--all", "show_all", is_flag=True, help="show the shortest waits, too")
+@click.option("--all", "show_all", is_flag=True, help="show short waits, too")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object, with every wait")
 def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
-    """Say who waits for whom in a running job.
+    """Show which task of a running job waits for which.
 
-    First those who are silent or have left, with how many wait for them. Then a line for each
-    wait: since when, until when, and because of what.
+    First come the tasks that are silent or have left, and how many tasks wait for them. Then comes
+    a line for each wait: since when, until when, and why.
 
     \b
     Examples:
@@ -44,21 +44,22 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
 def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
     """Return the waits, the longest first, and the absent tasks for a person."""
     waits = sorted(status.waits, key=lambda wait: wait.since_s, reverse=True)
-    # Before the job begins every wait is of interest.
+    # Before the job begins, every wait matters.
     is_all = show_all or not status.initialised
-    shown = [wait for wait in waits if is_all or wait.since_s >= PASSING_S]
+    shown = [wait for wait in waits if is_all or wait.since_s >= SHORT_S]
     parts: list[RenderableType] = [*map(cell, _news(status))]
     parts += [cell(_absence(task, waits), "bold") for task in _absent(status)]
-    parts.append(_waits(shown) if shown else Text("nobody waits"))
-    if passing := len(waits) - len(shown):
-        noun = "wait" if passing == 1 else "waits"
-        limit = duration(PASSING_S)
-        parts.append(cell(f"{passing} {noun} of less than {limit} in passing; see --all", "dim"))
+    parts.append(_waits(shown) if shown else Text("no task waits"))
+    if hidden := len(waits) - len(shown):
+        limit = duration(SHORT_S)
+        parts.append(
+            cell(f"{counted(hidden, 'wait')} shorter than {limit} hidden; use --all", "dim")
+        )
     return Group(*parts)
 
 
 def why_json(status: Status) -> dict[str, object]:
-    """Return waits, absent tasks and what ends or changes the job for a script."""
+    """Return the waits, the absent tasks, and pending changes of the job for a script."""
     return {
         "waits": [asdict(wait) for wait in status.waits],
         "absent": [asdict(task) for task in _absent(status)],
@@ -108,6 +109,6 @@ def _absence(task: TaskStatus, waits: list[Wait]) -> str:
 
 
 def _absent(status: Status) -> list[TaskStatus]:
-    """Return those who have left or missed two heartbeats, the longest absence first."""
+    """Return the tasks that have left or missed two heartbeats, the longest absence first."""
     found = [t for t in status.tasks if t.state in ABSENT or t.silent_s >= MISSED_S]
     return sorted(found, key=lambda task: task.silent_s, reverse=True)

@@ -1,4 +1,4 @@
-"""The one kind of array that shards, gradients and updates are made of."""
+"""The array type of shards, gradients and updates."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ import numpy as np
 from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
-"""float32 of shape (n,), one behind the other; on a GPU the like of CuPy."""
+"""A contiguous float32 array of shape (n,), of NumPy or, on a GPU, of CuPy."""

@@ -1,4 +1,4 @@
-"""Where models or updates are computed, and the way of arrays there and back."""
+"""The CPU or GPU that computes models or updates, and copies of arrays to it and back."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from zmqtrain.models.base import Batch
 
 
 class Device(Protocol):
-    """One processor. Arrays of the host are float32 of shape (n,), as are their twins on it."""
+    """One processor. Each host array, float32 of shape (n,), has a twin of its shape on it."""
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
-        """Return an array on this device for each of the host's, without its values."""
+        """Return an uninitialised array on this device for each host array."""
         ...
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        """Bring the host's values to the device."""
+        """Copy the host's values to the device."""
         ...
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
-        """Bring the device's values to the host; they are there on return."""
+        """Copy the device's values to the host; the copies are complete on return."""
         ...
 
     def batch(self, arrays: Batch) -> Batch:
-        """Return a batch where the model computes."""
+        """Return the batch on this device."""
         ...
 
 
@@ -40,10 +40,10 @@ class Host:
         return list(flats)
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        """The values are there."""
+        """Nothing to copy: the twin is the array itself."""
 
     def store(self, twins: Sequence[Any], flats: Sequence[Flat]) -> None:
-        """The values are there."""
+        """Nothing to copy: the twin is the array itself."""
 
     def batch(self, arrays: Batch) -> Batch:
         return arrays
@@ -52,12 +52,12 @@ class Host:
 class Gpu:
     """The current CUDA device, through CuPy.
 
-    Copies run on a stream of their own, from and to pages that are pinned where they lie: in the
-    ps's segment on lane shm, so that between device and shard there is one copy and no other.
+    Copies run on a separate stream and use pinned host pages. With lane shm these are pages of the
+    ps's segment, so there is only one copy between device and shard.
     """
 
     def __init__(self, option: str) -> None:
-        """``option``: of the command line, that asked for it.
+        """``option``: the command line option that asked for it.
 
         Raises:
             ConfigError: CuPy is not installed, or finds no GPU.
@@ -71,7 +71,7 @@ class Gpu:
         return [self._cupy.empty(flat.shape, np.float32) for flat in flats]
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
-        self._copies.wait_event(self._compute().record())  # it may still read the twins
+        self._copies.wait_event(self._compute().record())  # the model may still read the twins
         for flat, twin in zip(flats, twins, strict=True):
             twin.set(flat, stream=self._copies)
         self._compute().wait_event(self._copies.record())
@@ -90,7 +90,7 @@ class Gpu:
 
 
 def make_device(name: str, option: str) -> Device:
-    """Return the device called "cpu" or "gpu", which an option of the command line has asked for.
+    """Return the device "cpu" or "gpu"; ``option`` is the command line option that asked for it.
 
     Raises:
         ConfigError: the GPU cannot be used.
@@ -115,16 +115,16 @@ def load_cupy(option: str) -> Any:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise ConfigError(
-            f"{option} is gpu, but CUDA finds none ({error}): use {option} cpu"
+            f"{option} is gpu, but CUDA finds no GPU ({error}): use {option} cpu"
         ) from error
     return cupy
 
 
 def pin(cupy: Any, flat: Flat) -> None:
-    """Keep the pages of ``flat`` where they are, so that the device copies them by itself.
+    """Pin the pages of ``flat``, so that the device can copy them directly.
 
-    Where CUDA will not (memory mapped read-only on some drivers, or pinned already), copies still
-    work, through a buffer of the driver's.
+    If CUDA refuses (memory mapped read-only on some drivers, or pinned already), copies still work,
+    through a buffer of the driver.
     """
     runtime = cupy.cuda.runtime
     flags = 0 if flat.flags.writeable else runtime.hostRegisterReadOnly

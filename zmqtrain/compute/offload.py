@@ -1,7 +1,7 @@
-"""Blocking work without a blocked event loop: long work runs in a thread, short work in place.
+"""Long work runs in a thread, short work directly on the event loop.
 
-Handing work to a thread costs about 100 us, as much as a small gradient; keeping long work on the
-loop would silence heartbeats. Which is which is measured, not guessed.
+Handing work to a thread costs about 100 us, as much as a small gradient; long work on the loop
+would delay heartbeats. The duration of the last call decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Offload:
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._last_s = float("inf")  # unknown work is long until it was seen to be short
+        self._last_s = float("inf")  # the first call runs in the thread
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what ``work`` returns, raise what it raises."""
@@ -44,7 +44,7 @@ class Offload:
 
 
 class DaemonExecutor(Executor):
-    """Runs each call in a thread of its own, for which the end of the process does not wait."""
+    """Runs each call in a daemon thread of its own."""
 
     def submit(
         self,

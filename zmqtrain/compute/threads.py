@@ -1,4 +1,4 @@
-"""Threads that share one chunk of work: a core alone is slower than the memory, by far."""
+"""Threads that share one piece of work: a single core does not saturate the memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ Call = Callable[[], None]
 
 
 class ThreadTeam:
-    """So many threads, the caller's among them, that do things side by side."""
+    """A number of threads, including the caller's, that make calls in parallel."""
 
     def __init__(self, threads: int | None) -> None:
-        """``threads``: None is one for each core that this process may use."""
+        """``threads``: None means one for each core that this process may use."""
         self._threads = threads or usable_cores()
-        # Its threads begin when there is work for them, and end with this object.
         self._others = ThreadPoolExecutor(max(self._threads - 1, 1), thread_name_prefix="team")
 
-    def do(self, calls: Sequence[Call]) -> None:
-        """Do all calls, which should let go of the GIL.
+    def run(self, calls: Sequence[Call]) -> None:
+        """Make all calls, which should release the GIL.
 
-        If some raise, one error is raised when no call is under way any more, and some calls may
-        not have been made.
+        If some raise, one of the errors is raised after the running calls have ended, and some
+        calls may not have been made.
         """
         wanted = min(self._threads, len(calls)) - 1
         if wanted < 1:
@@ -30,9 +29,9 @@ class ThreadTeam:
                 call()
             return
         left = iter(calls)
-        others = [self._others.submit(_do_all, left) for _ in range(wanted)]
+        others = [self._others.submit(_run_all, left) for _ in range(wanted)]
         try:
-            _do_all(left)
+            _run_all(left)
         finally:
             late = [other for other in others if not other.cancel()]  # those that have begun
             wait(late)
@@ -44,7 +43,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _do_all(left: Iterator[Call]) -> None:
-    """Do the calls that nobody has begun: an iterator of a list gives each to one thread alone."""
+def _run_all(left: Iterator[Call]) -> None:
+    """Make the calls that no thread has begun: a list iterator gives each to one thread only."""
     for call in left:
         call()

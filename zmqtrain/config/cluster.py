@@ -1,6 +1,6 @@
-"""Who takes part in a job: roles, tasks, and the addresses at which the ps listen.
+"""The tasks of a job: their roles, and the addresses of the ps.
 
-Only ps tasks bind a socket; workers and the chief connect to every ps. Ps 0 is the leader.
+Only a ps binds a socket. Workers and the chief connect to every ps. Ps 0 is the leader.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Cluster:
     """The tasks of a job and the addresses of its ps.
 
     ``ps``: address of ps i at position i.
-    ``workers``: how many workers the job expects; a worker need not know of those after it.
-    ``chief``: whether a chief task of its own exists; if not, worker 0 hosts the chief.
+    ``workers``: how many workers the job expects; a worker may know a smaller number.
+    ``chief``: whether the chief is a separate task; if not, worker 0 hosts it.
     """
 
     ps: tuple[str, ...]
@@ -85,7 +85,7 @@ def parse_address(text: str) -> Address:
     """
     text = text.strip()
     if not text:
-        raise ConfigError("an address is empty; expected host:port; fill it in or leave it out")
+        raise ConfigError("an address is empty; expected host:port; give or remove it")
     if scheme := _SCHEME.match(text):
         rest = text[scheme.end() :].partition("/")[0]
         raise ConfigError(
@@ -103,12 +103,12 @@ def parse_address(text: str) -> Address:
 
 
 def canonical_address(text: str) -> str:
-    """Return the one way to write an address, so that equal ones compare equal.
+    """Return the canonical form of an address, so that equal addresses compare equal.
 
     ``unix:///path`` (a socket for a cluster on one host) may also be written ``ipc:///path``.
 
     Raises:
-        ConfigError: see :func:`parse_address`; or there is no path.
+        ConfigError: see :func:`parse_address`, or the path is missing.
     """
     text = text.strip()
     if text.startswith(UNIX):
@@ -121,10 +121,10 @@ def canonical_address(text: str) -> str:
 
 
 def parse_addresses(value: Any) -> Any:
-    """Return the addresses in ``host:port,host:port``; for a number N, that of each of N: "".
+    """Return the addresses in ``host:port,host:port``; for a number N, N times "".
 
     Raises:
-        ValueError: one of them is no address.
+        ValueError: one of them is not an address.
     """
     if not isinstance(value, str):
         return value
@@ -140,7 +140,7 @@ def parse_addresses(value: Any) -> Any:
 def connect_endpoint(address: str) -> str:
     """Return the ZeroMQ endpoint at which peers reach a ps.
 
-    ``localhost`` becomes 127.0.0.1, the address it is bound at, since it may resolve to ::1 too.
+    ``localhost`` becomes 127.0.0.1, where the ps binds; it could also resolve to ::1.
     """
     if address.startswith(IPC):
         return address
@@ -150,10 +150,10 @@ def connect_endpoint(address: str) -> str:
 
 
 def bind_host(address: str) -> str:
-    """Return where a ps listens unless told otherwise.
+    """Return where a ps listens by default.
 
-    A loopback address is bound as it is, so that nobody else can reach it; for any other,
-    whose name may belong to a service in front of this host, all interfaces are bound.
+    For a loopback address this is the address itself, so that other hosts cannot reach it. For any
+    other it is all interfaces, because the name may belong to a service in front of this host.
     """
     parsed = parse_address(address)
     ip = ip_of(parsed.host)
@@ -165,8 +165,8 @@ def bind_host(address: str) -> str:
 def bind_endpoint(address: str, host: str | None = None) -> str:
     """Return the ZeroMQ endpoint that the ps of this address binds.
 
-    ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*`` and replaces that of
-    :func:`bind_host`; ``ipc://`` addresses are bound as they are.
+    ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*``; it replaces the
+    result of :func:`bind_host`. ``ipc://`` addresses are bound unchanged.
     """
     if address.startswith(IPC):
         return address

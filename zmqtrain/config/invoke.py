@@ -1,4 +1,4 @@
-"""Running a command of ours as a process does: errors become a line on stderr and an exit code."""
+"""Running a click command: errors become a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqtrain.errors import ExitCode, ZmqTrainError
 def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run ``command``; return the exit code, see :class:`zmqtrain.errors.ExitCode`.
 
-    What a user can mend is told in a line; a bug keeps its traceback.
+    An error that a user can correct becomes one line; a bug keeps its traceback.
     """
     _open_standard_files()
     try:
@@ -37,11 +37,11 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
 
 
 def _open_standard_files() -> None:
-    """Open what is closed of stdin, stdout and stderr, or a socket would take its number."""
+    """Open stdin, stdout and stderr if they are closed; a socket could get their numbers."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))

@@ -2,8 +2,8 @@
 
 Field ``batch_size`` is the flag ``--batch-size`` and the variable ``ZMQTRAIN_BATCH_SIZE``, a
 boolean field the pair ``--name/--no-name``. click reads both, shows them in ``--help`` and names
-them in errors; the field says which values are right. A field is an option if it has a description
-and a type that text can be checked against; its title, if it has one, is the option's name.
+them in errors; the field defines which values are valid. A field is an option if it has a
+description and its type is not Any; its title, if any, is the option's name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqtrain.errors import did_you_mean, expectation
 
 PREFIX = "ZMQTRAIN_"
 OTHERS = ("MAX_RESTARTS", "WITHIN_S", "SUPERVISED_SINCE", "DASHBOARDS")
-"""Variables of ours that belong to no field: those of `zmqtrain supervise`, and of deploy/."""
+"""Variables that belong to no field: those of `zmqtrain supervise` and of deploy/."""
 
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP|SCTP)\w*$")
 
@@ -37,12 +37,12 @@ def variable_of(name: str) -> str:
 
 
 def names_of(name: str) -> str:
-    """Return how messages name an option: by its flag and its variable."""
+    """Return the name of an option in messages: its flag and its variable."""
     return f"{flag_of(name)} (or {variable_of(name)})"
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields that are options, by the option's name: own ones before inherited ones."""
+    """Return the fields that are options, by option name; inherited ones come last."""
     inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", ())}
     names = sorted(model.model_fields, key=lambda name: name in inherited)
     fields = [(name, model.model_fields[name]) for name in names]
@@ -58,9 +58,8 @@ def option_of(
 ) -> Callable[[Command], Command]:
     """Decorate a click command with the option of one field; None is passed if it is not given.
 
-    ``help`` replaces the field's description, where the command means something narrower.
-    ``optional``: something else says what holds without the option, so it is never required and
-    its default is not shown.
+    ``help`` replaces the field's description. ``optional``: the option is never required and its
+    default is not shown, because the value then comes from elsewhere.
     """
     field = fields_of(model)[name]
     flag = flag_of(name)
@@ -92,14 +91,14 @@ def options_of(*models: type[BaseModel], optional: bool = False) -> Callable[[Co
 
 
 def values_of(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a command's values that are options of the model and were given."""
+    """Return the values that were given for options of the model."""
     return {name: values[name] for name in fields_of(model) if values.get(name) is not None}
 
 
 def mistyped(environ: Mapping[str, str], *models: type[BaseModel]) -> Iterator[str]:
-    """Yield a sentence about each variable ``ZMQTRAIN_*`` that is none of ours.
+    """Yield a sentence about each variable ``ZMQTRAIN_*`` that is not an option.
 
-    Those that Kubernetes sets for a service whose name begins with zmqtrain are passed over.
+    Variables that Kubernetes sets for a service called zmqtrain... are ignored.
     """
     known = [*OTHERS, *(name.upper() for model in models for name in fields_of(model))]
     for variable, value in sorted(environ.items()):
@@ -113,7 +112,7 @@ def mistyped(environ: Mapping[str, str], *models: type[BaseModel]) -> Iterator[s
 
 
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.3
-    """The type of an option: text is right if the field accepts it."""
+    """The type of an option: a text is valid if the field accepts it."""
 
     def __init__(self, field: FieldInfo) -> None:
         self._field = field

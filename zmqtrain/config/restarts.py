@@ -1,4 +1,4 @@
-"""Whether a process that ended is started again, and when: decided by its past alone."""
+"""Whether and when a process that ended is restarted; the decision depends only on its past."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from zmqtrain.errors import ExitCode
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
 HEALTHY_S = 5.0
-"""A life that lasted so long went well: the delays begin anew after it."""
+"""A process that ran for this long was healthy: the delays start again from the first."""
 
 _WANTED = frozenset({ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED})
-"""Whoever stopped a process by a signal meant it, whether or not it came to end in order."""
+"""A process that was stopped by SIGINT or SIGTERM is not restarted."""
 
 _FINAL = frozenset(set(ExitCode) - {ExitCode.PEER_LOST})
-"""Of the codes that zmqtrain knows, only that of a lost peer says that another life may fare
-better. Those that it does not know, and death by any other signal, are crashes."""
+"""Exit codes after which a restart would not help. Unknown codes and other signals are crashes,
+after which it may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many restarts a process is worth: ``max_restarts`` within any ``within_s`` seconds."""
+    """At most ``max_restarts`` restarts within any ``within_s`` seconds."""
 
     max_restarts: int
     within_s: float
@@ -36,9 +36,9 @@ USUAL_LIMITS = Limits(10, 600.0)
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of one life of a process. Times are of the monotonic clock.
+    """How one run of a process ended. Times are of the monotonic clock.
 
-    ``returncode`` is as `subprocess` has it: -n says that signal n killed it.
+    ``returncode`` is as in `subprocess`: -n means that signal n killed it.
     """
 
     returncode: int
@@ -51,7 +51,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """The code with which a process ends that stands for this one: 128 + n for signal n."""
+        """The exit code to pass on: 128 + n for signal n."""
         return self.returncode if self.returncode >= 0 else 128 - self.returncode
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again in ``delay_s`` seconds; ``left`` restarts of the budget remain after that."""
+    """Restart it in ``delay_s`` seconds; after that ``left`` restarts remain."""
 
     delay_s: float
     left: int
@@ -74,7 +74,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """There is no further life; no reason is needed where all went as wanted."""
+    """Do not restart it; ``reason`` is "" if it ended as wanted."""
 
     reason: str = ""
 
@@ -83,10 +83,10 @@ Decision: TypeAlias = Restart | End
 
 
 def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Decision:
-    """Return what follows from the last of these endings, the oldest of which comes first.
+    """Return what to do after these endings, the oldest first.
 
-    ``jitter`` from 0 to 1 shortens the delay by up to a half, so that processes that died of one
-    cause do not all come back at the same moment.
+    ``jitter`` from 0 to 1 shortens the delay by up to a half, so that processes that died together
+    do not all restart at the same moment.
     """
     last = endings[-1]
     if last.exit_code in _WANTED:
@@ -102,9 +102,9 @@ def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Decision
 
 
 def _losses_in_a_row(endings: Sequence[Ending], limits: Limits) -> int:
-    """Count the last lives that were spent on waiting for a peer.
+    """Count the last runs that ended because a peer was lost.
 
-    Each of them may take so long that no budget within a time is ever used up.
+    Each may take so long that ``max_restarts`` within ``within_s`` is never reached.
     """
     row = takewhile(
         lambda each: each.returncode == ExitCode.PEER_LOST and each.lasted_s < limits.within_s,

@@ -1,6 +1,6 @@
-"""How `zmqtrain status` finds a job that runs on this host: by small files of its chief and ps 0.
+"""Small files by which `zmqtrain status` finds a job on this host.
 
-Either will do: ps 0 answers, and while the chief is away people ask all the more.
+Both the chief and ps 0 write one, so that the job is found while the chief is away.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RunningJob:
 
 @contextlib.contextmanager
 def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
-    """Make the job, of which this process is a task, known for as long as the block lasts.
+    """Write the file of this process, and remove it at the end of the block.
 
     Raises:
-        ConfigError: there is no directory for that, or no room.
+        ConfigError: the file cannot be written.
     """
     path = _directory() / f"{os.getpid()}.json"
-    _files(path.parent)  # for this may be the next life of a task that left its file
+    _files(path.parent)  # removes the file of a killed task
     try:
         _write(path, json.dumps(asdict(RunningJob(os.getpid(), job, ps, task))))
         yield
@@ -48,9 +48,9 @@ def published(job: str, ps: tuple[str, ...], task: str) -> Iterator[None]:
 
 
 def running_jobs() -> list[RunningJob]:
-    """Return the jobs of this user whose chief or ps 0 is alive; files of dead ones are removed.
+    """Return the jobs of this user whose chief or ps 0 is alive; remove files of dead processes.
 
-    Of a job with both, the chief's file is the one that counts.
+    If a job has both, the chief's file counts.
     """
     jobs: dict[str, RunningJob] = {}
     for path in _files(_directory()):
@@ -59,21 +59,21 @@ def running_jobs() -> list[RunningJob]:
             addresses = tuple(map(str, fields["ps"]))
             known = int(fields["pid"]), str(fields["job"]), addresses, str(fields["task"])
             job = RunningJob(*known)
-            leader = connect_endpoint(addresses[0])  # however each task was given it
+            leader = connect_endpoint(addresses[0])  # tasks may spell it differently
         except (OSError, ValueError, LookupError, TypeError, ConfigError):
-            continue  # being written, or removed this moment
+            continue  # being written or removed
         if leader not in jobs or job.task.startswith(Role.CHIEF):
             jobs[leader] = job
     return list(jobs.values())
 
 
 def note_end(ps: tuple[str, ...], exit_code: int) -> None:
-    """Leave a note on this host that the job of these ps has ended, with this exit code.
+    """Record on this host that the job of these ps has ended, with this exit code.
 
-    For a worker that a supervisor is about to start again; see `end_since`.
+    A worker that is restarted after the end reads it with `end_since`.
 
     Raises:
-        ConfigError: there is no directory for that, or no room.
+        ConfigError: the file cannot be written.
     """
     _write(_end_file(ps), json.dumps({"at": time.time(), "exit_code": exit_code}))
 
@@ -81,7 +81,7 @@ def note_end(ps: tuple[str, ...], exit_code: int) -> None:
 def end_since(ps: tuple[str, ...], since: float) -> int | None:
     """Return the exit code of a job of these ps that ended on this host after ``since``.
 
-    ``since`` is a Unix time. A job that ended before was another one at the same addresses.
+    ``since`` is a Unix time. A job that ended before it was another one at the same addresses.
     """
     try:
         note = json.loads(_end_file(ps).read_text())
@@ -96,7 +96,7 @@ def _end_file(ps: tuple[str, ...]) -> Path:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of live processes, after which they are named; remove the others."""
+    """Return the files of live processes, which are named by pid; remove the others."""
     files = sorted(directory.glob("*.json"))
     living = [path for path in files if path.stem.isdecimal() and psutil.pid_exists(int(path.stem))]
     for path in set(files).difference(living):
@@ -109,16 +109,16 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror}; expected room for a small file; make "
-            "some, or set TMPDIR"
+            f"{path} cannot be written: {error.strerror}; expected room for a small file; free "
+            "some space, or set TMPDIR"
         ) from None
 
 
 def _directory() -> Path:
-    """Return this user's directory of run files, made private.
+    """Return this user's private directory of run files; make it if it is missing.
 
     Raises:
-        ConfigError: it cannot be made, or somebody else has made it.
+        ConfigError: it cannot be made, or belongs to another user.
     """
     try:
         path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
@@ -132,5 +132,5 @@ def _directory() -> Path:
             "or set TMPDIR"
         ) from None
     if path.lstat().st_uid != os.getuid() or path.is_symlink():
-        raise ConfigError(f"{path} belongs to somebody else: remove it, or set TMPDIR")
+        raise ConfigError(f"{path} belongs to another user; remove it, or set TMPDIR")
     return path

@@ -1,4 +1,4 @@
-"""The clocks of a cluster: how often tasks show life, and how long their silence is borne."""
+"""The heartbeat and the timeouts of a cluster."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from zmqtrain.errors import ConfigError
 
 
 class Timing(BaseModel):
-    """How long a task waits for what."""
+    """How long a task waits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     join_timeout_s: float = Field(
         300.0, gt=0, description="seconds to wait at start for the other tasks of the cluster"
     )
-    heartbeat_s: float = Field(
-        1.0, gt=0, description="seconds between two signs of life to each peer"
-    )
+    heartbeat_s: float = Field(1.0, gt=0, description="seconds between two heartbeats to each peer")
     lease_s: float = Field(
         5.0, gt=0, description="seconds of silence after which a worker is declared dead"
     )
@@ -28,7 +26,7 @@ class Timing(BaseModel):
     grace_s: float = Field(
         4.0,
         gt=0,
-        description="seconds for a clean end after SIGTERM; honcho kills what takes 5",
+        description="seconds for a clean end after SIGTERM; honcho kills after 5",
     )
 
     @model_validator(mode="after")
@@ -36,7 +34,7 @@ class Timing(BaseModel):
         if self.lease_s < 2 * self.heartbeat_s:
             raise ConfigError(
                 f"{names_of('lease_s')} is {self.lease_s:g} and {names_of('heartbeat_s')} is "
-                f"{self.heartbeat_s:g}; expected a lease of at least two heartbeats, or one late "
-                "heartbeat ends a worker; make the lease longer"
+                f"{self.heartbeat_s:g}; expected a lease of at least two heartbeats, since one "
+                "late heartbeat would end a worker; give a longer lease"
             )
         return self

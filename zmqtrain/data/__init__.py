@@ -1,4 +1,4 @@
-"""Built-in data sources, and what prepares batches of any data set."""
+"""Built-in data sources, and batches of any data set."""
 
 from zmqtrain.data.arrays import ArrayDataset, Arrays, split
 from zmqtrain.data.batches import BatchPlan

@@ -42,7 +42,7 @@ class ArrayDataset:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Arrays:
-    """Data of arrays that the job itself makes: ``train`` and ``evaluation`` examples.
+    """Data from arrays that the job makes: ``train`` and ``evaluation`` examples.
 
     Each is a tuple of arrays that share their first axis, usually (features, labels).
     """

@@ -1,4 +1,4 @@
-"""Which examples are in which batch: a rule that every task can evaluate for itself."""
+"""Which examples are in which batch; every task computes the same."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zmqtrain.errors import ConfigError, DataError
 class BatchPlan:
     """The batches of a job, numbered from 0 without end.
 
-    A pass is one shuffled order of all examples; passes follow one another, and batch b covers
-    positions b * batch_size .. (b + 1) * batch_size - 1 of them all. So every batch is full, a
-    batch may straddle passes, and each example occurs exactly once in each pass.
+    A pass is one shuffled order of all examples. The passes are concatenated, and batch b covers
+    positions b * batch_size .. (b + 1) * batch_size - 1. So every batch is full, a batch may cross
+    the border between two passes, and each example occurs exactly once in each pass.
 
     Raises:
         DataError: there are no examples.

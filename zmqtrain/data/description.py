@@ -1,4 +1,4 @@
-"""Telling training sets apart by a few examples."""
+"""A short description of a training set, to compare it between tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from zmqtrain.user_code import user_code
 
 
 def describe(dataset: Dataset) -> str:
-    """Return the length, kinds of arrays, and a digest of the first and last example.
+    """Return the length, the types of the arrays, and a digest of the first and last example.
 
-    Equal on tasks with equal data. Examples that differ from read to read, as augmented ones do,
-    have no digest.
+    It is equal on tasks with equal data. Augmented examples, which differ at each reading, have no
+    digest.
 
     Raises:
         DataError: the dataset raises.

@@ -28,8 +28,7 @@ DEFLATE_MAX_RATIO = 1032  # bytes out for a byte in; see https://zlib.net/zlib_t
 def read_idx(path: str | os.PathLike[str]) -> NDArray[Any]:
     """Return the array in the IDX file at ``path``, in native byte order.
 
-    Whether it is gzipped is told from its first bytes. No more is read or allocated than the
-    file's size can account for.
+    The first bytes show whether it is gzipped. The amount of memory is bounded by the file's size.
 
     Raises:
         DataError: the file cannot be read or is not one whole IDX file; the text names the file,
@@ -60,7 +59,7 @@ def _read_array(path: Path, file: IO[bytes], most_nbytes: int) -> NDArray[Any]:
     """Read the whole of ``file``, which holds at most ``most_nbytes``."""
     dtype, shape = _read_header(path, file)
     nbytes = prod(shape) * dtype.itemsize
-    # Zeros apart, since NumPy refuses (0, 2**63) as well.
+    # Without zeros, since NumPy also refuses (0, 2**63).
     addressable = prod(filter(None, shape)) * dtype.itemsize <= sys.maxsize
     if nbytes > most_nbytes or not addressable:
         raise _damaged(

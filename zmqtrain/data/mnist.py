@@ -16,7 +16,7 @@ from zmqtrain.data.idx import read_idx
 from zmqtrain.errors import DataError
 
 ARCHIVE = "mnist.npz"
-# What NumPy raises for a file that is not a whole npz of plain arrays; TypeError: a single npy.
+# NumPy raises these for a file that is not a complete npz of plain arrays.
 ARCHIVE_ERRORS = (
     OSError,
     ValueError,
@@ -39,7 +39,7 @@ class Mnist:
     The directory holds either Keras's ``mnist.npz`` or the IDX files of MNIST, gzipped or not.
     Features are float32 (n, 784) in 0 .. 1, labels int64 (n,) in 0 .. 9.
 
-    With both the training and the test files, those are the two sets. With only one of them, the
+    If there are training and test files, these are the two sets. If there is only one of them, the
     fraction ``holdout`` of its examples, chosen by ``seed``, is the evaluation set.
     """
 
@@ -55,9 +55,15 @@ class Mnist:
         folder = Path(directory)
         if not folder.is_dir():
             raise _missing(f"the data directory {directory} does not exist or is not a directory")
-        if (folder / ARCHIVE).exists():
-            return _read_archive(folder / ARCHIVE)
-        pairs = [pair for name in (TRAIN, TEST) if (pair := _find_pair(folder, name))]
+        try:
+            if (folder / ARCHIVE).exists():
+                return _read_archive(folder / ARCHIVE)
+            pairs = [pair for name in (TRAIN, TEST) if (pair := _find_pair(folder, name))]
+        except PermissionError as error:
+            raise DataError(
+                f"the data directory {directory} cannot be read ({error.strerror}); expected a "
+                "directory that this user can read; correct its permissions, or --data"
+            ) from error
         if not pairs:
             raise _missing(f"the data directory {directory} holds none of MNIST's files")
         sets = [_read_pair(*pair) for pair in pairs]
@@ -74,13 +80,18 @@ def _read_archive(path: Path) -> tuple[ArrayDataset, ArrayDataset]:
             test = archive["x_test"], archive["y_test"]
     except ARCHIVE_ERRORS as cause:
         raise DataError(
-            f"{path}: cannot be read ({cause}); expected an npz file with the arrays x_train, "
-            "y_train, x_test and y_test; download it again"
+            f"{path}: cannot be read ({_reason(cause)}); expected an npz file with the arrays "
+            "x_train, y_train, x_test and y_test; download it again"
         ) from cause
     return (
         _dataset(*train, f"{path}: x_train", f"{path}: y_train"),
         _dataset(*test, f"{path}: x_test", f"{path}: y_test"),
     )
+
+
+def _reason(cause: Exception) -> str:
+    """Return why NumPy could not read a file, without its advice to allow pickled data."""
+    return "it is not an npz file" if "allow_pickle" in str(cause) else str(cause)
 
 
 def _find_pair(folder: Path, name: str) -> tuple[Path, Path] | None:
@@ -94,9 +105,8 @@ def _find_pair(folder: Path, name: str) -> tuple[Path, Path] | None:
     if images or labels:
         absent = _label_names(name) if images else _image_names(name)
         raise DataError(
-            f"{images or labels} is there without its {'labels' if images else 'images'}; "
-            f"expected {' or '.join(absent)} beside it; download that file too, or take this one "
-            "away"
+            f"{images or labels} has no file of {'labels' if images else 'images'} beside it; "
+            f"expected {' or '.join(absent)}; download that file, too, or remove this one"
         )
     return None
 
@@ -108,7 +118,7 @@ def _read_pair(images: Path, labels: Path) -> ArrayDataset:
 def _dataset(
     images: NDArray[Any], labels: NDArray[Any], images_source: str, labels_source: str
 ) -> ArrayDataset:
-    """Check both arrays, named by where they came from, and return them as examples."""
+    """Check both arrays and return them as examples; the sources are for error texts."""
     if images.dtype != np.uint8 or images.shape[1:] != IMAGE_SHAPE or len(images) == 0:
         raise DataError(
             f"{images_source} holds {images.dtype} {images.shape}; expected uint8 (n, 28, 28) "

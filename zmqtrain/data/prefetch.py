@@ -1,4 +1,4 @@
-"""Reading batches before they are asked for."""
+"""Reading batches before they are needed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.models.base import Batch, Dataset
 
 QUICK_S = 0.001
-"""To have another thread read a batch costs some 0.2 ms of both: in vain, if it is read quickly."""
+"""Reading in another thread costs both threads some 0.2 ms, which is lost if a read is faster."""
 
 _FADING = 0.99
-"""A slow read is remembered for some hundred: others may be as slow, as where files are opened."""
+"""One slow read is remembered for some hundred reads: another may be as slow."""
 
 
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
-    Batches are not read ahead as long as reading one takes less than ``quick_s``. At most
-    ``limit`` batches are held, finished or not. ``Dataset.take`` is never called by two threads at
-    once. ``prepare``, ``forget`` and ``close`` belong to one thread, ``take`` may be called by
-    another.
+    Batches are not read ahead while reading one takes less than ``quick_s``. At most ``limit``
+    batches are held, finished or not. Two threads never call ``Dataset.take`` at once. One thread
+    calls ``prepare``, ``forget`` and ``close``; another may call ``take``.
     """
 
     def __init__(
@@ -40,10 +39,10 @@ class Prefetcher:
         self._closed = False
 
     def prepare(self, number: int) -> bool:
-        """Start reading batch ``number`` unless that was done before.
+        """Start reading batch ``number``, unless it was started before.
 
-        Returns whether the batch is held: False when ``limit`` others are, when it will be read
-        quickly, or after ``close``; ``take`` then reads it itself.
+        Returns whether the batch is held. It is not if ``limit`` others are, if reads are quick, or
+        after ``close``; then ``take`` reads it.
         """
         if number in self._futures:
             return True
@@ -53,9 +52,9 @@ class Prefetcher:
         return True
 
     def take(self, number: int) -> Batch:
-        """Return batch ``number``, which is held no longer.
+        """Return batch ``number`` and release it.
 
-        A prepared batch is waited for; another is read in the calling thread.
+        If it was prepared, wait for it; otherwise read it in the calling thread.
 
         Raises:
             Whatever ``Dataset.take`` raised for this batch.
@@ -64,7 +63,7 @@ class Prefetcher:
         return self._read(number) if future is None else future.result()
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Let go of prepared batches that will not be taken."""
+        """Release prepared batches that will not be taken."""
         for number in numbers:
             future = self._futures.pop(number, None)
             if future is not None:

@@ -1,4 +1,4 @@
-"""Made-up data with a known answer."""
+"""Synthetic data with a known answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The exchange with nobody: all parameters are in this process, and every update is made in place.
+"""The local exchange: all parameters are in this process, and updates are made in place.
 
-What counts and when is decided by the same coordinator as with parameter servers, so one worker
-gets the same parameters here, bit for bit. The tests take it for their reference.
+The same coordinator decides as with parameter servers, so one worker gets the same parameters, bit
+for bit. Tests use it as the reference.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.messages import Order
 
 WORKER = 0
-GRADIENT = 0  # its number in the segment
+GRADIENT = 0  # number of the gradient buffer in the segment
 
 
 class LocalExchange:
     """One worker's exchange with a shard of its own, which holds all parameters.
 
-    ``failure`` says why the job cannot go on, and ``failure_code`` how the process ends then.
+    ``failure`` says why the job cannot go on; ``failure_code`` is the exit code then.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LocalExchange:
         ledger: Ledger,
         between_steps: Callable[[], Awaitable[None]],
     ) -> None:
-        """``between_steps`` is awaited after every step, while nothing changes."""
+        """``between_steps`` is awaited after every step; the parameters do not change meanwhile."""
         self._job, self.shard = job, shard
         self._between_steps = between_steps
         self._gradient = shard.segment.gradient(GRADIENT)
@@ -77,10 +77,10 @@ class LocalExchange:
         return Membership(layouts, parameters, [self._gradient], batches, stop)
 
     def begin(self) -> None:
-        """The gradient's place is free already."""
+        """Nothing to do: the gradient buffer is free."""
 
     def written(self, names: Sequence[str]) -> None:
-        """Nothing travels that could go ahead."""
+        """Nothing to do: nothing is sent."""
 
     async def finish(self, report: StepReport) -> StepResult:
         self.steps += 1
@@ -97,17 +97,17 @@ class LocalExchange:
         return StepResult(self._result, release.batches, release.stop, self._reason)
 
     async def wait_for_end(self) -> None:
-        """The job is over: nobody can take it back."""
+        """Return at once: there is no ps that could need the worker again."""
 
     def leave(self, reason: str) -> None:
-        """Nobody has to know."""
+        """Nothing to do: there are no other tasks."""
 
     def close(self) -> None:
         """End the job early: the step under way still counts, and no other is begun."""
         self._handle(CloseAsked())
 
     def _check_progress(self, release: Order | None) -> None:
-        """Give the job up if it cannot end well."""
+        """Fail if the job cannot go on."""
         coordinator = self.coordinator
         if refused := divergence(coordinator.refused, self._job.max_nonfinite):
             self._fail(ExitCode.DIVERGED, refused)
@@ -122,7 +122,7 @@ class LocalExchange:
             self._handle(GivenUp())
 
     def _handle(self, event: Event) -> Order | None:
-        """Do what the coordinator orders after an event; return the worker's release, if any."""
+        """Carry out the coordinator's orders after an event; return the worker's release."""
         release = None
         for order in self.coordinator.handle(event):
             match order.kind:
@@ -143,11 +143,11 @@ class LocalExchange:
                 self.shard.apply(WORKER)
             else:
                 self.shard.reduce(order.workers)
-        except ConfigError as error:  # a schedule gave no rate; the parameters are untouched
+        except ConfigError as error:  # the schedule failed; the parameters are untouched
             self._result, self._reason = "dropped", str(error)
             self._fail(error.exit_code, str(error))
             return
         self._result, self._reason = "applied", ""
         self.throughput.observe(self.shard.version, time.monotonic())
         for _ in order.workers:
-            self.staleness.observe(0)  # nobody else has changed anything
+            self.staleness.observe(0)  # there is no other worker

@@ -1,7 +1,7 @@
 """Sending a gradient by tcp while the model computes the rest of it: the job's option ``overlap``.
 
-The model tells which variables' gradients are complete (models.written). Chunks that lie in these
-go ahead of the push; the push itself follows when the loss is known.
+The model reports which variables' gradients are complete (models.written). Their chunks are sent
+first; the push itself follows when the loss is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqtrain.wire.messages import Push
 
 
 class Overlap:
-    """The pushes of one worker's life that are sent while they are computed."""
+    """Sends the pushes of one membership while they are computed."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Overlap:
     ) -> None:
         self._links, self._lanes = links, lanes
         self._loop = asyncio.get_running_loop()
-        self._send = guarded(self._go_on, on_error)
-        self._requests: dict[int, Outstanding] = {}  # of the present push, by shard
-        self._left: list[list[int]] = []  # elements of every shard's chunks that are not complete
+        self._send = guarded(self._send_chunks, on_error)
+        self._requests: dict[int, Outstanding] = {}  # of the current push, by shard
+        self._left: list[list[int]] = []  # incomplete elements of each chunk, by shard
         self._unwritten: set[str] = set()
         self._runs: dict[str, list[tuple[int, int, int]]] = {}  # (shard, start, stop) by variable
         for shard, layout in enumerate(layouts):
@@ -43,7 +43,7 @@ class Overlap:
                 self._runs.setdefault(cut.variable.name, []).append(run)
 
     def begin(self, sequence: int) -> None:
-        """Begin a push; its chunks go as :meth:`written` tells of them."""
+        """Begin a push; :meth:`written` sends its chunks."""
         self._unwritten = set(self._runs)
         self._left = [_sizes_of_chunks(lane.gradient) for lane in self._lanes]
         reason = f"push {sequence} is sent while it is computed"
@@ -59,27 +59,27 @@ class Overlap:
                 )
 
     def written(self, names: Sequence[str]) -> None:
-        """Send what is complete now that these variables are. Called from the model's thread.
+        """Send the chunks that these variables complete. Called from the model's thread.
 
         A gradient that holds NaN or infinity is not sent.
         """
         for name in self._unwritten.intersection(names):
             self._unwritten.remove(name)
             for shard, start, stop in self._runs[name]:
-                # Where no tensor travels, there is nothing to send.
+                # In shared memory there is nothing to send.
                 if shard in self._requests and all_finite(self._lanes[shard].gradient[start:stop]):
                     complete = self._count(shard, start, stop)
                     self._loop.call_soon_threadsafe(self._send, shard, complete)
 
     def complete(self, shard: int, push: Push) -> Outstanding | None:
-        """Send the rest of a push; None if none of it was to go ahead."""
+        """Send the rest of a push; return None if the push was not begun here."""
         request = self._requests.pop(shard, None)
         if request is not None:
             self._links[shard].complete(request, push, with_chunks=push.finite)
         return request
 
     def _count(self, shard: int, start: int, stop: int) -> list[int]:
-        """Return the chunks that are complete now that a run is."""
+        """Return the chunks that are complete now that a run of elements is."""
         complete, length = [], chunks.CHUNK_SIZE
         for index in range(start // length, -(-stop // length)):
             begin = index * length
@@ -88,7 +88,7 @@ class Overlap:
                 complete.append(index)
         return complete
 
-    def _go_on(self, shard: int, complete: list[int]) -> None:
+    def _send_chunks(self, shard: int, complete: list[int]) -> None:
         request = self._requests.get(shard)
         if request is not None and request.chunks is not None:
             request.chunks.add(complete)

@@ -51,14 +51,14 @@ class Worker(JobActor):
         self.spawn(trainer.run())
         try:
             await self.stopping.wait()
-            return self._farewell(trainer, exchange)
+            return self._leave(trainer, exchange)
         except asyncio.CancelledError:
-            exchange.leave("it ended with an error")  # or its lease would have to run out
+            exchange.leave("it ended with an error")  # otherwise its lease would have to expire
             raise
         finally:
             trainer.close()
 
-    def _farewell(self, trainer: Trainer, exchange: ParameterServerExchange) -> int:
+    def _leave(self, trainer: Trainer, exchange: ParameterServerExchange) -> int:
         reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", trainer.steps, reason)

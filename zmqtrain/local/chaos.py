@@ -1,7 +1,7 @@
-"""Deaths and pauses of a running job's tasks, by a schedule that a seed repeats.
+"""Kills and pauses of a running job's tasks, on a schedule that depends on a seed.
 
-The schedule is pure; :class:`Chaos` carries it out on tasks of this host, found by the job's own
-status, and notes when each of them is back.
+The schedule is pure. :class:`Chaos` carries it out on the tasks of this host, which it finds in the
+job's status, and records when each of them is back.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from zmqtrain.wire.messages import Status, TaskStatus
 
 POLL_S = 0.1
 BACK_S = 60.0
-"""How long a task may take to be back, and the job to answer."""
+"""Longest time for a task to be back, and for the job to answer."""
 
 MAX_ACTS = 1_000_000
-"""More than anybody waits for: they are all planned before the first."""
+"""All are planned before the first is carried out."""
 
-JITTER = 0.2  # of an interval, either way
+JITTER = 0.2  # of an interval, longer or shorter
 _ABSENT = ("silent", "left")
 
 Kind = Literal["kill", "pause"]
@@ -35,13 +35,13 @@ Kind = Literal["kill", "pause"]
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that is done to one task."""
+    """A kill or a pause of one task."""
 
     at_s: float  # from the beginning
     kind: Kind
     role: str
     index: int
-    lasts_s: float = 0.0  # of a pause
+    lasts_s: float = 0.0  # length of a pause
 
     @property
     def task(self) -> str:
@@ -56,13 +56,13 @@ def schedule(
     pause: Mapping[str, float],
     pause_s: float,
 ) -> list[Act]:
-    """Return what is done within ``seconds``, in order of time.
+    """Return the acts within ``seconds``, in order of time.
 
-    ``tasks``: how many there are of each role. ``kill``, ``pause``: for a role, the seconds between
-    two such acts on one of its tasks, give or take a fifth.
+    ``tasks``: number of tasks of each role. ``kill``, ``pause``: for a role, the seconds between
+    two such acts on one of its tasks, plus or minus a fifth.
 
     Raises:
-        ConfigError: these would be more than :data:`MAX_ACTS`.
+        ConfigError: there would be more than :data:`MAX_ACTS`.
     """
     acts = []
     plans: list[tuple[Kind, Mapping[str, float]]] = [("kill", kill), ("pause", pause)]
@@ -70,8 +70,8 @@ def schedule(
         for role, every_s in sorted(intervals.items()):
             if seconds > MAX_ACTS * every_s:
                 raise ConfigError(
-                    f"to {kind} a {role} every {every_s:g} s for {seconds:g} s are more than "
-                    f"{MAX_ACTS} acts; expected fewer; choose a longer interval or a shorter time"
+                    f"a {kind} of a {role} every {every_s:g} s for {seconds:g} s makes more than "
+                    f"{MAX_ACTS} {kind}s; give a longer interval or a shorter --seconds"
                 )
             chance = random.Random(f"{seed} {kind} {role}")
             at_s = every_s
@@ -84,13 +84,13 @@ def schedule(
 
 
 class StatusSource(Protocol):
-    """A running job that can be asked for its status."""
+    """A running job."""
 
     def status(self) -> Status:
-        """Return it.
+        """Return its status.
 
         Raises:
-            ZmqTrainError: nobody answers.
+            ZmqTrainError: the job does not answer.
         """
         ...
 
@@ -100,24 +100,24 @@ class Done:
     """An act that was carried out."""
 
     act: Act
-    process: str  # host:pid it was done to
+    process: str  # host:pid of the task then
     at: float  # of the monotonic clock
-    back_s: float | None = None  # how long it took until the task was there again
+    back_s: float | None = None  # how long it took until the task was back
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """The result of a schedule."""
 
     seed: int
     done: list[Done] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)  # why an act could not be carried out
     steps: int = 0  # that the job made meanwhile
-    longest_silence_s: float = 0.0  # of the job, when it was asked
-    ended: str = ""  # why the job ended meanwhile, "" if it goes on
+    longest_silence_s: float = 0.0  # longest time for the job to answer
+    ended: str = ""  # why the job ended, "" if it goes on
 
     def recoveries_s(self, role: str) -> list[float]:
-        """Return how long its tasks took to be back, in order."""
+        """Return how long killed tasks of a role took to be back, sorted."""
         return sorted(
             done.back_s
             for done in self.done
@@ -133,13 +133,13 @@ class Chaos:
     """Carries out a schedule on one job."""
 
     def __init__(self, job: StatusSource, show: Callable[[str], None]) -> None:
-        """``show`` is given a line for each act."""
+        """``show`` is called with a line for each act."""
         self._job = job
         self._show = show
-        self._paused: list[tuple[float, int]] = []  # until when, process
+        self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
-        """Do all of it, then wait until everyone is back.
+        """Carry out the acts, then wait until all tasks are back.
 
         Raises:
             PeerLostError: the job does not answer for too long.
@@ -150,7 +150,7 @@ class Chaos:
         try:
             while not report.ended:
                 now = time.monotonic()
-                self._go_on(now)
+                self._resume(now)
                 status = self._status(report)
                 self._note_returns(report, status)
                 report.steps = status.step - first.step
@@ -161,7 +161,7 @@ class Chaos:
                     break
                 time.sleep(POLL_S)
         finally:
-            self._go_on(float("inf"))
+            self._resume(float("inf"))
         return report
 
     def _is_settled(self, report: Report, now: float) -> bool:
@@ -174,7 +174,7 @@ class Chaos:
             try:
                 status = self._job.status()
             except ZmqTrainError as error:
-                self._go_on(time.monotonic())
+                self._resume(time.monotonic())
                 silent_s = time.monotonic() - began
                 if silent_s > BACK_S:
                     text = f"the job has not answered for {silent_s:.0f} s: {error}"
@@ -187,7 +187,7 @@ class Chaos:
     def _do(self, act: Act, status: Status, report: Report) -> None:
         task = next((task for task in status.tasks if task.task == act.task), None)
         if task is None or task.state in _ABSENT:
-            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: it was not there")
+            report.skipped.append(f"{act.kind} {act.task} at {act.at_s:.1f} s: the task was absent")
             return
         host, _, number = task.process.rpartition(":")
         if host != socket.gethostname():
@@ -205,8 +205,8 @@ class Chaos:
         report.done.append(Done(act, task.process, now))
         self._show(f"{act.at_s:6.1f} s  {act.kind} {act.task} ({task.process})")
 
-    def _go_on(self, now: float) -> None:
-        """Let those go on whose pause is over."""
+    def _resume(self, now: float) -> None:
+        """Resume the processes whose pause is over."""
         for paused in [paused for paused in self._paused if paused[0] <= now]:
             self._paused.remove(paused)
             with contextlib.suppress(ProcessLookupError):
@@ -229,7 +229,7 @@ def _is_back(done: Done, task: TaskStatus) -> bool:
 
 
 def figures(report: Report) -> Iterator[tuple[str, int, int, float | None, float | None]]:
-    """Yield for each role: acts, those whose task is back, median and worst seconds of a kill."""
+    """Yield for each role: acts, how many tasks are back, median and worst seconds of a kill."""
     for role in ("ps", "worker", "chief"):
         own = [done for done in report.done if done.act.role == role]
         if own:

@@ -1,7 +1,7 @@
 """Training inside one Python process: `zmqtrain.run(job)`, for scripts, notebooks and tests.
 
-One worker trains alone, without messages. Several, or ps that were asked for, are the same actors
-as in separate processes, over the memory transport.
+One worker trains alone, without messages. Several workers, or a given number of ps, are the same
+actors as in separate processes, over the memory transport.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ def run(
     timing: Timing | None = None,
     on_progress: Progress | None = None,
 ) -> Summary:
-    """Train ``job`` to its end and return what it came to.
+    """Train ``job`` to its end and return the summary.
 
     One worker trains alone unless a number of ``ps`` is given. Several have one ps by default.
-    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; look at the summary's
-    ``ended`` and ``exit_code``. A job with a logdir goes on from its last checkpoint.
+    Ctrl-C ends the run early, with a checkpoint if the job has a logdir; the summary's ``ended``
+    and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
 
     ``on_progress`` is called a few times a second with the job's status. Without it, a line every
     two seconds goes to the log at level INFO (``logging.basicConfig(level="INFO")`` shows it).
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.
-        ConfigError: a number is wrong, or this is called while a job's file is loaded.
-        ZmqTrainError: a task cannot go on; the type and the text say why. A job that the chief had
-            to end, as for too many non-finite gradients, returns its summary with an exit code.
+        ConfigError: a number is wrong, or a job file is being loaded.
+        ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
+            instance by too many non-finite gradients, returns its summary with an exit code.
     """
     refuse_while_loading()
     for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
@@ -74,7 +74,7 @@ def run(
         training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
     if not _has_running_loop():
         return asyncio.run(training)
-    # A notebook: the loop of its own cannot be run from here, and Ctrl-C reaches this thread only.
+    # In a notebook a loop is running already, and Ctrl-C reaches only this thread.
     with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
         future = thread.submit(asyncio.run, training)
         while True:
@@ -94,9 +94,9 @@ class _Stop:
         self._stop: Callable[[int], None]
 
     def reach(self, stop: Callable[[int], None]) -> None:
-        """From now on, and at Ctrl-C, have ``stop`` called with the exit code."""
+        """Call ``stop`` with the exit code from now on, and at Ctrl-C."""
         self._loop, self._stop = asyncio.get_running_loop(), stop
-        # Where this thread may say what signals do, and the event loop knows signals.
+        # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(NotImplementedError):
                 code = int(ExitCode.INTERRUPTED)
@@ -124,7 +124,7 @@ async def _run_cluster(
     def config(role: Role, index: int = 0) -> TaskConfig:
         return TaskConfig(
             role=role,
-            job=repr(job.model),
+            job=job.name,
             index=index,
             ps=tuple(f"ipc://memory/{shard}" for shard in range(ps)),
             workers=workers,
@@ -132,7 +132,7 @@ async def _run_cluster(
             **timing.model_dump(),
         )
 
-    # Workers compute in threads, and the chief evaluates beside them: a model each.
+    # Workers and the chief use models in different threads: each gets a copy.
     jobs = [job.model_copy(update={"model": _copy_of(job.model)}) for _ in range(workers)]
     chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
     actors: list[JobActor] = [
@@ -152,7 +152,7 @@ async def _run_cluster(
     finally:
         transport.close()
     if chief.summary is None:
-        raise KeyboardInterrupt  # it came before the job began
+        raise KeyboardInterrupt  # Ctrl-C came before the job began
     return chief.summary
 
 
@@ -161,8 +161,8 @@ def _copy_of(model: Model) -> Model:
         return copy.deepcopy(model)
     except Exception as error:
         raise ConfigError(
-            f"{model!r} cannot be copied, and every worker of this process needs one of its own: "
-            f"{described(error)}; expected a model that copy.deepcopy copies; give it "
+            f"{model!r} cannot be copied, and every worker of this process needs a copy: "
+            f"{described(error)}; expected a model that copy.deepcopy can copy; give it "
             "__deepcopy__, or train with one worker, or in processes (zmqtrain run)"
         ) from error
 

@@ -1,7 +1,7 @@
 """A run of one worker that trains alone: no other task, no messages.
 
-What the chief does for a cluster is done here between two steps: begin or resume, show progress,
-save, evaluate, end.
+The tasks of a chief are done here between two steps: begin or resume, show progress, save,
+evaluate, end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from zmqtrain.store.shard import Shard
 from zmqtrain.training.trainer import Trainer
 from zmqtrain.wire.messages import Saved, ShardFile, State, Status, TaskStatus
 
-YIELD_S = 0.02  # how long steps may keep the event loop from signals
+YIELD_S = 0.02  # longest time until the event loop may handle signals
 
 
 class LocalRun:
@@ -57,20 +57,20 @@ class LocalRun:
         self._on_progress = on_progress
         self._generation = 0
         self._stop_code = 0
-        self._exchange: LocalExchange | None = None  # from the moment there are parameters
+        self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
         metrics = Metrics(Role.CHIEF)
         self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
         self._evaluator = Evaluator(job, evaluation, metrics, self._read_parameters)
 
     def stop(self, code: int) -> None:
-        """End the run in order, with this exit code; the first call decides."""
+        """End the run after the current step, with this exit code; the first call decides."""
         self._stop_code = self._stop_code or code
         if self._exchange is not None:
             self._exchange.close()
 
     async def train(self, dataset: Dataset) -> Summary:
-        """Train on ``dataset`` to the end; return what it came to.
+        """Train on ``dataset`` to the end; return the summary.
 
         Raises:
             KeyboardInterrupt: the run was stopped before it began.
@@ -97,7 +97,7 @@ class LocalRun:
         return self._exchange
 
     async def _begin(self) -> LocalExchange:
-        """Restore the newest checkpoint, or start afresh.
+        """Restore the newest checkpoint, or initialise the parameters.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.
@@ -124,7 +124,7 @@ class LocalRun:
         return Shard(self._layout, replace(update, fused=False), threads=None)
 
     async def _between_steps(self) -> None:
-        """Do what is due, while no step is under way."""
+        """Evaluate, show progress and save when due, while no step is under way."""
         step, now = self._running.coordinator.version, time.monotonic()
         if self._evaluator.is_due(step) and step < self._job.steps:
             await self._evaluator.report(step)
@@ -144,7 +144,7 @@ class LocalRun:
             await self._saver.save(step, self._generation)
 
     async def _write_shard(self, directory: Path) -> Saved:
-        """Write the shard as it is now into a directory, for a checkpoint."""
+        """Write the shard into the directory of a checkpoint."""
         exchange = self._running
         shard, coordinator = exchange.shard, exchange.coordinator
         file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
@@ -161,20 +161,20 @@ class LocalRun:
         )
 
     async def _read_parameters(self, average: bool = False) -> dict[str, Any]:
-        """Return all variables as they are now, or their moving averages."""
+        """Return the current variables, or their moving averages."""
         shard = self._running.shard
         values = empty_values(self._job.variables())
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
         return values
 
     async def _load_kernels(self, shard: Shard) -> None:
-        """Change to compiled kernels; until they are loaded, NumPy gives the same, more slowly."""
+        """Load compiled kernels; until then NumPy gives the same results, more slowly."""
         update = self._job.update()
-        if shard.rule.fused:  # as on a GPU
+        if shard.rule.fused:  # on a GPU
             return
         load = partial(update.warm_up, np.empty(0, np.float32), guarded=shard.safe)
         await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
-        shard.bind(update)  # between two steps: these run on the loop
+        shard.bind(update)  # not during a step, which runs on the loop
 
     def _status(self) -> Status:
         exchange, job = self._running, self._job
@@ -218,7 +218,7 @@ class LocalRun:
         )
 
     async def _end(self) -> Summary:
-        """Do all that has to be durable, and say what the run came to."""
+        """Save, evaluate, and return the summary."""
         status = self._status()
         code, ended = status.failure_code, status.failure
         is_complete = bool(status.failure or status.stop)
@@ -235,7 +235,7 @@ class LocalRun:
         return Summary.of(
             status,
             parameters=await self._read_parameters(),
-            job=repr(self._job.model),
+            job=self._job.name,
             ps=0,
             workers=1,
             checkpoint=self._saver.last,

@@ -1,7 +1,7 @@
 """A whole cluster as processes of this host: what `zmqtrain run` starts.
 
-The chief runs in this process, so that progress and the summary need no way home; the ps and the
-workers are processes of their own. They meet at Unix sockets in a private directory.
+The chief runs in this process. Each ps and worker is a process of its own. They connect by Unix
+sockets in a private directory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.wire.messages import Status
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
-FAREWELL_S = 5.0  # how long tasks may take to end after the chief
-OUTPUT_S = 1.0  # how long the output of a task that has ended may stay open
-LINGER_S = 1.0  # how long a ps may take after the workers, some of which have not said goodbye
+END_TIMEOUT_S = 5.0  # for tasks to end after the chief
+OUTPUT_TIMEOUT_S = 1.0  # for the output of a task to close after its end
+PS_TIMEOUT_S = 1.0  # for a ps to end after the workers, which may have left without a message
 
 MAX_LINE_NBYTES = 1 << 16  # of what a task writes; a longer line is shown in parts
-SHOWN_LINES = 15  # of what a task wrote last, if it ended without an error in its log
+SHOWN_LINES = 15  # last lines of a task that ended without an error in its log
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class LocalCluster(Timing):
     ps: int = Field(1, ge=1, le=64, description="how many parameter servers")
     workers: int = Field(2, ge=1, le=256, description="how many workers")
     threads: int = Field(
-        1, ge=1, le=MAX_THREADS, description="threads of a worker's linear algebra"
+        1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
     )
 
 
 class ChildError(ZmqTrainError):
-    """A task of the cluster ended before the job did; the text has the task's own words."""
+    """A task of the cluster ended before the job did; the text quotes its last error."""
 
     def __init__(self, text: str, returncode: int) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class ChildError(ZmqTrainError):
 
 
 class StoppedError(ZmqTrainError):
-    """Signals ended the run before there was anything to sum up."""
+    """Signals ended the run before there was a summary."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -85,12 +85,12 @@ OnOutput = Callable[[Task, str], None]
 
 
 class Child:
-    """One task as a process, in as many lives as it takes."""
+    """One task as a process, which may be restarted."""
 
     def __init__(self, task: Task, flags: Sequence[str], on_output: OnOutput) -> None:
         self.task = task
-        self.process: asyncio.subprocess.Process | None = None  # of its present or last life
-        # Without the current directory on Python's path: a queue.py there is no part of Python.
+        self.process: asyncio.subprocess.Process | None = None  # the current or last one
+        # -P: a queue.py in the current directory must not replace Python's own.
         self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
         self._on_output = on_output
         self._output: _Output | None = None
@@ -100,7 +100,7 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it, in a session of its own: Ctrl-C is for us, who end all in order."""
+        """Start it in a session of its own: only this process gets Ctrl-C, and ends the others."""
         loop = asyncio.get_running_loop()
         ours, its = os.pipe()
         try:
@@ -119,7 +119,7 @@ class Child:
         return self.process
 
     async def wait(self) -> None:
-        """Wait until it has ended and all of its output was handed on."""
+        """Wait until it has ended and all of its output was shown."""
         if self.process is not None:
             await self.process.wait()
         if self._output is not None:
@@ -128,17 +128,17 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self.process is not None and self.is_alive:
-            with contextlib.suppress(ProcessLookupError):  # it ended this moment
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.process.pid, number)
 
     def last_error(self) -> str:
-        """Return the last error in its log, with its traceback, or else what it wrote last."""
+        """Return the last error in its log with its traceback, else its last lines of output."""
         lines = [] if self._output is None else list(self._output.lines)
         logged = [LogLine.parsed(line) for line in lines]
         errors = [each for each in logged if each is not None and each.is_error]
         if errors:
             return errors[-1].text
-        return "\n".join(lines[-SHOWN_LINES:]) or "it wrote nothing"
+        return "\n".join(lines[-SHOWN_LINES:]) or "no output"
 
 
 class _Output(asyncio.Protocol):
@@ -168,9 +168,9 @@ class _Output(asyncio.Protocol):
         self._ended.set()
 
     async def close(self) -> None:
-        """Wait for the end of the output; not for long: a process below may hold it open."""
+        """Wait a short time for the end of the output: a child process may keep it open."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OUTPUT_S):
+            async with asyncio.timeout(OUTPUT_TIMEOUT_S):
                 await self._ended.wait()
         if self._transport is not None:
             self._transport.close()
@@ -190,9 +190,9 @@ async def run_processes(
     on_output: OnOutput,
     segment_dir: str | None = None,
 ) -> Summary:
-    """Train ``job``, which ``reference`` and the flags ``arguments`` give to every task.
+    """Train ``job``; every task loads it from ``reference`` with the flags ``arguments``.
 
-    ``segment_dir``: where they have the ps keep their memory, if not in shared memory.
+    ``segment_dir``: directory for the memory of the ps; None: the default in shared memory.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -219,7 +219,7 @@ async def run_processes(
             await chief.run()
             in_order = chief.ending
         except asyncio.CancelledError:
-            text = "stopped at once: what was learned since the last checkpoint is lost"
+            text = "stopped at once: updates since the last checkpoint are lost"
             raise StoppedError(text, chief.stop_code) from None
         finally:
             ignore_signals()
@@ -227,7 +227,7 @@ async def run_processes(
             _remove_segments(config, segment_dir)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
-            log.warning("the same command goes on from %s", chief.summary.checkpoint)
+            log.warning("the same command resumes from %s", chief.summary.checkpoint)
         raise failures[0]
     if chief.summary is None:
         raise StoppedError("the run was stopped before the job began", chief.stop_code)
@@ -238,7 +238,7 @@ def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> Tas
     sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps)]
     if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
-            f"{directory.parent} is too long a path for Unix sockets: set TMPDIR to a shorter one"
+            f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
         )
     return TaskConfig(
         role=Role.CHIEF,
@@ -257,7 +257,7 @@ def _tasks(cluster: LocalCluster) -> list[Task]:
 
 
 def _threads(cluster: LocalCluster, role: Role) -> int:
-    """Return the threads of a task. While a ps updates, it is other ps that want the cores."""
+    """Return the threads of a task. All ps update at once, so they share the cores."""
     return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.ps)
 
 
@@ -281,10 +281,10 @@ def _flags(
 async def _keep(
     child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
 ) -> None:
-    """Run a task, again when it was killed; end the run when it fails.
+    """Run a task; restart it when it was killed, end the run when it fails.
 
-    A ps that fails takes its parameters along. If a worker fails, the chief can still save what was
-    learned: it is asked to end in order, and the error is left in ``failures``.
+    If a ps fails, its parameters are lost. If a worker fails, the chief can still save: it is
+    stopped, and the error is added to ``failures``.
     """
     name = str(child.task)
     ending, _ = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
@@ -297,14 +297,14 @@ async def _keep(
         raise error
     alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
     if alive and (code < 0 or code == ExitCode.TERMINATED):
-        log.warning("%s; training goes on with %d workers", error, alive)
+        log.warning("%s; training goes on; workers left: %d", error, alive)
         return
     failures.append(error)
     chief.stop(error.exit_code)
 
 
 def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
-    """Remove what ps left that were killed: there is no other life for them."""
+    """Remove the segments of killed ps, which will not be restarted."""
     directory = Path(segment_dir) if segment_dir else default_directory()
     if directory is not None:
         for index, address in enumerate(config.ps):
@@ -314,7 +314,7 @@ def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
 async def _end(children: Sequence[Child], *, in_order: bool) -> None:
     """Wait for the end of all tasks.
 
-    Without ``in_order`` nobody has told them to leave, and there is nothing left to save.
+    Without ``in_order`` the chief has sent no shutdown, and nothing can be saved: kill them.
     """
     ps = [child for child in children if child.task.role is Role.PS]
     workers = [child for child in children if child.task.role is Role.WORKER]
@@ -322,18 +322,18 @@ async def _end(children: Sequence[Child], *, in_order: bool) -> None:
         for child in children:
             child.signal(signal.SIGKILL)
     gone = [asyncio.ensure_future(_gone(group)) for group in (ps, workers)]
-    # A ps leaves when the workers have that took part.
-    await asyncio.wait(gone, timeout=FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+    # A ps ends after its workers.
+    await asyncio.wait(gone, timeout=END_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     for worker in workers:
-        worker.signal(signal.SIGTERM)  # if it came too late to hear of the end
-    await asyncio.wait(gone[1:], timeout=FAREWELL_S)
+        worker.signal(signal.SIGTERM)  # it may have started too late for the shutdown
+    await asyncio.wait(gone[1:], timeout=END_TIMEOUT_S)
     for worker in workers:
         if worker.is_alive:
-            log.warning("%s does not leave: it is killed", worker.task)
+            log.warning("%s does not end: killing it", worker.task)
             worker.signal(signal.SIGKILL)
-    await asyncio.wait(gone, timeout=LINGER_S)
+    await asyncio.wait(gone, timeout=PS_TIMEOUT_S)
     for child in ps:
-        child.signal(signal.SIGKILL)  # it waits for a worker that left without a goodbye
+        child.signal(signal.SIGKILL)  # it still waits for a worker that left without a message
     await asyncio.gather(*gone)
 
 

@@ -1,6 +1,6 @@
 """The directory of each `zmqtrain run`, for the Unix sockets of its ps.
 
-A run holds a lock on its directory as long as it lives, so what others find unlocked is left over.
+A run holds a lock on its directory, so an unlocked one belongs to a run that was killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "zmqtrain-run-"
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A directory that a `zmqtrain run` made, and did not live to remove if it is not in use."""
+    """The directory of a `zmqtrain run`; left over if it is not in use."""
 
     path: Path
     nbytes: int
@@ -39,7 +39,7 @@ def run_directory() -> Iterator[Path]:
 
 
 def run_directories(temporary: Path) -> Iterator[RunDirectory]:
-    """Yield those of this user; any that vanish meanwhile are passed over."""
+    """Yield those of this user; skip any that vanish meanwhile."""
     for path in sorted(temporary.glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError):
             found = path.lstat()
@@ -67,10 +67,10 @@ def _is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a directory, which nobody has.
+    """Hold the lock on a directory.
 
     Raises:
-        OSError: somebody has it, or there is no such directory.
+        OSError: another process holds it, or there is no such directory.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,4 +1,4 @@
-"""Processes that are started again when they crash, and die with the process that started them."""
+"""Processes that are restarted when they crash, and die with the process that started them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.roles import signals
 
 SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
-"""As in `zmqtrain.config.task`, which brings more than a supervisor should import."""
+"""As in `zmqtrain.config.task`, which imports more than a supervisor should."""
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -57,11 +57,11 @@ async def keep_running(
     is_over: Callable[[], bool],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> tuple[Ending, str]:
-    """Start a process, again each time that it crashes.
+    """Start a process, and restart it each time that it crashes.
 
-    When ``is_over`` says so, there is no further life. ``sleep`` waits between two lives, for the
-    given seconds or until it is over. Returns how the last life ended and, if that was a failure,
-    why there is no further one.
+    It is not restarted once ``is_over`` returns True. ``sleep`` waits before a restart, for the
+    given seconds or until it is over. Returns how the last run ended and, if that was a failure,
+    why there is no further restart.
     """
     endings: list[Ending] = []
     while True:
@@ -75,7 +75,7 @@ async def keep_running(
         if isinstance(decision, End):
             return endings[-1], decision.reason
         log.warning(
-            "%s %s: it starts again in %.1f s; %d of %d restarts within %g s are left",
+            "%s %s: restarting in %.1f s; %d of %d restarts within %g s are left",
             name,
             endings[-1],
             decision.delay_s,
@@ -89,19 +89,19 @@ async def keep_running(
 
 
 async def supervise(command: Sequence[str], limits: Limits) -> int:
-    """Run ``command``, again as long as that may help; return the exit code to end with.
+    """Run ``command``; restart it while that may help; return the exit code to end with.
 
-    Signals that ask for an end are passed on to it. From the return on, this process ignores them.
+    Signals that stop a process are passed on to it. After the return this process ignores them.
 
     Raises:
         ConfigError: the command cannot be started.
     """
     stop = _Stop()
-    # A worker that waits for a ps can so tell an end of this job from that of one before.
+    # A worker that waits for a ps compares it with the time at which the job ended.
     os.putenv(SUPERVISED_SINCE, str(time.time()))
 
     async def start_command() -> asyncio.subprocess.Process:
-        # It would keep its address if it outlived us, and nobody would start it again.
+        # If it outlived us, it would keep its address, and nothing would restart it.
         process = await start(command, signal.SIGKILL)
         stop.pass_on_to(process)
         return process
@@ -117,36 +117,36 @@ async def supervise(command: Sequence[str], limits: Limits) -> int:
 
 
 class _Stop:
-    """The first signal that asked for an end, if one has come; each is passed on."""
+    """Passes stop signals on to the process, and remembers the first."""
 
     def __init__(self) -> None:
-        self.exit_code = 0  # to end with, if the signal found no process
+        self.exit_code = 0  # to end with, if there was no process to signal
         self._number: int | None = None
         self._came = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
         self._numbers = signals.that_end()
         for number in self._numbers:
-            # Not add_signal_handler: to end its handling it lets the signal kill for a moment.
+            # Not add_signal_handler: while it is removed, a signal would kill this process.
             signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self._take, n))
 
     def has_come(self) -> bool:
         return self._number is not None
 
     def pass_on_to(self, process: asyncio.subprocess.Process) -> None:
-        """Pass signals on to this process from now on, and one that has come before."""
+        """Pass signals on to this process, including one that has already come."""
         self._process, self.exit_code = process, 0
         if self._number is not None:
             self._pass_on(self._number)
 
     async def wait(self, limit_s: float) -> None:
-        """Wait for a signal."""
+        """Wait for a signal, at most ``limit_s`` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._came.wait()
 
     def ignore(self) -> None:
-        """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
+        """Ignore signals during the exit: honcho sends them to all when the first process ends."""
         for number in self._numbers:
             signal.signal(number, signal.SIG_IGN)
 
@@ -160,12 +160,12 @@ class _Stop:
 
     def _pass_on(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
-            # Not send_signal: if it has ended this moment, that takes its exit code from asyncio.
+            # Not send_signal: it polls, and could take the exit code away from asyncio.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
 
 def _die_with(parent: int, number: signal.Signals, prctl: Callable[..., int]) -> None:
     prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:  # it has died already, so the signal will not come
+    if os.getppid() != parent:  # it has died already: the signal would not come
         os.kill(os.getpid(), number)

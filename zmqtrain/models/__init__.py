@@ -1,4 +1,4 @@
-"""Built-in models, and the protocols that any other model and its data follow."""
+"""Built-in models, and the protocols for other models and their data."""
 
 from zmqtrain.models.base import (
     Array,

@@ -1,4 +1,4 @@
-"""One model for NumPy and CuPy: which module the given arrays belong to."""
+"""Helpers that let one model run on NumPy and CuPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmqtrain.models.base import Array
 def array_module(*arrays: Array) -> ModuleType:
     """Return ``cupy`` if any of ``arrays`` is a CuPy array, else ``numpy``.
 
-    Never imports CuPy: where nobody has imported it, no array can be one of its own.
+    Never imports CuPy: if it is not imported, there are no CuPy arrays.
     """
     device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
     if device_array is not None and any(isinstance(array, device_array) for array in arrays):
@@ -25,16 +25,15 @@ def array_module(*arrays: Array) -> ModuleType:
 
 
 def quiet() -> np.errstate:
-    """Silence NumPy's warnings of overflow in a step: NaN and infinity are found in the gradients,
-    where they are counted and reported with the step that made them."""
+    """Silence NumPy's warnings in a step: NaN and infinity are counted and reported later."""
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 class Scratch(threading.local):
-    """Buffers that one model reuses from step to step; every thread sees its own.
+    """Buffers that one model reuses from step to step; every thread has its own.
 
-    Holds the buffers of the last request only, so memory is bounded when batch sizes vary.
-    Copies and pickles as an empty one.
+    It keeps only the buffers of the last request, so memory stays bounded when batch sizes vary. A
+    copy is empty.
     """
 
     def __init__(self) -> None:

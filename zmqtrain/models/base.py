@@ -1,6 +1,6 @@
-"""What a model and its data are to zmqtrain: two small protocols.
+"""The protocols of a model and of its data.
 
-Anything with these methods can be trained; nothing has to be inherited.
+Any object with these methods can be trained; no base class is needed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Parameters: TypeAlias = Mapping[str, Array]
 """Named parameters in creation order, each float32."""
 
 Gradients: TypeAlias = MutableMapping[str, Array]
-"""Buffers of the parameters' shapes, into which a model writes its gradients."""
+"""Buffers with the parameters' shapes, into which a model writes its gradients."""
 
 
 class Buffers(dict[str, Array]):
-    """Gradients of a worker that wants to know when some of them are complete."""
+    """Gradient buffers that call back when some of them are complete."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Buffers(dict[str, Array]):
 
 
 def written(out: Gradients, *names: str) -> None:
-    """Tell that the gradients of these variables are complete: they are not written to again.
+    """Report that the gradients of these variables are complete and will not be written again.
 
-    A model may call this in ``loss_and_gradients``, with its ``out``, as soon as it can: so that
-    they travel while it computes the others, if the job's ``overlap`` is on.
+    A model may call this in ``loss_and_gradients``, with its ``out``. If the job's ``overlap`` is
+    on, these gradients are sent while the model computes the others.
     """
     if isinstance(out, Buffers):
         out.on_written(out, names)
@@ -64,7 +64,7 @@ class Model(Protocol):
         ...
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        """Return mean measures over ``batch``: ``loss``, and ``accuracy`` if it has a sense."""
+        """Return mean measures over ``batch``: ``loss``, and ``accuracy`` if that makes sense."""
         ...
 
 
@@ -81,14 +81,14 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class Data(Protocol):
-    """Where a job's examples come from; loaded only by the tasks that need them."""
+    """A source of examples; only tasks that need them call :meth:`load`."""
 
     def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
-        """Return (training set, evaluation set); without the latter nothing is evaluated.
+        """Return (training set, evaluation set or None); with None nothing is evaluated.
 
         ``directory`` is the job's ``data_dir`` (flag ``--data``), None if not given.
 
         Raises:
-            DataError: the files are missing or damaged; the text names the file and the remedy.
+            DataError: the files are missing or damaged; the text names the file and what to do.
         """
         ...

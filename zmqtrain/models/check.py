@@ -1,9 +1,9 @@
-"""One real step of a model, looked at closely: is its gradient written, finite, and right?
+"""Checks of one real step of a model: is the gradient written, finite, and correct?
 
-A gradient is right if it is the slope of the loss, which is measured by central differences
+A correct gradient is the slope of the loss. The slope is measured by central differences
 (L(p + h v) - L(p - h v)) / 2h along directions v: some random elements of each variable, and one
-direction through all of them. In float64 where the model computes in it; in float32 the loss is so
-coarse that only large errors can be seen, and the tolerance says so.
+direction through all of its elements. It is measured in float64 if the model computes in float64.
+A loss in float32 is so coarse that only large errors show; the tolerance takes this into account.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from zmqtrain.models.base import Batch, Model
 from zmqtrain.user_code import user_code
 
 ELEMENTS = 4
-"""Elements of each variable whose slope is measured on its own."""
+"""Single elements of each variable for which the slope is measured."""
 
 ROWS = 16
 """Examples for which slopes are measured: the loss is computed 20 times for each variable."""
 
 SECONDS = 10.0
-"""Variables whose turn has not come by then are left out."""
+"""Time limit; the remaining variables are skipped."""
 
 RELATIVE_TOLERANCE = 0.01
 _DOUBLE_NOISE, _SINGLE_NOISE = 1e-13, 1e-6
@@ -39,7 +39,7 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
 def mistakes_of_a_step(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
-    """Yield what is wrong with the loss and the gradient of one batch; nothing if all is right.
+    """Yield a text for each mistake in the loss and the gradient of one batch.
 
     Raises:
         ConfigError: the model raises.
@@ -47,29 +47,29 @@ def mistakes_of_a_step(model: Model, parameters: Arrays, batch: Batch) -> Iterat
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
     loss = _call(model, parameters, batch, out)
-    wrong = list(_of_arrays(before, parameters, out))
+    wrong = list(_check_arrays(before, parameters, out))
     if not math.isfinite(loss):
         wrong.append(f"the loss of the first batch is {loss}; expected a finite number")
     yield from wrong
     if not wrong:
-        yield from _of_slopes(model, parameters, tuple(array[:ROWS] for array in batch))
+        yield from _check_slopes(model, parameters, tuple(array[:ROWS] for array in batch))
 
 
-def _of_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
+def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
     for name in sorted(out.keys() - before.keys()):
-        yield f"a gradient of {name!r} is written, which is none of the parameters"
+        yield f"a gradient of {name!r} is written, which is not a parameter"
     for name, value in before.items():
         gradient = out[name]
         if not np.array_equal(value, parameters[name]):
-            yield f"loss_and_gradients() writes to parameter {name!r}; expected that it only reads"
+            yield f"loss_and_gradients() writes to parameter {name!r}; it must only read parameters"
         if np.shape(gradient) != value.shape:
             yield (
-                f"the gradient of {name!r} has shape {np.shape(gradient)}, the parameter "
-                f"{value.shape}; write it into the buffer that is given, with out= or [...]"
+                f"the gradient of {name!r} has shape {np.shape(gradient)}; expected {value.shape}; "
+                "write it into the given buffer, with out= or [...]"
             )
         elif np.isnan(gradient).all():
             yield (
-                f"the gradient of {name!r} is not written, or added to what the buffer held; "
+                f"the gradient of {name!r} is not written, or added to the buffer's old values; "
                 "buffers are not cleared between steps: overwrite every element"
             )
         elif not np.isfinite(gradient).all():
@@ -82,17 +82,17 @@ def _of_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Itera
 
 @dataclass(frozen=True)
 class _Precision:
-    """How finely the loss is known: its type, its error, and a step that suits both."""
+    """The precision of the loss: its type, its error, and a step that suits both."""
 
     dtype: type[np.floating[Any]]
     step: float
     noise: float
 
 
-def _of_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
+def _check_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
     precision = _precision(model, parameters, batch)
     if precision is None:
-        return  # the loss differs from call to call, as with dropout: it has no slope
+        return  # the loss differs from call to call, as with dropout
     point = {name: value.astype(precision.dtype) for name, value in parameters.items()}
     gradients = {name: np.zeros_like(value) for name, value in point.items()}
     _call(model, point, batch, gradients)
@@ -102,13 +102,13 @@ def _of_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
             return
         gradient = gradients[name]
         for direction, where in _directions(gradient, random):
-            told = float(np.sum(gradient * direction, dtype=np.float64))
+            stated = float(np.sum(gradient * direction, dtype=np.float64))
             measured, error = _slope(model, point, batch, name, direction, precision)
-            tolerance = RELATIVE_TOLERANCE * max(abs(told), abs(measured)) + error
-            if abs(told - measured) > tolerance:
+            tolerance = RELATIVE_TOLERANCE * max(abs(stated), abs(measured)) + error
+            if abs(stated - measured) > tolerance:
                 yield (
                     f"the gradient of {name!r} is wrong {where}: loss_and_gradients() says "
-                    f"{told:.6g}, the loss itself changes by {measured:.6g} (+- {tolerance:.2g})"
+                    f"{stated:.6g}, the loss itself changes by {measured:.6g} (+- {tolerance:.2g})"
                 )
                 break
 
@@ -116,7 +116,7 @@ def _of_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
 def _directions(
     gradient: NDArray[Any], random: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], str]]:
-    """Yield arrays of the gradient's shape and length 1, and words for where they point."""
+    """Yield unit vectors of the gradient's shape, each with a text that describes it."""
     count = min(ELEMENTS, gradient.size)
     for flat in random.choice(gradient.size, count, replace=False):
         direction = np.zeros_like(gradient)
@@ -135,10 +135,9 @@ def _slope(
     direction: NDArray[Any],
     precision: _Precision,
 ) -> tuple[float, float]:
-    """Return how the loss changes along a direction, and by how much that may be wrong.
+    """Return the slope of the loss along a direction, and its possible error.
 
-    What two steps differ in shows how far the loss is from a line: at a kink of ReLU it is not
-    known, which the error says.
+    The error is estimated from two step sizes; it is large at a kink, such as that of ReLU.
     """
 
     def central(step: float) -> float:
@@ -153,9 +152,9 @@ def _slope(
 
 
 def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | None:
-    """Return how finely the model computes its loss; None if the same call gives another loss.
+    """Return the precision of the model's loss; None if equal calls give different losses.
 
-    Parameters that move by tiny equal steps move a loss in float64 by equal steps, one in float32
+    Tiny equal steps of the parameters change a loss in float64 by equal steps, a loss in float32
     not at all or in jumps.
     """
     point = {name: value.astype(np.float64) for name, value in parameters.items()}
@@ -164,7 +163,7 @@ def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | N
             _loss(model, {name: value + step * 1e-9 for name, value in point.items()}, batch)
             for step in (0, 0, 1, 2, 3)
         ]
-    except ConfigError:  # it takes float32 alone
+    except ConfigError:  # it accepts only float32
         losses = [_loss(model, parameters, batch) for _ in range(2)]
     if losses[0] != losses[1]:
         return None
@@ -187,6 +186,6 @@ def _call(model: Model, parameters: Arrays, batch: Batch, out: dict[str, Any]) -
         return float(loss)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: the mean "
-            "loss over the batch"
+            f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: return "
+            "the mean loss over the batch"
         ) from None

@@ -1,4 +1,4 @@
-"""A model's arguments and batches, checked where a mistake can still be named."""
+"""Checks of a model's arguments and batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     """Return the batch's (features (n, ``features``), answers (n, ...)).
 
     Raises:
-        ConfigError: the batch is not such a pair: the job's model and data do not fit.
+        ConfigError: the batch is something else; the job's model and data do not fit.
     """
     if len(batch) != 2:
         raise ConfigError(

@@ -18,7 +18,7 @@ from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
 class MLP:
     """A classifier of fully connected layers: ReLU after each hidden one, softmax at the end.
 
-    ``hidden`` is the width of the hidden layer, or of each in turn. Parameters, for layer 0, 1,
+    ``hidden`` is the width of the hidden layer, or a list of widths. Parameters, for layer 0, 1,
     ...: ``layer0/weights`` (fan in, fan out), normal with deviation sqrt(2 / fan in) (He et al.
     2015, "Delving deep into rectifiers"), and ``layer0/bias`` (fan out,), zero. The loss is the
     mean cross entropy. A batch is (features (n, features), labels (n,)), labels being class

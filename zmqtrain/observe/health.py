@@ -1,7 +1,6 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
-It runs in a daemon thread, so it answers even while the event loop is blocked, which is when the
-answer matters most.
+It runs in a daemon thread, so it answers even while the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import Any
@@ -25,7 +25,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.observe.metrics import Metrics
 
 STALL_S = 30.0
-"""Without progress of the event loop for this long, ``/healthz`` answers 503."""
+"""``/healthz`` answers 503 after the event loop has made no progress for this long."""
 
 LAG_INTERVAL_S = 0.25
 CLIENT_TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class LoopMonitor:
-    """Measures how late the event loop runs what is due, and whether it runs at all."""
+    """Measures the lag of the event loop, and whether it runs at all."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class LoopMonitor:
 class _HttpServer(ThreadingMixIn, TCPServer):
     """A thread for each request.
 
-    Not an `http.server.HTTPServer`: that one looks up the host's name at start, which can take
-    many seconds where DNS is out of order.
+    Not an `http.server.HTTPServer`: that looks up the host's name at start, which can take many
+    seconds if DNS does not work.
     """
 
     allow_reuse_address = True
@@ -84,8 +84,8 @@ class _HttpServer(ThreadingMixIn, TCPServer):
         self.registry = registry
         self.is_ready = is_ready
         self.stalled_s = stalled_s
-        # TCPServer reads the family from the attribute. The lookup takes no port: it would wrap
-        # one that is too large instead of refusing it.
+        # TCPServer reads the family from the attribute. The lookup gets no port, because it would
+        # wrap a port that is too large instead of refusing it.
         lookup = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, (address, _, *scope) = lookup[0]
         super().__init__((address, port, *scope), _Handler)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class _HttpServer(ThreadingMixIn, TCPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
         if self._tls is not None:
-            # The handshake comes with the first read: a slow client keeps but its own thread.
+            # Handshake at the first read, so that a slow client blocks only its own thread.
             connection = self._tls.wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             )
@@ -101,14 +101,14 @@ class _HttpServer(ThreadingMixIn, TCPServer):
 
     def shutdown_request(self, request: Any) -> None:
         if isinstance(request, ssl.SSLSocket):
-            # Without a goodbye the client has to take the answer for cut short.
+            # Without close_notify the client must assume that the answer was truncated.
             with contextlib.suppress(OSError, ValueError):
                 request.unwrap()
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if isinstance(sys.exception(), (ConnectionError, TimeoutError, ssl.SSLError)):
-            log.debug("%s went away before it had its answer", client_address)
+            log.debug("%s disconnected before it had its answer", client_address)
         else:
             log.exception("the metrics server could not answer %s", client_address)
 
@@ -117,7 +117,7 @@ class _Handler(MetricsHandler):
     """Answers one request."""
 
     server: _HttpServer
-    timeout = CLIENT_TIMEOUT_S  # of the socket: a silent client must not keep its thread
+    timeout = CLIENT_TIMEOUT_S  # of the socket, so that a silent client does not keep its thread
 
     def do_GET(self) -> None:
         match self.path.partition("?")[0]:
@@ -130,7 +130,15 @@ class _Handler(MetricsHandler):
                 stalled_s = self.server.stalled_s()
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
             case path:
-                self._send(HTTPStatus.NOT_FOUND, f"no {path}; there is /metrics, /readyz, /healthz")
+                self._send(HTTPStatus.NOT_FOUND, f"no {path}; expected /metrics, /readyz, /healthz")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def end_headers(self) -> None:
+        super().end_headers()
+        if self.command == "HEAD":
+            self.wfile = BytesIO()  # drops the body
 
     def _answer(self, is_good: bool, reason: str) -> None:
         self._send(HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE, reason)
@@ -145,7 +153,7 @@ class _Handler(MetricsHandler):
 
 
 class Server:
-    """A running metrics server; ``address`` and ``port`` are those it really listens on."""
+    """A running metrics server; ``address`` and ``port`` are where it listens."""
 
     def __init__(self, http: _HttpServer) -> None:
         self.address: str
@@ -177,12 +185,12 @@ def serve(
 ) -> Server:
     """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
 
-    ``is_ready`` says whether the task can do its work, and why (not); ``loop_lag`` gives the
+    ``is_ready`` returns whether the task is ready, and why or why not; ``loop_lag`` returns the
     seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both are called from the
-    server's threads. With ``tls`` all is served over https, and over https alone.
+    server's threads. With ``tls`` only https is served.
 
     Raises:
-        ConfigError: nothing can listen on that address, for instance because the port is taken.
+        ConfigError: it cannot listen on that address, for instance because the port is taken.
     """
     try:
         return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls))
@@ -196,10 +204,10 @@ def serve(
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Return what serves with the certificate and the key in these files.
+    """Return a TLS context with the certificate and the key in these files.
 
     Raises:
-        ConfigError: they cannot be read, or do not go together.
+        ConfigError: they cannot be read, or do not belong together.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -207,7 +215,7 @@ def tls_context(certificate: str, key: str) -> ssl.SSLContext:
     except OSError as error:
         raise ConfigError(
             f"metrics cannot be served with the certificate {certificate} and the key {key}: "
-            f"{error.strerror or error}; expected PEM files that go together; correct "
+            f"{error.strerror or error}; expected PEM files that belong together; correct "
             "--metrics-cert and --metrics-key (ZMQTRAIN_METRICS_CERT, ZMQTRAIN_METRICS_KEY)"
         ) from None
     return context

@@ -1,4 +1,4 @@
-"""What a task writes to stderr: a line for each event, as text or as JSON."""
+"""The log of a task on stderr: a line for each event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LogLine:
 
     @classmethod
     def parsed(cls, line: str) -> LogLine | None:
-        """Return what the line says; None if it is something else, such as what a user prints."""
+        """Return the parsed line; None if it is something else, such as output of a print()."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError):
@@ -76,16 +76,16 @@ class LogLine:
         return "\n".join(filter(None, (self.message, self.exception)))
 
     def __str__(self) -> str:
-        """Return it as `TextFormatter` would have written it."""
+        """Return the line in the form of `TextFormatter`."""
         return f"{self.time} {self.level} {self.task}: {self.text}"
 
 
 def setup_logging(task: str, level: str, log_format: str = "text") -> None:
-    """Send this process's log to stderr, and nowhere else; for the main function of a process.
+    """Send this process's log to stderr only; for the main function of a process.
 
-    ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of `LEVELS` and holds for
-    zmqtrain; ``log_format`` is one of `FORMATS`. Libraries are not heard below INFO: some report
-    every step at DEBUG.
+    ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of `LEVELS` and applies to
+    zmqtrain; ``log_format`` is one of `FORMATS`. Libraries log at INFO and above: some log every
+    step at DEBUG.
 
     Raises:
         ConfigError: there is no such level or format.
@@ -110,10 +110,10 @@ def setup_logging(task: str, level: str, log_format: str = "text") -> None:
 
 
 class RateLimit(logging.Filter):
-    """Lets only so many lines a second through from each place in the code.
+    """Limits the lines per second from each place in the code.
 
-    Whoever sends nonsense as fast as the wire allows does not fill the disk with what is logged of
-    it. DEBUG is not limited: it was asked for.
+    Otherwise a peer that sends invalid messages could fill the disk with log lines. DEBUG is not
+    limited.
     """
 
     def __init__(self) -> None:
@@ -128,20 +128,20 @@ class RateLimit(logging.Filter):
         lines = lines + 1 if second == now else 1
         self._seconds[place] = now, lines
         if lines == LINES_PER_SECOND:
-            record.msg = f"{record.getMessage()} (more like this are left out for a second)"
+            record.msg = f"{record.getMessage()} (further lines like this are dropped for a second)"
             record.args = ()
         return lines <= LINES_PER_SECOND
 
 
 class StateLogger:
-    """Logs a state when it changes, not each time that it is looked at."""
+    """Logs a state only when it changes."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._texts: dict[Hashable, str] = {}
 
     def state(self, key: Hashable, text: str, level: int = logging.INFO) -> None:
-        """Log ``text`` unless it is what ``key`` was last said to be."""
+        """Log ``text`` unless it is the last one logged for ``key``."""
         if self._texts.get(key) != text:
             self._texts[key] = text
             self._log.log(level, "%s", text, stacklevel=2)

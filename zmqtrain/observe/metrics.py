@@ -5,8 +5,8 @@ The attribute of a metric is its exposed name without ``zmqtrain_`` and without 
 the values of a label are known, each is an attribute: ``metrics.pushes.applied.inc()``; otherwise
 they are looked up: ``metrics.rpc_duration_seconds["Push"].observe(0.002)``.
 
-Of a step's two dozen updates none costs more than it must: prometheus-client takes 1 us for each, a
-lock or two and a search for the label, of the 200 us that the smallest step takes.
+A step makes two dozen updates. prometheus-client takes 1 us for each (locks, lookup of the label);
+the smallest step takes 200 us.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Pushes:
-    """What became of the pushes that a ps answered."""
+    """Results of the pushes that a ps answered."""
 
     applied: Counter
     accumulated: Counter
@@ -87,7 +87,7 @@ class Level:
         gauge.set_function(lambda: self._value)
 
     def set(self, value: float) -> None:
-        # What is no number must fail here, where the traceback tells who set it, not in a scrape.
+        # A value that is not a number must fail here, not in a scrape.
         self._value = float(value)
 
 
@@ -95,7 +95,7 @@ class Series(dict[K, S], Generic[K, S]):
     """The series of a metric by the value of its label, made on first use."""
 
     def __init__(self, metric: Counter | Gauge | Histogram, make: Callable[[Any], S]) -> None:
-        """``make`` is given what ``metric.labels`` returns."""
+        """``make`` gets the result of ``metric.labels``."""
         self._metric = metric
         self._make = make
 
@@ -110,7 +110,7 @@ class Series(dict[K, S], Generic[K, S]):
 
 
 class RoleState:
-    """In which state the task is: 1 for that state, 0 for each other one."""
+    """The state of the task: 1 for the current state, 0 for the others."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauges = {state: gauge.labels(state) for state in get_args(State)}
@@ -124,7 +124,7 @@ class RoleState:
 
 
 class _Registry(CollectorRegistry):
-    """Leaves out when each series was made: they would be a third of all, and nobody reads them."""
+    """Leaves out the ``_created`` series, which would be a third of all and are not used."""
 
     def collect(self) -> Iterator[Metric]:
         for family in super().collect():
@@ -135,7 +135,7 @@ class _Registry(CollectorRegistry):
 class _Place(TypedDict):
     """Where a metric is exposed: in the registry, or nowhere if the task's role does not have it.
 
-    It is made all the same: code shared by the roles can count without asking for whom it runs.
+    It exists in both cases, so that code shared by the roles can count without a check.
     """
 
     namespace: str
@@ -145,7 +145,7 @@ class _Place(TypedDict):
 class Metrics:
     """The metrics of one task, and the registry that exposes those of its role.
 
-    A gauge whose value is not known yet is NaN, which no alert and no graph takes for a number.
+    A gauge whose value is not known yet is NaN, which alerts and graphs ignore.
     """
 
     def __init__(self, role: str, index: int = 0) -> None:

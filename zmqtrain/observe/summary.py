@@ -1,4 +1,4 @@
-"""What a run came to: for people as lines, for scripts as JSON."""
+"""The summary of a run: lines for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zmqtrain.errors import ExitCode
 from zmqtrain.wire.messages import Status
 
 
@@ -18,8 +19,8 @@ class Summary:
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
     ``ps`` is 0 if one worker trained alone. ``loss`` and ``accuracy`` are of the evaluation set,
-    NaN if it was not evaluated; ``train_loss`` is that of the last push. ``ended`` says why the run
-    ended.
+    NaN if it was not evaluated; ``train_loss`` is that of the last push. ``staleness`` counts the
+    updates by all workers between a gradient's pull and its push. ``ended`` says why the run ended.
     """
 
     job: str
@@ -44,7 +45,7 @@ class Summary:
     def of(cls, status: Status, *, parameters: Mapping[str, Any], **fields: Any) -> Summary:
         """Return the summary of a run with this last status and these parameters.
 
-        ``fields`` are those that neither tells.
+        ``fields`` are the others.
         """
         return cls(
             policy=status.policy,
@@ -60,7 +61,7 @@ class Summary:
         )
 
     def json(self) -> str:
-        """Return one line of JSON; NaN and infinity, which it lacks, become null."""
+        """Return one line of JSON; NaN and infinity become null."""
         return json.dumps(_finite(asdict(self)))
 
     def lines(self) -> list[str]:
@@ -70,7 +71,8 @@ class Summary:
         rate = f"{self.steps_per_second:.0f} steps/s"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
-        where = f"{self.ps} ps, {self.workers} workers" if self.ps else "one worker alone"
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        where = f"{self.ps} ps, {workers}" if self.ps else "one worker alone"
         lines = [
             f"{self.job}: {self.ended}",
             f"policy {self.policy}, {where}",
@@ -82,6 +84,8 @@ class Summary:
             lines.append(loss)
         if self.checkpoint:
             lines.append(f"checkpoint {self.checkpoint}")
+        elif self.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+            lines.append("nothing was saved: the job has no logdir (--logdir DIR)")
         return lines
 
 

@@ -13,8 +13,8 @@ from zmqtrain.compute.arrays import Flat
 class Slot:
     """State that a rule keeps for each parameter element, such as a momentum.
 
-    ``initial`` is the value that every element starts with; None means the parameter's own
-    initial value (moving averages start there).
+    ``initial`` is the initial value of every element; None means the parameter's own initial value
+    (for moving averages).
     """
 
     name: str
@@ -25,8 +25,8 @@ class Slot:
 class Rule(Protocol):
     """An optimizer: how one gradient changes the parameters and the slots.
 
-    A rule holds no state of its own, so one object serves any number of shards and threads. Its
-    ``repr`` enters the job's fingerprint: equal rules must have equal texts in every process.
+    A rule has no state, so one object serves any number of shards and threads. Its ``repr`` is part
+    of the job's fingerprint: equal rules must have the same ``repr`` in every process.
     """
 
     @property
@@ -37,11 +37,10 @@ class Rule(Protocol):
     ) -> None:
         """Apply one update in place. All arrays have the same shape (n,).
 
-        Each element depends on its own values only: updating the memory block by block gives, bit
-        for bit, what one call for all of it gives. ``slots`` holds at least the rule's own.
-        ``gradient`` is only read, so an update that was cut short can be redone from it. ``step``
-        counts the updates applied before this one (0 for the first); schedules are evaluated at
-        it. A rule that refuses (ConfigError) does so by the step alone, before it changes
-        anything: for the other blocks it refuses as well then.
+        Each element depends only on its own values: an update block by block gives the same bits
+        as one call. ``slots`` contains at least the rule's own. ``gradient`` is only read, so an
+        interrupted update can be repeated. ``step`` counts the updates before this one (0 for the
+        first); schedules are evaluated at it. A rule may raise ConfigError only depending on
+        ``step``, and before it changes anything, so that it raises for all blocks.
         """
         ...

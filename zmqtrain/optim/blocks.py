@@ -1,4 +1,4 @@
-"""Blocks: so many elements are worked on at once that what is computed between stays in cache."""
+"""Blocks of elements, small enough that intermediate results stay in the cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 
 BLOCK_SIZE = 65_536
-"""Elements in a block, 256 KiB: with less the calls cost time, with more it leaves L2."""
+"""Elements in a block, 256 KiB: smaller ones cost calls, larger ones do not fit into L2."""
 
 DEVICE_BLOCK_SIZE = 1 << 24
 """Elements in a block on a GPU, where each costs kernel launches."""
 
 
 def block_size(like: Flat) -> int:
-    """Return the elements of a block of such memory, which may lie on a GPU."""
+    """Return the block size for this memory, which may be on a GPU."""
     return BLOCK_SIZE if isinstance(like, np.ndarray) else DEVICE_BLOCK_SIZE
 
 

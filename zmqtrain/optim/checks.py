@@ -1,4 +1,4 @@
-"""Hyper-parameters, checked where the job is written rather than where it is trained."""
+"""Checks of hyperparameters, made when the job is loaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_decay(owner: object, *names: str) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether ``value`` is a finite number; True and False are none."""
+    """Return whether ``value`` is a finite number; True and False are not."""
     return not isinstance(value, bool) and isinstance(value, Real) and isfinite(value)
 
 

@@ -1,7 +1,6 @@
 """The global norm of a gradient, and clipping by it.
 
-The norm needs every variable, so this runs on the worker, over the whole gradient, before it is cut
-into shards.
+The norm needs every variable, so the worker computes it before the gradient is cut into shards.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ def global_norm(gradients: Mapping[str, Array]) -> float:
 def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
     """Scale the gradients in place by norm / max(norm, global norm); return the latter.
 
-    This is tf.clip_by_global_norm: directions stay, and a gradient no longer than ``norm`` is not
-    touched. One whose norm is NaN or infinite is not touched either, so that it is still recognised
-    as such where it arrives.
+    This is tf.clip_by_global_norm. A gradient no longer than ``norm`` is not changed. Nor is one
+    whose norm is NaN or infinite, so that it is still recognised later.
 
     Raises:
         ConfigError: ``norm`` is not a finite number above 0.
@@ -43,7 +41,7 @@ def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
     if not is_number(norm) or norm <= 0:
         raise ConfigError(
             f"clip_norm is {norm!r}; expected a finite number above 0; correct clip_norm in the "
-            "job, or leave it out for no clipping"
+            "job, or omit it for no clipping"
         )
     length = global_norm(gradients)
     if isfinite(length) and length > norm:
@@ -54,7 +52,7 @@ def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
 
 
 def sum_of_squares(array: Array) -> Array:
-    """Return the sum of all squares, a float64 scalar that lies where ``array`` does."""
+    """Return the sum of all squares, a float64 scalar on the device of ``array``."""
     flat = array.reshape(-1)
     block = _HOST_BLOCK if isinstance(array, np.ndarray) else _DEVICE_BLOCK
     total: Array = 0.0

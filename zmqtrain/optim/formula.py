@@ -18,7 +18,7 @@ from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]
-"""Hyperparameters of one update, and behind them switches."""
+"""Hyperparameters of one update, followed by switches."""
 
 Formula: TypeAlias = Callable[..., tuple[Any, ...]]
 
@@ -31,9 +31,9 @@ class FormulaRule(ABC):
     ``formula(w, g, *slots, *numbers)`` takes a parameter, its gradient, the slots of
     ``formula_slots`` and the numbers of ``hyperparameters(step)``; it returns the new parameter and
     the new slots, in a tuple. NumPy calls it with arrays, Numba compiles it for numbers, and for a
-    GPU it is traced. So it is made of operators and of NumPy's sqrt, sign, abs, maximum and power,
-    calls no other function but ``approach``, and branches on switches and on slots that are None,
-    never on values. Its constants are np.float32.
+    GPU it is traced. It may use operators, NumPy's sqrt, sign, abs, maximum and power, and
+    ``approach``. It may branch on switches and on slots that are None, never on values. Its
+    constants are np.float32.
     """
 
     __slots__ = ()
@@ -49,12 +49,12 @@ class FormulaRule(ABC):
         """Return the numbers of the update that follows ``step`` others.
 
         Raises:
-            ConfigError: there is no such update, as the rate is none that the rule can work with.
+            ConfigError: the rule cannot use the learning rate of this step.
         """
 
     @property
     def formula_slots(self) -> tuple[str | None, ...]:
-        """Names of the slots that the formula takes; None for one that this rule does without."""
+        """Names of the slots that the formula takes; None for one that this rule does not have."""
         return tuple(slot.name for slot in self.slots)
 
     @property
@@ -80,15 +80,15 @@ class FormulaRule(ABC):
         return None
 
     def arrays(self, parameters: Flat, slots: Mapping[str, Flat]) -> tuple[Flat | None, ...]:
-        """Return the parameters and the formula's slots, None for one that is not there."""
+        """Return the parameters and the formula's slots, None for a missing slot."""
         return (parameters, *(None if name is None else slots[name] for name in self.formula_slots))
 
 
 class LayerRule(FormulaRule):
-    """A rule whose step has a length that follows from norms of the whole variable.
+    """A rule whose step length depends on norms of the whole variable.
 
-    Its formula returns a direction instead of the new parameter, which is w - factor * direction.
-    ``update`` is for one variable as a whole; a ps takes what it holds of a variable for one.
+    Its formula returns a direction; the new parameter is w - factor * direction. ``update`` is for
+    one whole variable; a ps treats its part of a variable as a whole one.
     """
 
     __slots__ = ()
@@ -144,8 +144,8 @@ def element(
 ) -> tuple[Any, ...]:
     """Return the new values of w, the slots and the average, of one element or of arrays.
 
-    This is the whole update: ``scale`` makes a sum of gradients a mean, L2 comes before the rule,
-    the average moves behind it. What there is not is None: a slot, ``average``, ``l2``, ``factor``.
+    This is the whole update: ``scale`` turns a sum of gradients into a mean, L2 comes before the
+    rule, the moving average after it. A missing slot, ``average``, ``l2`` or ``factor`` is None.
     """
     g = g * scale
     if l2 is not None:
@@ -167,12 +167,12 @@ def approach(average: Any, target: Any, share: Any) -> Any:
 
 
 def at(arrays: tuple[Flat | None, ...], block: slice) -> tuple[Flat | None, ...]:
-    """Return the block of all arrays, None for those that are not there."""
+    """Return this block of all arrays; None stays None."""
     return tuple(None if array is None else array[block] for array in arrays)
 
 
 def put(arrays: tuple[Flat | None, ...], values: tuple[Any, ...]) -> None:
-    """Set all arrays, but for those that are not there."""
+    """Set all arrays that are not None."""
     for array, value in zip(arrays, values, strict=True):
         if array is not None:
             array[...] = value

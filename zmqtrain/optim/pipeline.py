@@ -1,4 +1,4 @@
-"""All that a ps does to its shard for one accepted gradient, in one pass over memory."""
+"""The whole update of a shard by one accepted gradient, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ AVERAGE = "average"
 """The slot of the parameters' moving average."""
 
 Pieces: TypeAlias = Sequence[tuple[slice, int]]
-"""Which elements are of which variable: what is held of one may lie in several places."""
+"""Which elements belong to which variable; one variable may have several pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A rule with L2 regularisation before it and a moving average behind it; itself a rule.
+    """A rule with L2 regularisation before it and a moving average after it; itself a rule.
 
     With w the parameters, g the gradient, and a the slot "average", w's initial value at first:
 
@@ -40,10 +40,10 @@ class Update:
     ``num_updates=global_step``, which TensorFlow's models run after the update. Without
     ``moving_average`` there is no such slot. Both act on every parameter, biases included.
 
-    Non-finite values go through without a warning: they are counted where gradients arrive.
+    Non-finite values cause no warning here: gradients are checked when they arrive.
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
-    ``fused=False`` keeps to NumPy; it is no part of what the update is, so neither of its text.
+    ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
     """
 
     rule: Rule
@@ -59,7 +59,7 @@ class Update:
             )
         if isinstance(self.rule, Update) and self.rule.is_layered:
             raise ConfigError(
-                f"Update: {self.rule.rule!r} looks at whole variables and cannot be wrapped twice; "
+                f"Update: {self.rule.rule!r} needs whole variables and cannot be wrapped twice; "
                 "give l2 and moving_average in one Update"
             )
         check_non_negative(self, "l2")
@@ -94,20 +94,20 @@ class Update:
         redo: Redo | None = None,
         pieces: Pieces | None = None,
     ) -> BoundUpdate:
-        """Return this update for memory that it will be applied to many times.
+        """Bind this update to memory to which it is applied many times.
 
-        ``redo``: of ``parameters`` and every slot, if a killed process is to leave them whole.
-        ``pieces``: cover the memory, in order; None: all is one variable.
+        ``redo``: for ``parameters`` and every slot, if the update must be crash-safe. ``pieces``:
+        cover the memory, in order; None: all is one variable.
         """
         return BoundUpdate(self, parameters, slots, redo, pieces)
 
     def warm_up(self, parameters: Flat, *, guarded: bool = False) -> None:
-        """Load the kernel that updates of such memory need, or compile it: seconds."""
+        """Load or compile the kernel for updates of this memory; compiling takes seconds."""
         memory = parameters[:0]
         slots = new_slots(self, memory)
         arrays = [memory, *slots.values()]
         redo = Redo(arrays, arrays, np.zeros(2, np.int64)) if guarded else None
-        with contextlib.suppress(ConfigError):  # the update itself will tell
+        with contextlib.suppress(ConfigError):  # the update itself raises it again
             self.bind(memory, slots, redo).apply_mean([memory], 1, 0)
 
     def share(self, updates: int) -> np.float32 | None:
@@ -118,11 +118,7 @@ class Update:
 
 
 class BoundUpdate:
-    """An update and the memory of one shard.
-
-    What does not change from one update to the next is looked up, and what is needed beside the
-    memory is allocated, once.
-    """
+    """An update and the memory of one shard; lookups and allocations are made once."""
 
     def __init__(
         self,
@@ -149,12 +145,12 @@ class BoundUpdate:
     ) -> None:
         """Apply, as update ``step``, the sum of ``gradients`` in this order, divided by ``count``.
 
-        ``gradients`` are at least one, of shape (n,), and only read. The sum is made and used block
-        by block, so memory is passed over once. A guarded update goes on where it was interrupted.
-        ``factors``: of each variable, for a layered update; None: all is one variable.
+        ``gradients``: at least one, of shape (n,); only read. The sum is computed and used block by
+        block, in one pass over memory. An interrupted crash-safe update goes on from its last
+        block. ``factors``: of each variable, for a layered update; None: all is one variable.
 
         Raises:
-            ConfigError: the rule refuses; nothing was changed.
+            ConfigError: the rule cannot make this update; nothing was changed.
         """
         if self._update.is_layered and factors is None:
             size = len(self._memory.parameters)
@@ -167,9 +163,9 @@ class BoundUpdate:
                 self._kernel(own, piece.start, step, scale, share, factor)
 
     def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
-        """Return, for each piece, its variable and the sums of squares that its factor is made of.
+        """Return, for each piece, its variable and the sums of squares for its factor.
 
-        Takes what :meth:`apply_mean` takes, which has not begun.
+        The arguments are those of :meth:`apply_mean`, which comes after this.
         """
         arrays, l2 = self._memory.arrays[:-1], self._memory.l2
         found = []
@@ -187,7 +183,7 @@ class BoundUpdate:
     def _sums(self, gradients: Sequence[Flat], start: int) -> Iterator[tuple[slice, Flat]]:
         """Yield the sum of ``gradients`` from element ``start`` on, block by block.
 
-        A single gradient is one block. So are no elements: the rule may refuse.
+        A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
         first, *others = gradients
         size = len(first)
@@ -206,7 +202,7 @@ class BoundUpdate:
                 yield block, total
 
     def _cut(self, block: slice, factors: Flat | None) -> Iterator[tuple[slice, np.float32 | None]]:
-        """Cut a block where another variable begins, if that makes a difference."""
+        """Cut a block where another variable begins, if variables have factors."""
         if factors is None:
             yield block, None
             return
@@ -221,7 +217,7 @@ Squares: TypeAlias = tuple[int, float, float]
 
 
 def factors_of(update: Update, squares: Iterable[Squares], sizes: Sequence[int], step: int) -> Flat:
-    """Return the factor of each variable, of which so many elements are held."""
+    """Return the factor of each variable; ``sizes``: their numbers of elements."""
     sums = [(0.0, 0.0)] * len(sizes)
     for variable, of_parameters, of_direction in squares:
         before = sums[variable]

@@ -1,9 +1,9 @@
-"""Changes of memory that a killed process leaves whole.
+"""Crash-safe changes of memory, with a redo log.
 
-The memory is changed block by block: a block's new values are written beside it; when all are
-there, a word says so; they are copied to their place, and another word says that. So whenever the
-process is killed, each element has its old value or its new one, and which is known; what was
-copied in part is copied again.
+The memory is changed block by block. The new values of a block are written to a copy first; then a
+progress word marks them as ready; then they are copied to their place, and another word marks them
+as done. If the process is killed, the words show which elements have their new values, and a block
+that was copied in part is copied again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 
 KERNEL_BLOCK = 4096
-"""Elements that a kernel changes between two words of progress: all that they touch stays in L2."""
+"""Elements that a kernel changes between two progress words; a block stays in L2."""
 
 DONE, READY = 0, 1
-"""Words of the progress: elements that have their new values; those whose new values are ready."""
+"""Progress words: number of elements that have their new values, and of those that are ready."""
 
 
 class Redo:
-    """The way through some ``arrays``, all of one shape (n,).
+    """One crash-safe change of ``arrays``, all of shape (n,).
 
-    ``copies``, one beside each array, hold a block's new values, so a block is at most as long as
-    they. ``progress``: int64 of shape (2,). Who is to finish the change must find it with all of
-    these.
+    ``copies``, one for each array, hold the new values of a block and limit its length.
+    ``progress``: int64 of shape (2,). All three must survive the process.
     """
 
     def __init__(
@@ -43,17 +42,17 @@ class Redo:
         return int(self.progress[DONE])
 
     def begin(self) -> None:
-        """No element is done."""
+        """Begin a change: no element is done."""
         self.progress[:] = 0
 
     def resume(self) -> None:
-        """Finish the block that a killed process left."""
+        """Finish the block at which a process was killed."""
         done, ready = self.progress.tolist()
         if ready > done:
             self._copy(slice(done, ready))
 
     def blocks(self, stop: int) -> Iterator[tuple[slice, list[Flat]]]:
-        """Yield every block up to ``stop`` that is to be done, and where to put its new values."""
+        """Yield every remaining block up to ``stop``, and the arrays for its new values."""
         length = max(len(self.copies[0]), 1)
         for start in range(self.done, stop, length):
             block = slice(start, min(start + length, stop))

@@ -1,10 +1,10 @@
-"""Update rules: TensorFlow 1's, with its formulas and defaults, and what came after them.
+"""Update rules: those of TensorFlow 1, with its formulas and defaults, and newer ones.
 
 In the docstrings w is a parameter, g its gradient, lr the learning rate at this step; an assignment
 uses the values that the lines before it left. Gradients are only read. Arithmetic is float32, in
-the order in which ``formula`` writes it. The sources are TensorFlow's
-``core/kernels/training_ops.cc`` and ``python/training``, and from AdamW on the papers; where Keras
-computes something else, the class says how to have that.
+the order of ``formula``. The sources are TensorFlow's ``core/kernels/training_ops.cc`` and
+``python/training``, and the papers from AdamW on. If Keras computes something else, the class says
+how to get that.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class RMSProp(FormulaRule):
 
     ``centered`` adds the slot "mean_gradient" m, 0 at first, and divides by the deviation instead
     (Graves, arXiv:1308.0850): m += (1 - rho) * (g - m), and s - m^2 in place of s under the root.
-    That difference is never below 0 but for rounding; where rounding takes it there it counts as 0
-    (TensorFlow then gives NaN). Without momentum there is no slot for it.
+    If rounding makes that difference negative, it counts as 0 (TensorFlow gives NaN). Without
+    momentum there is no slot for it.
 
     Keras starts s at 0 with epsilon 1e-7, and before 2.11, without momentum, it adds epsilon to
     the root: ``epsilon_inside_sqrt=False``.
@@ -567,5 +567,5 @@ def _rounded(*values: float) -> tuple[np.float32, ...]:
 
 
 def _epsilons(epsilon: float, inside: bool) -> tuple[float, float]:
-    """Return what is added under the root and what to it."""
+    """Return the epsilon under the root, and the one outside."""
     return (epsilon, 0.0) if inside else (0.0, epsilon)

@@ -27,8 +27,8 @@ from zmqtrain.optim.checks import (
 class Schedule(Protocol):
     """A learning rate for each step: a pure function, equal on every ps.
 
-    Its ``repr`` enters the job's fingerprint and must be the same in every process, as that of a
-    dataclass is.
+    Its ``repr`` is part of the job's fingerprint and must be the same in every process, like that
+    of a dataclass.
     """
 
     def __call__(self, step: int, /) -> float:
@@ -108,7 +108,7 @@ class InverseTime:
 class Piecewise:
     """values[0] while s <= boundaries[0], values[1] while s <= boundaries[1], at last values[-1].
 
-    A boundary belongs to the chunk before it. There is one value more than boundaries.
+    A boundary belongs to the interval before it. There is one value more than boundaries.
     """
 
     boundaries: Sequence[int]
@@ -210,9 +210,9 @@ def check_learning_rate(learning_rate: float | Schedule) -> None:
     """
     if " at 0x" in repr(as_schedule(learning_rate)):
         raise ConfigError(
-            f"the learning rate is {learning_rate!r}, a text that differs from process to process; "
-            "expected one that every task of the job writes alike; make the schedule a frozen "
-            "dataclass with a __call__(step) method"
+            f"the learning rate is {learning_rate!r}, whose repr differs from process to process; "
+            "expected the same repr on every task; make the schedule a frozen dataclass with a "
+            "__call__(step) method"
         )
 
 
@@ -220,7 +220,7 @@ def rate_at(learning_rate: float | Schedule, step: int) -> float:
     """Return the learning rate of the update that follows ``step`` others.
 
     Raises:
-        ConfigError: the schedule gives something else than a finite number of at least 0.
+        ConfigError: the schedule returns something else than a finite number of at least 0.
     """
     rate = learning_rate(step) if callable(learning_rate) else learning_rate
     if not is_number(rate) or rate < 0:

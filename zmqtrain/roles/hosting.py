@@ -1,4 +1,4 @@
-"""Putting actors into a process: running them, serving their health, ending them at signals."""
+"""Hosting actors in a process: running them, serving their health, stopping them at signals."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from zmqtrain.observe import health
 from zmqtrain.roles import signals
 
 DESCRIPTORS = 24
-"""Files that a task without peers has open."""
+"""Open files of a task without peers."""
 
 log = logging.getLogger(__name__)
 
 
 def allow_descriptors(peers: int) -> None:
-    """Allow as many open files as the system lets us: every connection is one.
+    """Raise the limit of open files to its maximum: every connection needs one.
 
-    The usual 1024 are for programs that select(2), which none of our libraries does.
+    The default of 1024 is for programs that use select(2); none of our libraries does.
 
     Raises:
-        ConfigError: they are too few for a task with so many peers; libzmq would abort.
+        ConfigError: the limit is too low for this number of peers; libzmq would abort.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS says "unlimited" and means less
+    with contextlib.suppress(ValueError, OSError):  # macOS reports "unlimited" but refuses it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if (needed := DESCRIPTORS + peers) > most != resource.RLIM_INFINITY:
         raise ConfigError(
-            f"this process may have {most} files open (ulimit -n); expected at least {needed}, "
+            f"this process may open {most} files (ulimit -n); expected at least {needed}, "
             f"for {peers} connections; raise the limit"
         )
 
 
 async def run_all(actors: Sequence[JobActor]) -> list[int]:
-    """Run every actor to its end; what one raises ends the others.
+    """Run all actors; an error of one ends the others.
 
-    The first one leads: when it has ended, the others are asked to.
+    When the first one has ended, the others are stopped.
     """
     others = actors[1:]
     tasks = [asyncio.ensure_future(actor.run()) for actor in actors]
@@ -70,7 +70,7 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     try:
         server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s, tls)
     except ConfigError as error:
-        raise ConfigError(f"{error}; or does {actor.task} run on this host already?") from error
+        raise ConfigError(f"{error}; or is {actor.task} already running on this host?") from error
     stack.callback(server.close)
     actor.metrics_address = f"{server.address}:{server.port}"
     actor.add_background_task(monitor.run)
@@ -79,17 +79,17 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
 
 
 def ignore_signals() -> None:
-    """Let nothing disturb the exit: whoever ends first may have honcho stop the others."""
+    """Ignore signals during the exit: honcho sends them to all when the first process ends."""
     for number in signals.that_end():
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 
 
 def stop_on_signals(actor: JobActor, at_second: Callable[[], object] | None = None) -> None:
-    """Have a signal end the actor in order.
+    """Stop the actor at a signal.
 
-    ``at_second`` is called at a second one. Not for a task under a supervisor: what is sent to the
-    group of both, and passed on, comes to it twice.
+    ``at_second`` is called at a second signal. Do not give it for a task under a supervisor, which
+    gets each signal twice: in the process group, and from the supervisor.
     """
 
     def take(code: ExitCode) -> None:

@@ -1,4 +1,4 @@
-"""From a command line to a running task: what `python -m zmqtrain.roles.<role>` does."""
+"""Start a task from its command line: what `python -m zmqtrain.roles.<role>` does."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.by_address import TransportByAddress
 
-LOOK_S = 1.0  # how often a worker that waits for a ps looks whether the job has ended
+CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job has ended
 
 log = logging.getLogger(__name__)
 
 _EXAMPLES = {
     Role.PS: """
         \b
-        One ps on this host, found by default where the others look for it:
+        One ps on this host, at the default address:
           python -m zmqtrain.roles.ps --job examples/digits.py --workers 2
         \b
-        The second of two ps on two hosts, with the directory of keys in ZMQTRAIN_KEYS:
+        The second of two ps on two hosts; ZMQTRAIN_KEYS is the directory of keys:
           python -m zmqtrain.roles.ps --job job.py --ps a:2222,b:2222 --index 1 --workers 4
         """,
     Role.WORKER: """
@@ -57,7 +57,7 @@ _EXAMPLES = {
         The second of two workers of a local cluster:
           python -m zmqtrain.roles.worker --job examples/digits.py --index 1 --workers 2
         \b
-        A worker of a cluster of two ps on other hosts, with its keys in ZMQTRAIN_KEYS:
+        A worker of a cluster with two ps on other hosts; ZMQTRAIN_KEYS is the directory of keys:
           python -m zmqtrain.roles.worker --job job.py --ps a:2222,b:2222 --index 3 --workers 4
         """,
     Role.CHIEF: """
@@ -76,9 +76,9 @@ _DOES = {
 def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
     """Run one task from flags, variables and TF_CONFIG; return the process's exit code."""
     with contextlib.suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed
-        faulthandler.enable()  # a model's compiled code may crash: where?
+        faulthandler.enable()  # shows where a model's compiled code crashed
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    with contextlib.suppress(OSError):  # Linux only: what top and pgrep call it
+    with contextlib.suppress(OSError):  # Linux only: the name in top and pgrep
         Path("/proc/self/comm").write_text(f"zmqtrain {role}")
     return invoke(_command(role), f"python -m zmqtrain.roles.{role}", arguments)
 
@@ -106,7 +106,7 @@ def _command(role: Role) -> click.Command:
 
 
 def run_process(config: TaskConfig, job: Job) -> int:
-    """Run a task until its end; tell of errors as a process does."""
+    """Run a task until its end; log errors, return the exit code."""
     try:
         peers = len(config.ps) + (config.workers if config.role is Role.PS else 0)
         allow_descriptors(peers)
@@ -121,45 +121,45 @@ def run_process(config: TaskConfig, job: Job) -> int:
 
 
 def _publish(task: Task, config: TaskConfig, stack: contextlib.ExitStack) -> None:
-    """Have the job be found by this task, if it is the chief or a ps 0 that can do without one."""
+    """Let `zmqtrain status` find the job by this task, if it is the chief or ps 0."""
     published = run_file.published(config.job, config.ps, str(task))
     if task.role is Role.CHIEF:
         stack.enter_context(published)
-    elif task == Task(Role.PS, 0) and not config.ps[0].startswith(IPC):  # as in zmqtrain run
+    elif task == Task(Role.PS, 0) and not config.ps[0].startswith(IPC):  # not in zmqtrain run
         try:
             stack.enter_context(published)
         except ConfigError as error:
-            log.warning("zmqtrain status finds the job by its chief alone: %s", error)
+            log.warning("zmqtrain status can find the job only by its chief: %s", error)
 
 
 def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
-    """Leave a note on this host if the chief has ended the run, for workers that come too late."""
-    if config.ps[0].startswith(IPC):  # nobody comes later in zmqtrain run
+    """Record on this host that the chief has ended the run, for workers that start later."""
+    if config.ps[0].startswith(IPC):  # in zmqtrain run no task starts later
         return
     for actor in actors:
         end = actor.summary if isinstance(actor, Chief) else getattr(actor, "shutdown", None)
         if end is not None:
-            with contextlib.suppress(ConfigError):  # then they wait for as long as they may
+            with contextlib.suppress(ConfigError):  # then they wait until join_timeout_s
                 run_file.note_end(config.ps, int(end.exit_code))
 
 
 async def _leave_with_the_job(worker: Worker, config: TaskConfig, since: float) -> None:
-    """End a worker that was started again, and finds that its job has ended meanwhile."""
+    """Stop a restarted worker if its job has ended meanwhile."""
     while not worker.ready()[0]:
         code = run_file.end_since(config.ps, since)
         if code is not None:
             log.info("the job has ended meanwhile")
             worker.stop(code)
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
 
 
 async def _serve(config: TaskConfig, job: Job) -> int:
-    """Run the task's actor, and the chief's beside it where worker 0 hosts the chief."""
+    """Run the task's actor, and the chief's too if this task hosts it."""
     actors: list[JobActor] = []
     if config.hosts_chief:
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
-        # A transport for each actor: each has a key of its own.
+        # Each actor has its own key, so its own transport.
         actors.append(Chief(as_chief, job, TransportByAddress(as_chief.security), ProgressLog()))
     if config.role is Role.PS:
         actors.append(ParameterServer(config, job, TransportByAddress(config.security)))

@@ -108,7 +108,7 @@ class Changes:
                 self._measure(change)
             if self._safe:
                 self._note(change)
-            self._team.do(self._calls(change))
+            self._team.run(self._calls(change))
         except ConfigError:
             self.forget()
             words[CLOCK] += 1
@@ -125,7 +125,7 @@ class Changes:
         if change is not None and self._segment.change[0] < 0:
             for part in self._parts:
                 part.resume(of_sum=change.kind == ACCUMULATE)
-            self._team.do(self._calls(change))
+            self._team.run(self._calls(change))
             self._finish(change)
         words[CLOCK] += words[CLOCK] % 2
         return change
@@ -176,7 +176,7 @@ class Changes:
         def measure(number: int) -> None:
             found[number] = self._parts[number].squares(*given)
 
-        self._team.do([partial(measure, number) for number in range(len(self._parts))])
+        self._team.run([partial(measure, number) for number in range(len(self._parts))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
         self._segment.factors[:] = factors_of(self._update, squares, self._sizes, change.step)
 

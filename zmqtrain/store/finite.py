@@ -28,7 +28,7 @@ def all_finite(flat: Any, team: ThreadTeam | None = None) -> bool:
     def look(part: slice) -> None:
         found.append(_all_finite(flat[part]))
 
-    team.do([partial(look, part) for part in cut(len(flat))])
+    team.run([partial(look, part) for part in cut(len(flat))])
     return all(found)
 
 

@@ -17,16 +17,16 @@ def evaluate(
     model: Model,
     parameters: Parameters,
     dataset: Dataset,
-    is_given_up: Callable[[], bool] = lambda: False,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
-    """Return the model's measures, averaged over all examples; nothing once it is given up.
+    """Return the model's measures, averaged over all examples; {} if cancelled.
 
     Raises:
-        ConfigError, DataError: the model or the dataset raises, or the model gives no measures.
+        ConfigError, DataError: the model or the dataset raises, or the model returns no measures.
     """
     totals: dict[str, float] = {}
     for start in range(0, len(dataset), ROWS):
-        if is_given_up():
+        if is_cancelled():
             return {}
         indices = np.arange(start, min(start + ROWS, len(dataset)))
         with user_code("take()", dataset, DataError):

@@ -1,8 +1,8 @@
 """A worker's view of the parameters and of its gradient: whole variables over the shards' memory.
 
-A shard's part is one flat array, in the ps's segment or a copy of it; the model wants whole named
-variables. A variable that lies in one shard is a view of that shard's array, and nothing is copied;
-one that is cut over several is gathered from them before the model runs, and scattered after.
+A shard is one flat array, in the ps's segment or a copy of it. The model needs whole named
+variables. A variable that is in one shard is a view of that shard's array, without a copy. One that
+is cut over several shards is gathered before the model runs and scattered after.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class WorkerMemory:
         """``flats``: each of shape (layout.size,); the variables are views of them if possible."""
         self.flats = flats
         self.values: dict[str, Any] = {}
-        # By variable: (part of the whole, where it lies).
+        # By variable: (view of the whole variable, view of the shard).
         self._cut: dict[str, list[tuple[Any, Any]]] = {}
-        lying: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
+        found: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
         for layout, flat in zip(layouts, flats, strict=True):
             for cut, view in zip(layout.slices, layout.views(flat), strict=True):
-                lying[cut.variable.name].append((cut, view))
+                found[cut.variable.name].append((cut, view))
         for variable in variables:
-            cuts = lying[variable.name]
+            cuts = found[variable.name]
             if len(cuts) == 1:
                 self.values[variable.name] = cuts[0][1]
                 continue
@@ -41,13 +41,13 @@ class WorkerMemory:
             self._cut[variable.name] = [(cut.of(whole), view) for cut, view in cuts]
 
     def gather(self) -> None:
-        """Bring what lies in the flat arrays into the variables that are cut."""
+        """Copy the flat arrays into the variables that are cut."""
         for parts in self._cut.values():
             for part, view in parts:
                 part[...] = view
 
     def scatter(self, *names: str) -> None:
-        """Bring the variables that are cut, or those of these names, into the flat arrays."""
+        """Copy the variables that are cut, or those of these names, into the flat arrays."""
         for name in names or self._cut:
             for part, view in self._cut.get(name, ()):
                 view[...] = part

@@ -1,4 +1,4 @@
-"""Running a job's model on batches: gradients come out where an exchange wants them."""
+"""Running a job's model on batches, with gradients in the exchange's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqtrain.user_code import user_code
 
 
 class ModelRunner:
-    """One job's model over the memory of one membership, on one device."""
+    """One job's model on one device, over the memory of one membership."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ModelRunner:
         team: ThreadTeam,
         on_written: Callable[[Sequence[str]], None],
     ) -> None:
-        """``on_written`` is told which gradients are complete, if the job's ``overlap`` is on."""
+        """``on_written`` gets the names of complete gradients, if the job's ``overlap`` is on."""
         self._job, self._membership = job, membership
         self._device, self._team = device, team
         self._on_written = on_written
@@ -41,18 +41,18 @@ class ModelRunner:
             self._out = Buffers(self._gradients.values, self._written)
 
     def load_parameters(self) -> None:
-        """Bring the parameters from the exchange's memory to where the model reads them."""
+        """Copy the parameters from the exchange's memory to where the model reads them."""
         self._device.load(self._membership.parameters, self._parameters.flats)
         self._parameters.gather()
 
     def compute(self, batch: Batch) -> tuple[float, bool]:
         """Write the gradient of one batch, which is on the device, into the exchange's memory.
 
-        Returns (mean loss, whether loss and gradient are finite). A gradient that is not stays out
-        of the exchange's memory where the device has one of its own.
+        Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite is
+        not copied from a device with its own memory.
 
         Raises:
-            ConfigError: the model raises, returns no number, or writes gradients that do not fit.
+            ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
         """
         loss = self._call_model(self._parameters.values, batch)
         self._check_gradients()
@@ -66,9 +66,9 @@ class ModelRunner:
         return loss, finite
 
     def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Pass on which gradients lie complete in the memory; the model tells in its own thread."""
+        """Report which gradients are complete; called by the model, in its thread."""
         own = self._gradients.values
-        # An array that the model put in place of the buffer is copied when the model is done.
+        # An array that replaces the buffer is copied when the model is done.
         complete = [name for name in names if name in own and values.get(name) is own[name]]
         if complete:
             self._gradients.scatter(*complete)
@@ -94,25 +94,24 @@ class ModelRunner:
             ) from None
 
     def _check_gradients(self) -> None:
-        """Copy gradients that the model put in place of their buffers into these.
+        """Check the gradients, and copy those that replace their buffers into the buffers.
 
         Raises:
-            ConfigError: some gradient does not fit its parameter, or belongs to none.
+            ConfigError: a gradient has another shape than its parameter, or no parameter.
         """
         values = self._gradients.values
         if unknown := sorted(self._out.keys() - values.keys(), key=repr):
             raise ConfigError(
-                f"{self._job.model!r} wrote a gradient of {unknown[0]!r}, which is none of its "
-                f"parameters: {', '.join(values)}; use the names of parameters()"
+                f"{self._job.model!r} wrote a gradient of {unknown[0]!r}, which is not a "
+                f"parameter; expected {', '.join(values)}; use the names of parameters()"
             )
         for name, value in values.items():
             gradient = self._out.get(name)
             shape = getattr(gradient, "shape", None)
             if shape != value.shape:
                 raise ConfigError(
-                    f"the gradient of {name!r} from {self._job.model!r} has shape {shape}, its "
-                    f"parameter {value.shape}: write it into the buffer that is given, with "
-                    "out= or [...]"
+                    f"the gradient of {name!r} from {self._job.model!r} has shape {shape}; "
+                    f"expected {value.shape}; write it into the given buffer, with out= or [...]"
                 )
             if gradient is not value and isinstance(gradient, type(value)):
                 value[...] = gradient

@@ -1,6 +1,6 @@
 """The training loop of one worker: take a batch, compute, exchange, count.
 
-Where gradients go and parameters come from is the exchange's affair; nothing here knows a wire.
+The exchange sends gradients and receives parameters; the trainer knows no wire.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What a step's computing came to, and how long its parts took."""
+    """The result of computing a step, and how long its parts took."""
 
     report: StepReport
     data_s: float  # getting the batch
@@ -40,7 +40,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that is done; times are of the performance counter."""
+    """A finished step; times are of the performance counter."""
 
     computed: _Computed
     result: StepResult
@@ -50,7 +50,7 @@ class _Step:
 
 
 class Trainer:
-    """Trains one job on one dataset, by way of one exchange."""
+    """Trains one job on one dataset, through one exchange."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Trainer:
         *,
         threads: int | None = None,
     ) -> None:
-        """``threads``: so many look through a large gradient; None: one for each core.
+        """``threads``: how many check a large gradient for NaN; None: one for each core.
 
         Raises:
-            ConfigError: the job wants a GPU, and there is none.
+            ConfigError: the job needs a GPU, and there is none.
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
@@ -72,17 +72,17 @@ class Trainer:
         self._prefetcher = Prefetcher(dataset, BatchPlan(len(dataset), job.batch_size, job.seed))
         self._team = ThreadTeam(threads)
         self._computing = Offload("compute")
-        self._batches: deque[int] = deque()  # that are this worker's to compute
+        self._batches: deque[int] = deque()  # that this worker has to compute
         self._runner: ModelRunner
-        self._last_step: _Step | None = None  # done, not yet counted
+        self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
         self.steps = 0
 
     async def run(self) -> None:
-        """Train until the job is over, joining again as often as it takes.
+        """Train until the job is over; join again after each FencedError.
 
         Raises:
-            ConfigError, DataError: the model or the dataset does what it must not.
+            ConfigError, DataError: the model or the dataset raises, or returns something wrong.
             ZmqTrainError: the exchange cannot go on.
         """
         while True:
@@ -93,12 +93,12 @@ class Trainer:
                 log.warning("%s; joining again", error)
 
     def close(self) -> None:
-        """End the threads, waiting for what they do."""
+        """End the threads, after their current work."""
         self._prefetcher.close()
         self._computing.close()
 
     async def _train(self) -> None:
-        """Join, and make steps until the job needs no more of them."""
+        """Join, and make steps until the job needs no more."""
         self._set_state("joining")
         self._prefetcher.forget(self._batches)
         self._batches.clear()
@@ -119,14 +119,14 @@ class Trainer:
 
     async def _step(self) -> StepResult:
         if not self._batches:
-            raise ProtocolError("this worker is to go on, but was given no batch")
+            raise ProtocolError("this worker should go on, but received no batch")
         batch = self._batches.popleft()
         began_at = time.perf_counter()
         self._exchange.begin()
         computed = await self._computing.run(partial(self._compute, batch))
         computed_at = time.perf_counter()
         answer = self._exchange.finish(computed.report)
-        self._count_last_step()  # while this one is on its way
+        self._count_last_step()  # while this one is being sent
         result = await answer
         self.steps += 1
         self._last_step = _Step(computed, result, began_at, computed_at, time.perf_counter())
@@ -148,7 +148,7 @@ class Trainer:
         """Return a batch of at least one array.
 
         Raises:
-            DataError: the dataset raises, or gives something else.
+            DataError: the dataset raises, or returns something else.
         """
         with user_code("take()", self._job.data, DataError, lambda: f"It was batch {number}"):
             batch = self._prefetcher.take(number)
@@ -160,7 +160,7 @@ class Trainer:
         return batch
 
     def _add_batches(self, numbers: Iterable[int]) -> None:
-        """Add batches to compute, and prepare those behind the next."""
+        """Add batches to compute, and prepare all but the next one."""
         self._batches.extend(numbers)
         for number in tuple(self._batches)[1:]:
             self._prefetcher.prepare(number)

@@ -1,7 +1,7 @@
-"""The cluster that honcho starts: what it tells its processes, and how to learn the rest.
+"""The cluster that honcho starts.
 
-A child sees its own name, ``HONCHO_PROCESS_NAME=worker.2``, but not how many others there are:
-that stands on honcho's command line and in the Procfile.
+A child process gets its own name, ``HONCHO_PROCESS_NAME=worker.2``. How many others there are is
+read from honcho's command line and the Procfile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROCESS_NAME = "HONCHO_PROCESS_NAME"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of a Procfile: the name of its line, and its number among those of it, from 0."""
+    """A process of a Procfile: the name of its line, and its number within that line, from 0."""
 
     type: str
     index: int
@@ -34,12 +34,12 @@ class Process:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return index, ps, workers and chief as far as honcho says them; {} if it did not start us.
+    """Return what honcho says of index, ps, workers and chief; {} if it did not start us.
 
-    ``known``: the options that something else says; honcho is asked for the others only.
+    ``known``: options from other sources; only the others are looked up.
 
     Raises:
-        ConfigError: honcho runs this as another role, runs no ps or no worker, or is out of sight.
+        ConfigError: honcho runs this as another role, runs no ps or no worker, or is not found.
     """
     process = process_of(environ)
     if process is None:
@@ -57,8 +57,8 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     counts = running_counts(environ)
     if counts is None:
         raise ConfigError(
-            f"{PROCESS_NAME} is set, but there is no honcho above this process to tell how "
-            f"many tasks there are; give {' and '.join(map(names_of, missing))}"
+            f"{PROCESS_NAME} is set, but no parent process is honcho, so the number of tasks is "
+            f"unknown; give {' and '.join(map(names_of, missing))}"
         )
     sizes = {"ps": counts.get(Role.PS, 0), "workers": counts.get(Role.WORKER, 0)}
     if none := [name for name in missing if sizes[name] == 0]:
@@ -68,7 +68,7 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
         )
     found["workers"] = sizes["workers"]
     if "ps" in missing:
-        # Only then does honcho run the whole cluster; otherwise the chief may be elsewhere too.
+        # Only then does honcho run the whole cluster; otherwise the chief may be elsewhere.
         found |= {"ps": str(sizes["ps"]), "chief": counts.get(Role.CHIEF, 0) > 0}
     return found
 
@@ -84,9 +84,9 @@ def process_of(environ: Mapping[str, str]) -> Process | None:
 def honcho_counts(argv: Sequence[str], procfile_types: Iterable[str]) -> dict[str, int]:
     """Return how many processes of each type a ``honcho start`` command starts.
 
-    ``argv`` is the command line of the honcho process, interpreter included; ``procfile_types``
-    are the types of its Procfile, all of which it starts unless the command names some. The counts
-    follow honcho 2.0: 1 unless ``--concurrency`` says otherwise, the last word on a type counts.
+    ``argv``: the command line of honcho, including the interpreter. ``procfile_types``: the types
+    of its Procfile; it starts all of them unless the command names some. As in honcho 2.0 a count
+    is 1 unless ``--concurrency`` gives another, and the last value for a type counts.
 
     Raises:
         ConfigError: this is not the command line of ``honcho start``.
@@ -118,7 +118,7 @@ def running_counts(environ: Mapping[str, str]) -> dict[str, int] | None:
 def _procfile_types(
     options: argparse.Namespace, directory: Path, environ: Mapping[str, str]
 ) -> list[str]:
-    # honcho's .env may name the Procfile too, and honcho hands its .env down to us.
+    # honcho's .env may name the Procfile, and honcho passes its .env on to us.
     name = options.procfile or environ.get("PROCFILE") or "Procfile"
     text = (directory / (options.app_root or ".") / name).read_text()
     return list(parse_procfile(text).processes)
@@ -128,7 +128,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     words = [Path(word).name for word in argv]
     if "honcho" not in words:
         raise ConfigError(f"{' '.join(argv)!r} is not the command line of honcho")
-    # honcho's own parser cannot be imported without its logging, which is set up on import.
+    # Importing honcho's own parser would set up its logging.
     parser = _Parser(prog="honcho", add_help=False)
     for flags in ("-d --app-root", "-f --procfile", "-e --env", "-p --port", "-q --quiet"):
         parser.add_argument(*flags.split())

@@ -1,8 +1,8 @@
 """TF_CONFIG as TensorFlow and Kubeflow's TFJob write it.
 
 ``{"cluster": {job: ["host:port", ...] or {"0": "host:port", ...}}, "task": {"type", "index"}}``;
-unknown keys are ignored, and so are an empty text and an evaluator in the cluster. The addresses of
-workers and of the chief are checked only: nothing connects to them.
+unknown keys, an empty text and an evaluator in the cluster are ignored. Addresses of workers and of
+the chief are only checked: nothing connects to them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ EXAMPLE = '{"cluster": {"ps": ["host:2222"]}, "task": {"type": "ps", "index": 0}
 class TfConfig:
     """What a TF_CONFIG says.
 
-    ``task``: which one this process is, None without a task section.
-    ``addresses``: where the tasks of the cluster are, None without a cluster section.
-    ``is_dynamic``: whether it is that of a TFJob with dynamic workers, which shows a task only a
-    part of the cluster.
+    ``task``: the task of this process, None without a task section.
+    ``addresses``: addresses by task, None without a cluster section.
+    ``is_dynamic``: whether a TFJob with dynamic workers wrote it, which lists only a part of the
+    cluster.
     """
 
     task: Task | None = None
@@ -44,12 +44,12 @@ class TfConfig:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return index, ps, workers and chief as far as TF_CONFIG says them.
+    """Return what TF_CONFIG says of index, ps, workers and chief.
 
-    ``known``: the options that flags and variables say; they may be missing in TF_CONFIG.
+    ``known``: options from flags and variables; TF_CONFIG may omit these.
 
     Raises:
-        ConfigError: TF_CONFIG has a mistake, is that of another role, or leaves something out.
+        ConfigError: TF_CONFIG has a mistake, is that of another role, or omits something.
     """
     config = read_tf_config(environ.get(TF_CONFIG, ""))
     if config.task is not None and config.task.role is not role:
@@ -87,10 +87,10 @@ def _of_whole(config: TfConfig) -> dict[str, Any]:
 
 
 def _of_part(config: TfConfig, role: Role, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a task of a TFJob with dynamic workers can know, as far as it has to.
+    """Return what a TFJob with dynamic workers shows to this task.
 
-    A worker needs nobody but the ps, all of which it is shown. Whether the first one hosts the
-    chief it is not shown, and a ps and the chief are shown neither the ps nor the workers.
+    A worker sees all ps and needs no more; worker 0 does not see whether it hosts the chief. A ps
+    and the chief see neither all ps nor the workers.
     """
     index = 0 if config.task is None else config.task.index
     needed = {"chief", "workers"} if role is Role.WORKER and index == 0 else {"ps", "workers"}
@@ -108,7 +108,7 @@ def read_tf_config(text: str) -> TfConfig:
     """Read a TF_CONFIG; an empty text says nothing.
 
     Raises:
-        ConfigError: it has a mistake; the first one is told.
+        ConfigError: it has a mistake; the text names the first one.
     """
     if not text.strip():
         return TfConfig()
@@ -193,7 +193,7 @@ def _job(name: str, value: Any) -> dict[int, str]:
 def _address(task: str, value: Any) -> str:
     try:
         if not isinstance(value, str):
-            raise ConfigError(f"address {_shown(value)} is no string; expected host:port")
+            raise ConfigError(f"address {_shown(value)} is not a string; expected host:port")
         return canonical_address(value)
     except ConfigError as error:
         raise ConfigError(f"TF_CONFIG has a wrong entry for {task}: {error}") from None

@@ -1,7 +1,7 @@
-"""How an update passes over memory: in NumPy, compiled by Numba for the CPU, or on a GPU.
+"""Kernels of updates: in NumPy, compiled by Numba for the CPU, or on a GPU.
 
-All three run the formula of the rule (formula.py) and give the same bits. A rule of a third party,
-which has an ``update`` of its own, runs as it is written.
+All three run the formula of the rule (formula.py) and give the same bits. A rule with its own
+``update`` method runs unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Kernel", "Memory", "bind"]
 
 
 def bind(memory: Memory, *, compiled: bool) -> Kernel:
-    """Return what updates this memory: compiled if that is wanted and can be, else in NumPy."""
+    """Return the kernel for this memory: compiled if wanted and possible, else in NumPy."""
     if not has_formula(memory.rule):
         return RuleKernel(memory)
     return (_compiled(memory) if compiled else None) or FormulaKernel(memory)
 
 
 def has_formula(rule: Any) -> bool:
-    """Say whether the rule is its formula; one derived from ours may have its own ``update``."""
+    """Return whether the rule is its formula; a subclass may have its own ``update``."""
     return isinstance(rule, FormulaRule) and type(rule).update is FormulaRule.update
 
 
@@ -38,13 +38,13 @@ def _compiled(memory: Memory) -> Kernel | None:
         return None
     try:
         from zmqtrain.optim.kernels import cpu
-    except Exception as error:  # whatever a broken Numba raises
+    except Exception as error:  # a broken Numba may raise anything
         warn(repr(error))
         return None
     return cpu.bind(memory)
 
 
 def is_on_gpu(array: Flat) -> bool:
-    """Say so; never imports CuPy: where nobody has imported it, no array can be one of its own."""
+    """Return whether this is a CuPy array, without importing CuPy."""
     device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
     return device_array is not None and isinstance(array, device_array)

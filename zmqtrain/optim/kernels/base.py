@@ -1,4 +1,4 @@
-"""What the kernels are given, and how they are called."""
+"""The interface of the kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an update changes, and what of it does not change from one update to the next.
+    """The memory that an update changes, and its constant arguments.
 
     ``parameters`` and ``slots``: of shape (n,). ``average`` names the slot of the moving average,
-    ``l2`` is the regularisation; None: without. ``redo``: of the parameters and every slot, if a
-    killed process is to leave them whole.
+    ``l2`` is the regularisation; None: without. ``redo``: for the parameters and every slot, if the
+    update must be crash-safe.
     """
 
     rule: Any  # Rule
@@ -34,12 +34,12 @@ class Memory:
 
     @property
     def arrays(self) -> tuple[Flat | None, ...]:
-        """Parameters, the formula's slots, and the average; None for what is not there."""
+        """Parameters, the formula's slots, and the average; None for what is missing."""
         return self._chosen(self.parameters, self.slots)
 
     @property
     def copies(self) -> tuple[Flat | None, ...] | None:
-        """Where the new values of a block of each go first; None without ``redo``."""
+        """The arrays for a block's new values; None without ``redo``."""
         if self.redo is None:
             return None
         first, *others = self.redo.copies
@@ -52,12 +52,12 @@ class Memory:
 
 @cache
 def warn(why: str) -> None:
-    """Tell, once for each reason, why there are no compiled kernels."""
+    """Log, once for each reason, why there are no compiled kernels."""
     log.warning("no compiled kernels, falling back to NumPy (several times slower): %s", why)
 
 
 class Kernel(Protocol):
-    """An update of the memory that it was made for."""
+    """An update of the memory to which it is bound."""
 
     def __call__(
         self,
@@ -74,6 +74,6 @@ class Kernel(Protocol):
         ``share``: that of the average. ``factor``: of a LayerRule.
 
         Raises:
-            ConfigError: the rule refuses; nothing was changed.
+            ConfigError: the rule cannot make this update; nothing was changed.
         """
         ...

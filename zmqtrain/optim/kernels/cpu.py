@@ -1,8 +1,8 @@
 """Updates on the CPU, compiled by Numba into one pass over memory; they run without the GIL.
 
-Numba's own cache keeps what is compiled, for each user, version of these sources and of Numba, and
-kind of processor: compiling takes a second or two, loading 10 ms (after Numba's import, which takes
-half a second and some 100 MB for good).
+Numba's cache keeps compiled code for each user, version of these sources and of Numba, and type of
+processor. Compiling takes a second or two, loading 10 ms. Importing Numba takes half a second and
+some 100 MB of memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from zmqtrain.optim.redo import KERNEL_BLOCK
 
 log = logging.getLogger(__name__)
 
-_OPTIONS: Any = {"nogil": True, "error_model": "numpy"}  # the latter spares it checks of divisors
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy"}  # error_model: no checks of divisors
 _ONE = np.float32(1)
-_lock = threading.Lock()  # Numba's configuration is of the whole process
+_lock = threading.Lock()  # Numba's configuration is global
 
 
 def bind(memory: Memory) -> CpuKernel | None:
@@ -97,7 +97,7 @@ class CpuKernel:
 def _loaded(
     formula: Formula, are_there: tuple[bool, ...], has_factor: bool, has_l2: bool, guarded: bool
 ) -> Any:
-    """Return the loop of a formula for these arrays and numbers, None if that cannot be had."""
+    """Return the compiled loop of a formula for these arrays and numbers, None if that fails."""
     array = np.empty(0, np.float32)
     arrays = tuple(array if is_there else None for is_there in are_there)
     slots = len(are_there) - 2  # without parameters and average
@@ -119,7 +119,7 @@ def _loaded(
     with _lock:
         try:
             return _compiled(loop_of(formula), name, formula, arguments)
-        except Exception as error:  # whatever a compiler finds
+        except Exception as error:  # a compiler may raise anything
             warn(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return None
 
@@ -128,7 +128,7 @@ def _compiled(loop: Callable[..., None], name: str, formula: Formula, arguments:
     directory: Path | None = None
     try:
         directory = cache_directory(formula) / name
-        with _turn(directory):
+        with _locked(directory):
             code = _declared(loop, directory)
             code(*arguments)
     except Exception as error:
@@ -141,14 +141,14 @@ def _compiled(loop: Callable[..., None], name: str, formula: Formula, arguments:
 
 
 def _declared(loop: Callable[..., None], directory: Path) -> Any:
-    """Have Numba keep what it compiles of this loop in a directory of its own.
+    """Let Numba cache this loop in a separate directory.
 
-    Two kernels in one directory would share an index, which two processes can write at once: then
-    one's entry can name the other's code.
+    Kernels in one directory share an index. If two processes write it at once, an entry can name
+    the wrong code.
     """
     config: Any = numba.config
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(directory)  # read when the loop is declared, and then only
+    config.CACHE_DIR = str(directory)  # read only when the loop is declared
     try:
         return numba.njit(cache=True, **_OPTIONS)(loop)
     finally:
@@ -156,8 +156,8 @@ def _declared(loop: Callable[..., None], directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _turn(directory: Path) -> Iterator[None]:
-    """Let one process at a time compile a kernel, or load what another has compiled.
+def _locked(directory: Path) -> Iterator[None]:
+    """Lock a directory, so that one process at a time compiles or loads a kernel.
 
     Raises:
         OSError: the directory cannot be written, or others can write to it.
@@ -174,7 +174,7 @@ def _turn(directory: Path) -> Iterator[None]:
 
 @cache
 def cache_directory(formula: Formula) -> Path:
-    """Return where the code is kept that these sources make of a formula.
+    """Return the cache directory for the code of a formula; it depends on these sources.
 
     Raises:
         OSError, RuntimeError, TypeError: the user has no home, or the formula no file.
@@ -191,7 +191,7 @@ def cache_directory(formula: Formula) -> Path:
 
 
 def _as_compiled(gradient: Flat) -> Flat:
-    """Return float32 one behind the other at a float's address; frames lie at any."""
+    """Return a contiguous, aligned float32 array; a received frame may be unaligned."""
     flags = gradient.flags
     if gradient.dtype == np.float32 and flags.carray:
         return gradient
@@ -205,7 +205,7 @@ def _check(array: Flat | None, size: int, *, or_longer: bool) -> None:
     if not (is_long and array.dtype == np.float32 and array.flags.carray):
         raise TypeError(
             f"{len(array)} elements of {array.dtype} with strides {array.strides}; expected {size} "
-            "of float32, one behind the other, writable and aligned"
+            "of float32, contiguous, writable and aligned"
         )
 
 

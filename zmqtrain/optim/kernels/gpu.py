@@ -1,7 +1,7 @@
 """Updates on a GPU: one elementwise kernel of CuPy, whose source is traced from the formula.
 
-So a GPU does the operations of the formula, in its order, and without fused multiply-add: the bits
-are NumPy's, but for powers.
+A GPU does the operations of the formula in the same order, without fused multiply-add. It gives
+NumPy's bits, except for powers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What Numba compiles: the loop in which a formula passes over memory once.
+"""The loop over memory that Numba compiles for a formula.
 
 Arithmetic is IEEE float32 in the order of the formula, as in NumPy: without ``fastmath``, LLVM
-neither reorders operations nor contracts a product and a sum to one. The loop stays fast if it
-vectorises. For that there is no store under a condition: whether an array is there, and whether the
-update is guarded, is known by the types when the loop is compiled.
+neither reorders operations nor fuses a product and a sum. To be fast the loop must vectorise, so it
+has no conditional store: the types say at compile time which arrays there are, and whether the
+update is crash-safe.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ register_jitable(element)
 def loop_of(formula: Formula) -> Callable[..., None]:
     """Return the loop of a formula, to be compiled.
 
-    It closes over nothing but the formula, which Numba's cache can name in every process.
+    It closes only over the formula, which Numba's cache can name in every process.
     """
     register_jitable(formula)
 
     def loop(arrays, g, start, numbers, factor, scale, l2, share, copies, progress):  # type: ignore[no-untyped-def]
-        """Update ``arrays`` (parameters, slots, average; None: not there) from ``start`` on.
+        """Update ``arrays`` (parameters, slots, average; None: missing) from ``start`` on.
 
         ``g``: their gradient. With ``progress``, new values go to ``copies`` before they go to the
         arrays: see redo.py. The rest are the arguments of :func:`element`.
@@ -92,15 +92,15 @@ def put(arrays: tuple[Any, ...], i: int, values: tuple[Any, ...]) -> None:
 
 
 def in_order() -> None:
-    """Keep the stores before this before those after it: whoever dies between them did the first.
+    """A barrier: stores before it stay before stores after it.
 
-    An interrupted process has done all stores up to some instruction, so only the compiler must
-    not change their order; on x86 it costs no instruction.
+    A killed process has done all stores up to some instruction, so only the compiler must not
+    reorder them; on x86 this costs no instruction.
     """
 
 
-# What Numba does for these functions: it knows the types of a tuple's items one by one, so each
-# function does the first item and leaves the others to itself. It wants no annotations.
+# Numba's versions of these functions. Numba knows the type of each item of a tuple, so a function
+# handles the first item and calls itself for the others. Numba does not accept annotations here.
 
 
 @overload(at)

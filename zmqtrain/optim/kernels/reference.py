@@ -1,4 +1,4 @@
-"""Updates in NumPy, block by block: the reference of all kernels. CuPy runs them as well."""
+"""Updates in NumPy or CuPy, block by block: the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class RuleKernel:
 
 
 def _blocks(memory: Memory, gradient: Flat, start: int) -> Iterator[tuple[slice, Flat]]:
-    """Yield block by block what is to be done of a gradient that begins at ``start``.
+    """Yield the remaining blocks of a gradient that begins at ``start``.
 
-    One empty block of an empty gradient: the rule may refuse.
+    An empty gradient is one empty block, since the rule may raise.
     """
     stop = start + len(gradient)
     if not len(gradient):

@@ -1,4 +1,4 @@
-"""C++ of a formula, by calling it with symbols in place of arrays and numbers."""
+"""Tracing a formula to C++: it is called with symbols instead of arrays and numbers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def trace(
 ) -> Source:
     """Return the C++ of a whole update (:func:`element`) by this formula.
 
-    ``are_there``: which of w, slots and average there are. Of ``numbers`` the switches are made
-    part of the source. ``g`` is the gradient.
+    ``are_there``: which of w, slots and average exist. The switches in ``numbers`` become part of
+    the source. ``g`` is the gradient.
     """
     lines: list[str] = []
 
@@ -72,7 +72,7 @@ def trace(
 
 
 class _Symbol(NDArrayOperatorsMixin):
-    """Something of one element; what is computed of it becomes a line of C++."""
+    """A value of one element; each operation on it becomes a line of C++."""
 
     def __init__(self, name: str, lines: list[str]) -> None:
         self.name = name
