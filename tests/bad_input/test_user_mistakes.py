@@ -70,7 +70,7 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
         (
             other_shape,
             (
-                r"the gradient of 'weights' from Spoilt\(\) has shape \(3, 3\), its parameter "
+                r"the gradient of 'weights' from Spoilt\(\) has shape \(3, 3\); expected "
                 r"\(1, 1\); write it into the given buffer, with out= or \[...\]"
             ),
         ),
@@ -84,7 +84,7 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
         ),
         (
             removes,
-            r"the gradient of 'bias' from Spoilt\(\) has shape None, its parameter \(1,\): .*",
+            r"the gradient of 'bias' from Spoilt\(\) has shape None; expected \(1,\); .*",
         ),
         (
             returns_nothing,
