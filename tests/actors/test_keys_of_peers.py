@@ -44,7 +44,7 @@ class ScriptedEnd:
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         if isinstance(peer, KnownPeer) and not peer.key.allowed:
-            raise UnreachableError("the key is allowed no more")
+            raise UnreachableError("the key is no longer allowed")
         self.sent.append((peer, decode(frames)))
 
     def close(self, *, discard: bool = False) -> None:
@@ -98,12 +98,12 @@ async def test_passing_trouble_is_logged_once_and_explains_a_deadline(
     asked = asyncio.ensure_future(link.request(GetStatus(), reason="it is asked", timeout_s=0.05))
     await asyncio.sleep(0)
     for _ in range(3):
-        end.failure("it breaks off every connection at once", False)
-    with pytest.raises(PeerLostError, match=r"0\.05 s .*: it breaks off every connection at once"):
+        end.failure("it closes every connection immediately", False)
+    with pytest.raises(PeerLostError, match=r"0\.05 s .*: it closes every connection immediately"):
         await asked
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in told] == [
-        "ps 0 at tcp://ps-0:2222: it breaks off every connection at once"
+        "ps 0 at tcp://ps-0:2222: it closes every connection immediately"
     ]
 
 
@@ -189,5 +189,5 @@ async def test_peer_without_a_key_is_taken_at_its_word(ps: Ps) -> None:
 async def test_everyone_who_is_turned_away_is_counted(ps: Ps) -> None:
     end: Any = ps.transport.end
     for _ in range(3):
-        end.failure("someone came without a key", False)
+        end.failure("a peer has no key", False)
     assert turned_away(ps) == 3

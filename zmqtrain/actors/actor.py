@@ -1,7 +1,7 @@
 """An actor: one task of the cluster on one event loop.
 
 It owns its endpoints, its links and every background task; it hands each message to the handler
-of its type, one at a time. Handlers are plain functions that return at once: whatever takes longer
+of its type, one at a time. Handlers are plain functions that return at once; what takes longer
 replies later.
 """
 
@@ -36,7 +36,7 @@ from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
 from zmqtrain.wire.messages import Heartbeat, Message, Parameters, Refusal, Release
 from zmqtrain.wire.refusals import refusal_of
 
-REFUSALS = 256  # reasons that are remembered, so that each is warned of once
+REFUSALS = 256  # reasons that are remembered, so that each is logged once
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Request:
 
     @property
     def over_link(self) -> bool:
-        """Whether it came over a link that we made, and not from someone who connected to us."""
+        """Whether it came over our own link, and not from a peer that connected to us."""
         return not self.peer
 
     @property
@@ -69,13 +69,13 @@ class Request:
         return isinstance(self.peer, KnownPeer) and not self.peer.key.allowed
 
     def reply(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
-        """Answer; a sender that is gone or full will ask again."""
+        """Answer; a sender that cannot be reached now asks again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
     def reply_with(self, message: Release | Parameters, flat: Flat) -> None:
-        """Answer with a message that speaks of the parameters ``flat``, float32 of shape (n,).
+        """Answer with a message that carries the parameters ``flat``, float32 of shape (n,).
 
-        It is read from where it lies until it has left.
+        ``flat`` must not change until it is sent: large parts are not copied.
         """
         chunks, inline = split(flat, message.version)
         for chunk, part in chunks or ():
@@ -88,12 +88,12 @@ class Request:
             self.reply(refusal_of(error))
 
     def send(self, message: Message) -> None:
-        """Send the sender something that is no reply to this request."""
+        """Send the sender a message that is not a reply to this request."""
         self._actor.send(self.endpoint, message, 0, (), self.peer)
 
 
 class Actor:
-    """Base of the roles. A subclass has ``handlers``, what takes which message, and a ``main``."""
+    """Base of the roles. A subclass fills ``handlers``, by type of message, and has a ``main``."""
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
@@ -114,14 +114,14 @@ class Actor:
         self._refusals: deque[str] = deque(maxlen=REFUSALS)  # logged as warnings
 
     async def main(self) -> int:
-        """The role's own life; its return value is the exit code."""
+        """Do the role's work; return the exit code."""
         raise NotImplementedError
 
     def on_end(self, error: BaseException | None) -> None:
-        """Give back what the actor holds, for it ends; with ``error``, if that is why."""
+        """Free what the actor holds when it ends; ``error`` is the reason if it failed."""
 
     async def run(self) -> int:
-        """Run ``main`` and everything it started; whatever fails first ends all of it."""
+        """Run ``main`` and all background tasks; the first failure ends all of them."""
         error: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -146,22 +146,22 @@ class Actor:
                 listener.close()
 
     def stop(self, exit_code: int) -> None:
-        """Ask the actor to end (a signal, or the chief's word); the first call decides the code."""
+        """Ask the actor to end, on a signal or a Shutdown; the first call decides the exit code."""
         if not self.stopping.is_set():
             self.stop_code = exit_code
             self.stopping.set()
 
     def add_background_task(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have a background task begin with the actor."""
+        """Start a background task when the actor starts."""
         self._at_start.append(begin)
 
     def crash(self, error: Exception) -> None:
-        """End the actor with an error that a callback met."""
+        """End the actor with an error that a callback raised."""
         if not self.spawn(_raise(error)):
             log.error("%s met another error while it ended", self.task, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
-        """Run a background task for as long as the actor lives; False, and nothing, if it ends."""
+        """Run a background task while the actor lives; False if it is ending: nothing starts."""
         if self._group is None:
             raise RuntimeError("spawn is for a running actor")
         try:
@@ -189,11 +189,11 @@ class Actor:
         return link
 
     def on_message(self, endpoint: Endpoint, envelope: Envelope) -> None:
-        """Take a message that came over a link and is no reply."""
+        """Handle a message that came over a link and is not a reply."""
         self._dispatch(Request(self, endpoint, b"", envelope))
 
     def abandon_life(self, error: ZmqTrainError) -> None:
-        """Fail all requests on all links: some peer does not know this incarnation any more."""
+        """Fail all requests on all links: a peer no longer knows this incarnation."""
         for link in self.links:
             link.abandon(error)
 
@@ -202,7 +202,7 @@ class Actor:
         return Sender(self.task.role.value, self.task.index, self.incarnation), self.generation
 
     def heartbeat(self) -> Heartbeat:
-        """Return what a link's next heartbeat says."""
+        """Return the next heartbeat of a link."""
         self.metrics.connected_peers["ps"].set(sum(link.is_alive for link in self.links))
         return Heartbeat(waits=self.waits.snapshot())
 
@@ -214,7 +214,7 @@ class Actor:
         tensors: tuple[Tensor, ...],
         peer: RoutingId,
     ) -> None:
-        """Send one envelope; if the peer is gone, its lease and its resends settle the matter."""
+        """Send one envelope. A lost one raises nothing: leases and resends handle it."""
         self._transmit(endpoint, self._encoded(message, request_id, tensors), peer)
 
     def send_to_all(self, contacts: Iterable[Request], message: Message) -> None:
@@ -260,7 +260,7 @@ class Actor:
         self._dispatch(request)
 
     def _on_refused(self, reason: str) -> None:
-        """Count a refusal; warn of each reason once, for who was refused tries again."""
+        """Count a refusal; log each reason once, since refused peers try again."""
         self.metrics.auth_failures.inc()
         is_known = reason in self._refusals
         log.log(logging.DEBUG if is_known else logging.WARNING, "refused: %s", reason)
@@ -268,7 +268,7 @@ class Actor:
             self._refusals.append(reason)
 
     def _dispatch(self, request: Request) -> None:
-        """Hand a request to its handler. A bad request harms its sender alone; a bug ends us."""
+        """Call the handler. A bad request affects only its sender; a bug ends this actor."""
         log.debug("<- %s", request.envelope)
         kind = type(request.envelope.message)
         if kind is Refusal:
@@ -292,7 +292,7 @@ async def _raise(error: Exception) -> None:
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error that a group is about: one raised on purpose before any other."""
+    """Return the main error of a group: one raised on purpose comes before any other."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -1,4 +1,4 @@
-"""What an event loop calls by itself: it would only log what such a call raises."""
+"""Callbacks of an event loop, which would only log what they raise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Arguments = TypeVarTuple("Arguments")
 def guarded(
     call: Callable[[*Arguments], object], on_error: Callable[[Exception], None]
 ) -> Callable[[*Arguments], None]:
-    """Return ``call`` as something whose errors are given to ``on_error``."""
+    """Wrap ``call`` so that its errors go to ``on_error``."""
 
     def guard(*arguments: *Arguments) -> None:
         try:

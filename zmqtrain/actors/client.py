@@ -19,10 +19,10 @@ from zmqtrain.wire.messages import Heartbeat, Message
 
 
 class Client:
-    """Who asks one question and goes: the owner of a link that has no life of its own."""
+    """Sends one request: the owner of a link that never joins."""
 
     def __init__(self, number: int, timeout_s: float) -> None:
-        """``number`` tells one client from another."""
+        """``number`` distinguishes clients."""
         self.waits = Waits("you")
         self.metrics = Metrics("client")
         self.timing = Timing(peer_timeout_s=timeout_s)
@@ -57,7 +57,7 @@ def ask(
 async def _ask(
     endpoint: str, message: Message, timeout_s: float, security: Security | None
 ) -> Message:
-    transport = TransportByAddress(security, linger_s=0)  # what was not answered needs not be sent
+    transport = TransportByAddress(security, linger_s=0)  # a request without a reply can be dropped
     link = Link("ps 0", transport.connect(endpoint), Client(os.getpid(), timeout_s))
     try:
         reply = await link.request(message, reason="", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""How any task introduces itself to a ps, which may start later than the task."""
+"""How a task joins a ps, which may start later than the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What a ps said to a task that joined."""
+    """A ps's welcome to a task that joined."""
 
     link: Link
     welcome: Welcome
@@ -27,13 +27,13 @@ class Joined:
 
 
 async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
-    """Begin a new life at every ps; return what they say.
+    """Begin a new life at every ps; return their welcomes.
 
-    The leader gives the incarnation, the others take it from there.
+    The leader gives the incarnation; the other ps are sent it.
     """
     actor.abandon_life(FencedError("a new life of this task begins"))
     actor.begin_life()
-    for link in links:  # or a heartbeat of one that waits its turn is refused, and ends this life
+    for link in links:  # before any join: a refused heartbeat on a later link would end this life
         link.begin_life()
     joined = []
     for link in links:
@@ -43,7 +43,7 @@ async def join_all(actor: JobActor, links: Sequence[Link]) -> list[Joined]:
 
 
 def process_name() -> str:
-    """Return host:pid, for people who look for the process."""
+    """Return host:pid, for log and status."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

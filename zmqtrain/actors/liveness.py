@@ -1,4 +1,4 @@
-"""Whether the peer of a link lives, as its silence and the heartbeats to it tell."""
+"""Whether the peer of a link lives, by its silence and its answers to heartbeats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 from zmqtrain.config.timing import Timing
 
-BEATS = 64  # heartbeats whose refusal is understood as such
+BEATS = 64  # last heartbeats whose ids are kept, to recognise their refusals
 
 
 class Liveness:
@@ -21,21 +21,21 @@ class Liveness:
         self._beats.append(request_id)
 
     def is_beat(self, request_id: int) -> bool:
-        """Say whether this was one of the last heartbeats of the present life."""
+        """Say whether this was one of the last heartbeats of the current life."""
         return request_id in self._beats
 
     def begin_life(self) -> None:
-        """Answers to heartbeats so far are of the past."""
+        """Ignore answers to the heartbeats so far."""
         self._beats.clear()
 
     def forgive(self, before: float, now: float) -> None:
-        """Forgive a silence that was ours: between two heartbeats this process stood still."""
+        """Restart the peer's silence if this process was suspended between two heartbeats."""
         most_s = self._timing.heartbeat_s + self._timing.peer_timeout_s / 2
         if now - before > most_s and self.received_at is not None:
             self.received_at = now
 
     def silent_s(self, now: float) -> float:
-        """Return for how long a peer that was heard from once has been silent."""
+        """Return the seconds since the peer's last message; 0 before the first."""
         return now - self.received_at if self.received_at is not None else 0.0
 
     def is_alive(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a task may say by its role; who has a key speaks in its own name, others in any."""
+"""Which messages a role may send. A holder of a key sends in its own name only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zmqtrain.wire.messages import (
     SwitchPolicy,
 )
 
-_CLIENT = "client"  # a person, whose index is the process's id
+_CLIENT = "client"  # the command line; its index is a process id
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
@@ -34,14 +34,14 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     }.items()
     for kind in kinds
 }
-"""By whom the messages that change a job may be sent; the others are for everyone."""
+"""The roles that may send each message that changes a job; all may send the others."""
 
 
 def check_identity(owner: Owner, sender: Sender) -> None:
     """Check that the holder of a key is this sender.
 
     Raises:
-        RefusedError: it is the key of somebody else.
+        RefusedError: it is another task's key.
     """
     is_own = sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
     if not is_own:
@@ -54,7 +54,7 @@ def check_permission(envelope: Envelope) -> None:
     """Check that a message may be sent by a task of its sender's role.
 
     Raises:
-        RefusedError: it is for others.
+        RefusedError: it is for other roles.
     """
     roles = _RESERVED.get(type(envelope.message))
     if roles is not None and envelope.sender.role not in roles:

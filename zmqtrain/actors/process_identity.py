@@ -1,4 +1,4 @@
-"""Processes of the same kernel: that one of them has ended is known without waiting for a lease."""
+"""Detects, without waiting for a lease, that a process on the same kernel has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDED = ("Z", "X")  # states of a process that has ended and that its parent ha
 
 @cache
 def process_identity() -> str:
-    """Return kernel, PID namespace, PID and start time of this process; "" if nobody tells."""
+    """Return kernel, PID namespace, PID and start time of this process; "" if not known."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (_PROC / "self/ns/pid").stat().st_ino
@@ -26,19 +26,19 @@ def process_identity() -> str:
 def has_ended(process: str) -> bool:
     """Say whether the process with these process_identity is known to have ended.
 
-    They are a peer's own words: whatever they are, they decide about that peer alone.
+    A peer states its identity itself; a wrong one affects only that peer.
     """
-    own, told = process_identity().split("/"), process.split("/")
-    if len(own) != 4 or len(told) != 4 or told[:2] != own[:2] or not told[2].isdecimal():
+    own, given = process_identity().split("/"), process.split("/")
+    if len(own) != 4 or len(given) != 4 or given[:2] != own[:2] or not given[2].isdecimal():
         return False
     try:
-        os.kill(int(told[2]), 0)
-        fields = _fields(int(told[2]))
+        os.kill(int(given[2]), 0)
+        fields = _fields(int(given[2]))
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
         return False  # it is another user's, or no process at all
-    return fields[0] in _ENDED or fields[_STARTED] != told[3]
+    return fields[0] in _ENDED or fields[_STARTED] != given[3]
 
 
 def _fields(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What ps, worker and chief have in common: a job, its fingerprint, and who they are."""
+"""What ps, worker and chief have in common: a job, its fingerprint, and their identity."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class JobActor(Actor):
         self.process = process_name()
         self.nonce = ""
         self.last_incarnation = 0  # of the life before
-        self.known_generation = 0  # the highest that a ps has welcomed us in
+        self.known_generation = 0  # the highest in any welcome
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
         self.metrics_address = ""  # set once the metrics are served
 
     async def load_data(self) -> tuple[Dataset, Dataset | None]:
-        """Return the job's (training set, evaluation set). Joins tell which they are from now on.
+        """Return the job's (training set, evaluation set); add the data to the fingerprint.
 
         Raises:
             DataError, ConfigError: the data is not there, or does not fit the job.
@@ -68,5 +68,5 @@ class JobActor(Actor):
         self.nonce = f"{self._process_nonce}/{self._lives}"
 
     def ready(self) -> tuple[bool, str]:
-        """Say whether the task does its part, and if not, why."""
+        """Return (whether the task is ready, its state in words)."""
         return True, "running"

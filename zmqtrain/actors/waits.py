@@ -1,4 +1,4 @@
-"""Who waits for whom: every await on a peer is entered here while it lasts."""
+"""Which task waits for which: every await on a peer is entered here while it lasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from zmqtrain.wire.messages import Wait
 
-PATIENCE_S = 2.0  # a wait longer than this is worth a line in the log
+PATIENCE_S = 2.0  # longer waits are logged
 
 log = logging.getLogger(__name__)
 
