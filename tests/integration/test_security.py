@@ -154,7 +154,7 @@ def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage
     with pytest.raises(RefusedError, match="the key of worker 9 is not that of client"):
         job.ask(SwitchPolicy("hogwild"), Owner("worker", 9))
     stage.until(lambda: job.turned_away() >= before + len(refused) + 1, "the count of refusals")
-    for told in ("came with a key that is not known", "someone came without a key", "worker 9"):
+    for told in ("a key that is not known", "a peer has no key", "worker 9"):
         job.tasks["ps 0"].until_line(f"WARNING .*refused: .*{told}")
     job.end()
 
@@ -177,7 +177,7 @@ def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(
     assert revoked.exit_code() == ExitCode.REFUSED, str(revoked)
     assert revoked.lines("ps 0 at .*: it does not admit the key of worker 1"), str(revoked)
     ps = job.tasks["ps 0"]
-    assert ps.lines("WARNING .*the key of worker 1 is allowed no more"), str(ps)
+    assert ps.lines("WARNING .*the key of worker 1 is no longer allowed"), str(ps)
     ps.until_line("worker 1 has lost its key: it has left")
     job.add(Owner("worker", 1))
     job.tasks["worker 1"] = job.start("worker", 1)

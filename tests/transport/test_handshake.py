@@ -107,8 +107,8 @@ async def test_end_that_only_takes_its_time_is_waited_for(
         (CURVE, CURVE, "its key is not the one that our registry has for it", True),
         (NULL, "", "what answers there does not speak as a ps does", True),
         (CURVE, "PLAIN", "what answers there does not speak as a ps does", True),
-        (NULL, NULL, "it breaks off every connection at once", False),
-        (CURVE, None, "it breaks off every connection at once", False),
+        (NULL, NULL, "it closes every connection immediately", False),
+        (CURVE, None, "it closes every connection immediately", False),
     ],
 )
 async def test_reason_is_what_the_other_end_speaks(

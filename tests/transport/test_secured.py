@@ -75,7 +75,7 @@ async def test_unknown_key_is_refused_and_both_ends_say_so(keyed: Keyed) -> None
         "look at zmqtrain keys list where it runs"
     )
     assert is_final
-    assert await troubles.first() == ("127.0.0.1 came with a key that is not known", False)
+    assert await troubles.first() == ("127.0.0.1 connected with a key that is not known", False)
     assert inbox.messages == []
 
 
@@ -88,7 +88,7 @@ async def test_revoked_key_is_refused_by_name(keyed: Keyed) -> None:
     peer, _, told = keyed.peer(listener.address, WORKER)
     knock(peer)
     assert (await told.first())[1]
-    assert await troubles.first() == ("127.0.0.1 came with the revoked key of worker 0", False)
+    assert await troubles.first() == ("127.0.0.1 connected with the revoked key of worker 0", False)
     assert inbox.messages == []
 
 
@@ -100,7 +100,7 @@ async def test_end_without_keys_hears_that_they_are_needed(keyed: Keyed) -> None
     assert text.startswith("it takes encrypted connections only; give --keys DIR")
     assert is_final
     assert inbox.messages == []
-    assert await troubles.first() == ("someone came without a key", False)
+    assert await troubles.first() == ("a peer has no key", False)
 
 
 async def test_end_with_keys_does_not_talk_to_a_listener_without(keyed: Keyed) -> None:
@@ -125,7 +125,7 @@ async def test_listener_with_another_key_than_expected_is_told_of(keyed: Keyed) 
     assert text.startswith("its key is not the one that our registry has for it; ")
     assert is_final
     assert inbox.messages == []
-    assert troubles.told[0] == ("someone came who expects another key than ours", False)
+    assert troubles.told[0] == ("a peer expects another key than ours", False)
 
 
 async def test_what_is_no_zeromq_is_told_of(keyed: Keyed) -> None:
@@ -159,12 +159,12 @@ async def test_key_revoked_live_is_neither_heard_nor_spoken_to_again(
     async with asyncio.timeout(LIMIT_S):
         while name.key.allowed:
             await reach(listener, inbox, other, other_answers, b"theirs meanwhile")
-    with pytest.raises(UnreachableError, match="the key of worker 0 is allowed no more"):
+    with pytest.raises(UnreachableError, match="the key of worker 0 is no longer allowed"):
         listener.send([b"secret"], name)
     for _ in range(5):
         knock(peer)
     assert (await told.first())[1]  # its connection was closed, and the next one refused
-    assert await troubles.first() == ("127.0.0.1 came with the revoked key of worker 0", False)
+    assert await troubles.first() == ("127.0.0.1 connected with the revoked key of worker 0", False)
     await reach(listener, inbox, other, other_answers, b"theirs again")
     assert all(message[0].startswith((b"mine", b"theirs")) for message in inbox.messages)
     assert len(answers.messages) == 1
@@ -236,7 +236,7 @@ def remove_registry(keyed: Keyed, listener: Any, patch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("break_it", "told"),
     [
-        (break_answers, "nobody new is admitted for now: a bug"),
+        (break_answers, "no new connection is admitted for now: a bug"),
         (spoil_registry, "registry, line 1: 'what is this?'; expected role, index"),
         (remove_registry, "registry cannot be read: No such file or directory"),
     ],

@@ -1,9 +1,8 @@
 """Who may connect to a listener with keys: ZeroMQ asks (ZAP, RFC 27), the registry answers.
 
 pyzmq's authenticators would not do. They can only admit or refuse for good, so a registry that
-cannot be read for a moment would keep tasks out for ever, and an error while one is asked ends
-them in silence; they also look at handshakes alone, so who was admitted once could go on with a
-revoked key.
+cannot be read for a moment would keep tasks out for ever, and an error in a check ends them
+silently; they also check handshakes only, so an admitted peer could go on with a revoked key.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ log = logging.getLogger(__name__)
 class Authenticator:
     """Admits the holders of allowed keys, and closes the connection of one whose key is revoked.
 
-    Whatever goes wrong in answering admits nobody: libzmq refuses who gets no answer, and who is
-    told to come back later tries again by itself. Connections that were admitted go on.
+    An error in a check admits no peer: libzmq refuses a peer without an answer, and a peer with a
+    temporary refusal tries again by itself. Admitted connections go on.
     """
 
     def __init__(self, registry: Registry, zap: Endpoint, events: Endpoint) -> None:
-        """``zap`` brings ZeroMQ's questions, and ``events`` those of the listener's handshakes."""
+        """``zap`` receives ZeroMQ's requests, ``events`` the listener's handshake events."""
         self._registry = registry
         self._zap = zap
         self._events = events
@@ -61,7 +60,7 @@ class Authenticator:
         self._refresh_later()
 
     def on_failure(self, callback: OnFailure) -> None:
-        """Call ``callback`` for everyone who is refused."""
+        """Call ``callback`` for every refused connection."""
         self._on_failure = callback
 
     def close(self) -> None:
@@ -71,14 +70,14 @@ class Authenticator:
         self._zap.close()
 
     def identify(self, name: bytes, frame: zmq.Frame) -> KnownPeer | None:
-        """Return who sent a frame over the connection ``name``, None if their key is revoked.
+        """Return the sender of a frame on the connection ``name``, None if its key is revoked.
 
-        The frame is asked and not the name, which the peer may choose: it could take that of
-        somebody who has just left.
+        The frame decides, not the name: a peer chooses its name, and could take that of a peer
+        that has just left.
         """
         try:
             public: Any = frame.get("User-Id")
-        except zmq.ZMQError:  # nobody was asked whether to admit it
+        except zmq.ZMQError:  # it was admitted without a ZAP request
             public = ""
         key = self._registry.find(public)
         if key is not None:
@@ -92,7 +91,7 @@ class Authenticator:
         self._timer = asyncio.get_running_loop().call_later(REFRESH_S, self._refresh)
 
     def _refresh(self) -> None:
-        """See to it that keys that are revoked now are noticed although nobody connects."""
+        """Read the registry again if it changed, so that revoked keys are noticed at once."""
         self._refresh_later()
         try:
             self._registry.refresh()
@@ -121,8 +120,8 @@ class Authenticator:
         self._registry.refresh()
         if self._registry.find(public) is not None:
             return ADMITTED, public.encode()
-        who = address.decode("ascii", "replace")
-        self._on_failure(f"{who} came with {self._registry.describe(public)}", False)
+        host = address.decode("ascii", "replace")
+        self._on_failure(f"{host} connected with {self._registry.describe(public)}", False)
         return REFUSED, b""
 
     def _on_event(self, _: RoutingId, frames: list[Buffer]) -> None:
@@ -135,14 +134,14 @@ class Authenticator:
         if text != self._fault:
             self._fault = text
             bug = None if isinstance(error, ZmqTrainError) else error
-            log.error("nobody new is admitted for now: %s", error, exc_info=bug)
+            log.error("no new connection is admitted for now: %s", error, exc_info=bug)
 
 
 def _close_connection(frame: zmq.Frame) -> None:
     """Close the connection that a frame came by, for which libzmq has no call.
 
-    The next one is refused. Should it be closed already and its descriptor be that of another
-    connection, then that one is made anew by itself.
+    The next one is refused. If it is closed already, and its descriptor is now that of another
+    connection, that one is made again by itself.
     """
     with (
         contextlib.suppress(OSError, zmq.ZMQError),

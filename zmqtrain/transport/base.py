@@ -1,4 +1,4 @@
-"""The contract of a transport: it moves lists of frames, and knows nothing of what they say.
+"""The contract of a transport: it moves lists of frames, and does not know their content.
 
 An :class:`Endpoint` either listens (many peers) or is connected (one peer). Receiving is a
 callback on the event loop, never an awaitable: a cancelled receive would lose its message. Sending
@@ -27,7 +27,7 @@ always will be."""
 
 
 def ignore_failure(text: str, is_final: bool) -> None:
-    """An :data:`OnFailure` for those who do not mind."""
+    """An :data:`OnFailure` that does nothing."""
 
 
 COPIED_NBYTES = 1 << 16
@@ -56,7 +56,7 @@ class Endpoint(Protocol):
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         """Send one message. Frames up to ``COPIED_NBYTES`` have been taken over when this returns;
-        a larger one is read from where it lies until it has left, so it goes out as it is then.
+        a larger one is not copied, and must not change until it is sent.
 
         A connected endpoint keeps messages until its peer listens, up to a small number.
 
@@ -72,7 +72,7 @@ class Endpoint(Protocol):
     def close(self, *, discard: bool = False) -> None:
         """Stop delivering and release the address.
 
-        What was sent before still goes out briefly, unless that is to be discarded.
+        Messages sent before may still go out for a short time, unless ``discard``.
         """
         ...
 
@@ -99,5 +99,5 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Close whatever is still open."""
+        """Close all endpoints that are still open."""
         ...

@@ -22,7 +22,7 @@ class TransportByAddress:
         self._security = security
         self._linger_s = linger_s
         self._unix = UnixTransport(linger_s)
-        self._zmq: ZmqTransport | None = None  # with its threads, if it is needed
+        self._zmq: ZmqTransport | None = None  # made, with its threads, on first use
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> Endpoint:
         return self._of(address).bind(address, high_water_mark)

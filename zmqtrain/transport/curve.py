@@ -23,10 +23,10 @@ def make_pair() -> Pair:
 
 
 def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
-    """Have a socket take encrypted connections only, and those that ZAP admits.
+    """Make a socket accept only encrypted connections that ZAP admits.
 
-    With a domain that is enforced nobody comes in while there is no ZAP handler; otherwise all
-    would.
+    With an enforced domain no peer is admitted while there is no ZAP handler; otherwise all would
+    be.
     """
     _check_available()
     socket.set(zmq.CURVE_SECRETKEY, secret)
@@ -36,7 +36,7 @@ def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
 
 
 def secure_peer(socket: zmq.Socket[bytes], secret: bytes, server: bytes) -> None:
-    """Have a socket connect with a key of its own to whoever holds the key ``server`` (public)."""
+    """Make a socket connect, with its own key, to the holder of the public key ``server``."""
     _check_available()
     socket.set(zmq.CURVE_SERVERKEY, server)
     socket.set(zmq.CURVE_PUBLICKEY, z85.decode(zmq.curve_public(z85.encode(secret))))

@@ -29,7 +29,7 @@ def heading(frames: Sequence[Buffer]) -> bytes:
 
 
 class Incoming:
-    """What has come of a stream, cut into messages."""
+    """Cuts the bytes received on a stream into messages."""
 
     def __init__(self) -> None:
         self._data = b""

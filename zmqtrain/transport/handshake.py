@@ -1,6 +1,6 @@
-"""Why two ends do not come together: ZeroMQ's events about handshakes, put into words.
+"""Why two ends do not connect: ZeroMQ's handshake events, in words.
 
-libzmq tries again for ever and says nothing, neither to who is refused nor to the application.
+libzmq tries again for ever, and reports nothing to the refused end or to the application.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ EVENTS = _SUCCEEDED | _NO_DETAIL | _PROTOCOL | _AUTH | _ENDED
 _DENIED = 400  # ZAP's status; after it libzmq does not try again
 
 _REFUSED = {
-    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "someone came without a key",
-    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "someone came who expects another key than ours",
+    int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "a peer has no key",
+    int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "a peer expects another key than ours",
 }
 
 
 def refusal_in(frames: list[Buffer]) -> str:
-    """Return who was refused by a listener with keys, as an event of it says, "" if nobody."""
+    """Return why a listener with keys refused a peer, by an event of it; "" if it did not."""
     event, value = _parsed(frames)
     if event != _PROTOCOL:
         return ""
-    return _REFUSED.get(value, "someone came who does not speak ZMTP")
+    return _REFUSED.get(value, "a peer does not speak ZMTP")
 
 
 class PeerWatch:
@@ -101,7 +101,7 @@ class PeerWatch:
     async def _inquire(self) -> None:
         theirs = await mechanism_at(self._endpoint, self._mechanism)
         if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
-            self._on_failure("it breaks off every connection at once", False)
+            self._on_failure("it closes every connection immediately", False)
         else:
             self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), True)
 
@@ -122,9 +122,9 @@ _REASONS = {
 
 
 async def mechanism_at(endpoint: str, own: str) -> str | None:
-    """Return the mechanism that a ZMTP listener greets with, "" if what answers is no such.
+    """Return the mechanism in a ZMTP listener's greeting, "" if the answer is not ZMTP.
 
-    None: nothing answers. If it is not ``own``, the listener gets to know that, too: with libzmq
+    None: nothing answers. If it is not ``own``, the listener learns that, too: with libzmq
     only the end knows that was the first to close the connection.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

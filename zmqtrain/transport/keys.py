@@ -22,7 +22,7 @@ from zmqtrain.errors import ConfigError
 
 REGISTRY = "registry"
 ROLES = ("ps", "chief", "worker", "client")
-"""Whom keys are for; a client is a person who asks a running job or tells it what to do."""
+"""Roles that have keys; a client is a person who queries or controls a running job."""
 
 ALLOWED, REVOKED = "allowed", "revoked"
 
@@ -69,7 +69,7 @@ class Pair(NamedTuple):
 
 
 def owner_of(role: str, index: int | None) -> Owner:
-    """Return whose key is meant; only the chief, who is alone, is known without an index.
+    """Return the owner that is meant; only the chief, of which there is one, needs no index.
 
     Raises:
         ConfigError: there can be no such task, or it is not clear which one is meant.
@@ -168,7 +168,7 @@ def secret_path(directory: Path, owner: Owner) -> Path:
 
 
 def secrets_in(directory: Path) -> list[Owner]:
-    """Return whose secret keys are in this directory; one that is not there holds none."""
+    """Return the owners of the secret keys in this directory; none if it does not exist."""
     try:
         names = os.listdir(directory)
     except OSError:
@@ -233,7 +233,7 @@ def revoke_key(directory: Path, owner: Owner) -> str:
 
 @contextmanager
 def _changing(directory: Path) -> Iterator[list[Entry]]:
-    """Yield the registry's entries, for nobody else to change meanwhile; then put them in place."""
+    """Yield the registry's entries under a lock; write them back afterwards."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -274,7 +274,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _refuse_open(path: Path, mask: int, mode: str) -> None:
-    """Refuse a file or directory that others have access to, unless nobody can write there."""
+    """Refuse a file or directory that others can access, unless it is read-only for all."""
     found = stat.S_IMODE(path.stat().st_mode) & mask
     if found & _OTHERS_WRITE and os.statvfs(path).f_flag & os.ST_RDONLY:
         found &= ~_OTHERS_WRITE

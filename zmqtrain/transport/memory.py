@@ -1,6 +1,6 @@
-"""The in-process transport: the same contract as ZeroMQ's, without a socket.
+"""The in-process transport: the contract of all transports, without a socket.
 
-Messages still pass the codec, so whatever runs on it exercises the wire format.
+Messages still pass the codec, so tests on it cover the wire format.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class MemoryEndpoint:
         self._drain_soon()
 
     def flush(self) -> None:
-        """Send what was kept while nobody listened."""
+        """Send the messages kept while there was no listener."""
         waiting, self._waiting = self._waiting, []
         for frames in waiting:
             self._hub.forward(self._address, self._name, frames)
 
     def on_failure(self, callback: OnFailure) -> None:
-        """Nobody is refused within a process."""
+        """Do nothing: no connection is refused within a process."""
 
     def close(self, *, discard: bool = False) -> None:
-        """``discard`` or not: what was sent has gone out, or nobody listens."""
+        """Nothing waits to be sent, with ``discard`` or without."""
         self._is_closed = True
         self._on_message = None
         self._received.clear()

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class KnownPeer(bytes):
-    """A peer that has proved to hold a key."""
+    """A peer that has proved that it holds a key."""
 
     key: Key
 
@@ -73,7 +73,7 @@ class Registry:
         return self._keys.get(public)
 
     def describe(self, public: str) -> str:
-        """Say what a key is that is not allowed."""
+        """Describe a key that is not allowed."""
         owner = self._revoked.get(public)
         return "a key that is not known" if owner is None else f"the revoked key of {owner}"
 
@@ -84,7 +84,7 @@ class Registry:
             if allowed.get(public) != key.owner:
                 key.allowed = False
                 del self._keys[public]
-                log.warning("the key of %s is allowed no more", key.owner)
+                log.warning("the key of %s is no longer allowed", key.owner)
         for public, owner in allowed.items():
             if public not in self._keys:
                 self._keys[public] = Key(owner, public)

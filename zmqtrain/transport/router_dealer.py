@@ -1,7 +1,7 @@
 """The ZeroMQ transport: ROUTER listens, DEALER connects.
 
 Sockets are read from the event loop's file-descriptor callback rather than through zmq.asyncio: a
-message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and tells only that
+message costs no future, no task switch and no timer. ZMQ_FD is edge-triggered and says only that
 "something" happened, so the socket is drained until it has nothing, events are looked at again
 after every send, and a watchdog looks once a second in case an edge was missed.
 """
@@ -94,7 +94,7 @@ class ZmqEndpoint:
         try:
             if self._listening:
                 if type(peer) is KnownPeer and not peer.key.allowed:
-                    raise UnreachableError(f"the key of {peer.key.owner} is allowed no more")
+                    raise UnreachableError(f"the key of {peer.key.owner} is no longer allowed")
                 socket.send(peer, _MORE)
             for frame in frames[:-1]:
                 socket.send(frame, _MORE, copy=len(frame) <= COPIED_NBYTES)
@@ -117,7 +117,7 @@ class ZmqEndpoint:
             if handle is not None:
                 handle.cancel()
         if self._monitor is not None:
-            self._socket.disable_monitor()  # first: it would wait for who reads its events
+            self._socket.disable_monitor()  # first: it would wait for the reader of its events
             self._monitor.close()
         self._socket.close(linger=0 if discard else None)
         if self._forget is not None:
@@ -158,7 +158,7 @@ class ZmqEndpoint:
     def _receive(self) -> tuple[RoutingId, list[Buffer]] | None:
         """Receive one message, copying the header and leaving tensor frames where zmq put them.
 
-        Returns None for one that is not taken.
+        Returns None for a message that is dropped.
         """
         socket = self._socket
         peer = socket.recv(_NOW) if self._listening else b""
@@ -231,7 +231,7 @@ class ZmqTransport:
         self._context.term()
 
     def _authenticator(self, socket: zmq.Socket[bytes]) -> Authenticator:
-        """Have a socket admit holders of allowed keys only.
+        """Make a socket admit only holders of allowed keys.
 
         Raises:
             ConfigError: the registry or the secret key cannot be read.

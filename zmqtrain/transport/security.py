@@ -1,4 +1,4 @@
-"""What a process is told of keys, and which connections it therefore makes or refuses to make."""
+"""A process's keys, and which connections it makes or refuses because of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Security:
 
     With a directory of keys every tcp connection is encrypted and both of its ends prove who they
     are. Without one only this host is trusted, unless ``insecure``. ``owner`` is the task that the
-    process is, ``servers`` says who is expected to listen at which endpoint.
+    process is, ``servers`` the task expected to listen at each endpoint.
     """
 
     owner: Owner | None = None
@@ -48,17 +48,17 @@ class Security:
         """Return the secret key of this process's task.
 
         Raises:
-            ConfigError: it is not to be had.
+            ConfigError: there is none.
         """
         if self.owner is None:
             raise ConfigError("a process that is no task of a job has no key")
         return read_secret(self.keys(), self.owner)
 
     def server_key(self, endpoint: str) -> bytes:
-        """Return the public key of whoever listens there.
+        """Return the public key of the task that listens there.
 
         Raises:
-            ConfigError: it is not to be had.
+            ConfigError: it is not known.
         """
         if endpoint not in self.servers:
             raise ConfigError(f"it is not known whose key is expected at {endpoint}")

@@ -20,7 +20,7 @@ from zmqtrain.transport.base import (
 from zmqtrain.transport.framing import Incoming, heading
 from zmqtrain.wire.buffers import Buffer
 
-RECEIVED_NBYTES = 1 << 16  # at once, of what is no large message
+RECEIVED_NBYTES = 1 << 16  # in one read, except of large messages
 WAITING_NBYTES = 1 << 18
 """For each message of the high-water mark: many small ones may wait, as long as they are small."""
 LOOK_S = 1.0
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 class Connection:
     """One socket and what waits to be sent by it: the listener's end of a connection.
 
-    A socket is looked at once a second even if the event loop is silent: uvloop calls the reader of
-    one that was reset a single time, and not again for what is still to be read.
+    A socket is checked once a second even if the event loop is silent: uvloop calls the reader of
+    one that was reset only once, and not again for the bytes still to be read.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class Connection:
         raise UnreachableError(f"{self.address}: {error.strerror}") from None
 
     def _ended(self) -> None:
-        """The other end has closed the connection, or what it sends is no message."""
+        """Handle an end of the connection, by the peer or because of an invalid message."""
         self.close(discard=True)
 
     def _drop(self) -> None:
-        """Give the socket up, with what was sent in part."""
+        """Close the socket; a message sent in part is lost."""
         end, self._socket = self._socket, None
         if end is not None:
             if self._loop is not None and not self._loop.is_closed():
@@ -163,7 +163,7 @@ class Connection:
             self._loop.add_writer(end.fileno(), self._write)
 
     def _write(self) -> None:
-        """Send what the socket takes of the first message that waits."""
+        """Send as much of the first waiting message as the socket accepts."""
         end, message = self._socket, self._waiting[0]
         if end is None:
             return
@@ -188,7 +188,7 @@ class Connection:
                 self._drop()
 
     def _break(self) -> None:
-        """Send nothing more, and find the end behind what has come before it."""
+        """Send nothing more; read up to the end of the stream."""
         self._is_broken = True
         self._read_soon()
 
@@ -209,7 +209,7 @@ class Connection:
             self._read(onwards=False)
 
     def _read_soon(self) -> None:
-        """Read on a later turn of the loop, and on those after it until nothing has come."""
+        """Read on the next turns of the loop until nothing is left."""
         if self._soon is None and self._loop is not None and not self.is_closed:
             self._soon = self._loop.call_soon(self._read_on)
 
@@ -218,13 +218,13 @@ class Connection:
         self._read(onwards=True)
 
     def _read(self, *, onwards: bool) -> None:
-        """Take one message; others that have come with it leave turns to the loop's other work."""
+        """Handle one message; further ones wait for later turns, after the loop's other work."""
         try:
             message = self._incoming.next() or self._receive()
         except BlockingIOError:
             return
         except ProtocolError as error:
-            log.warning("%s: a connection is closed, for it brought %s", self.address, str(error))
+            log.warning("%s: a connection was closed because it sent %s", self.address, str(error))
             self._ended()
             return
         except (OSError, EOFError):

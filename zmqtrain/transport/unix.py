@@ -3,8 +3,8 @@
 Each process reads and writes them on its own event loop. ZeroMQ hands a message to a thread and
 back in each process, so that a push and its answer wake six threads; here they wake two.
 
-Who may come is the file system's business: a socket can be connected to by its owner alone, and
-it should lie in a directory of theirs.
+The file system decides on access: only its owner can connect to a socket, and
+it should be in a directory of that user.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class UnixPeer(Connection):
-    """A connected endpoint. It connects again whenever its connection has ended."""
+    """A connected endpoint. It connects again when its connection ends."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, b"", HIGH_WATER_MARK, None)
@@ -79,7 +79,7 @@ class UnixPeer(Connection):
                 end.setblocking(False)
                 end.connect(self._path)
             except OSError as error:
-                if error.errno not in (ENOENT, ECONNREFUSED, EAGAIN):  # nobody listens, as yet
+                if error.errno not in (ENOENT, ECONNREFUSED, EAGAIN):  # no listener yet
                     self._failure = f"it cannot be connected to: {error.strerror}"
                     self._on_failure(self._failure, False)
                 return
@@ -111,7 +111,7 @@ class UnixListener:
         self._accept_from_now_on()
 
     def on_failure(self, callback: OnFailure) -> None:
-        """Nobody is refused here: who may not come gets no connection."""
+        """Do nothing: the file system refuses connections, not this end."""
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         connection = self.connections.get(peer)
@@ -144,7 +144,7 @@ class UnixListener:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:  # no descriptor is left: try again later, and not in a circle
-            log.warning("%s: nobody new can connect for now: %s", self.address, error.strerror)
+            log.warning("%s: no new connection for now: %s", self.address, error.strerror)
             if self._loop is not None:
                 self._loop.remove_reader(self._socket.fileno())
                 self._timer = self._loop.call_later(LOOK_S, self._accept_from_now_on)
