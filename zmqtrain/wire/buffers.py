@@ -1,4 +1,4 @@
-"""Arrays as they travel: a dtype, a shape, and their bytes in parts of bounded size."""
+"""Arrays on the wire: a dtype, a shape, and their bytes in parts of bounded size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|i1", "|u1"})
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array on its way: C order, ``parts`` end to end are its bytes.
+    """An array to send or received: C order, ``parts`` end to end are its bytes.
 
     On the sending side the parts are views of the array given to :meth:`of`, which must not change
     until the transport's ``send`` has returned. On the receiving side they are views of received
@@ -82,10 +82,10 @@ def shown(value: Any) -> str:
 
 
 def check_tensor(dtype: Any, shape: Any) -> tuple[str, tuple[int, ...]]:
-    """Validate what a header says of a tensor, before a byte of it is touched.
+    """Validate the header of a tensor before its bytes are read.
 
     Raises:
-        ProtocolError: no array of this dtype and shape can travel.
+        ProtocolError: no array of this dtype and shape can be sent.
     """
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ProtocolError(f"tensor dtype {shown(dtype)} is not one of {sorted(DTYPES)}")

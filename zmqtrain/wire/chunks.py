@@ -1,9 +1,9 @@
 """Large tensors in chunks: each is a message of its own, so that sending, receiving and taking in
 overlap, and no message keeps a heartbeat waiting.
 
-A tensor of one chunk is inline: part of the message that speaks of it. A larger one is sent before
-that message, in `Chunk` messages, and the message itself carries nothing. What is sent of a chunk
-is its values, or what a compression made of them.
+A tensor of one chunk is inline: part of its message. A larger one is sent before that message, in
+`Chunk` messages, and the message itself carries nothing. A chunk is sent as its values, or as a
+compression encodes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def count(size: int) -> int:
 
 
 def at(flat: Flat, index: int) -> Flat:
-    """Return a view of the chunk that a peer calls ``index``.
+    """Return a view of chunk ``index``.
 
     Raises:
         ProtocolError: there is none.
@@ -41,7 +41,7 @@ def at(flat: Flat, index: int) -> Flat:
 
 
 def as_it_is(start: int, chunk: Flat) -> tuple[Tensor, ...]:
-    """Send the values themselves, from where they lie."""
+    """Send the values themselves, without a copy."""
     return (Tensor.of(chunk),)
 
 
@@ -127,14 +127,14 @@ class Incoming:
 def split(
     flat: Flat, sequence: int = 0, encode: Encode = as_it_is
 ) -> tuple[Chunks | None, tuple[Tensor, ...]]:
-    """Return the chunks of a message that speaks of ``flat``, or what is inline in it."""
+    """Return the chunks to send before a message with ``flat``, or its inline tensors."""
     if count(len(flat)) == 1:
         return None, encode(0, flat)
     return Chunks(flat, sequence, encode), ()
 
 
 def take_in(tensors: Sequence[Tensor], out: Flat) -> None:
-    """Lay the values that came in their place.
+    """Copy the inline values of a message into ``out``.
 
     Raises:
         ProtocolError: they are not those of one tensor like ``out``.

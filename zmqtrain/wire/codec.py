@@ -1,8 +1,8 @@
 """One encoder, one decoder: an envelope to frames and back. No I/O.
 
 Frame 0 is the header, a msgpack array: ``[version, kind, request_id, sender, generation, body,
-tensors]``. Small tensors ride in it, the bytes of large ones follow as frames. Decoding checks
-every field against the message's declaration and bounds everything before it is allocated.
+tensors]``. Small tensors are inside it, the bytes of large ones follow as frames. Decoding checks
+every field against the message's declaration and bounds every size before it allocates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import FRAME_NBYTES, MAX_FRAMES, Buffer, Tensor, check_tensor, shown
 from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
-INLINE_NBYTES = 4096  # tensors up to here ride in the header
+INLINE_NBYTES = 4096  # tensors up to this size are in the header
 MAX_HEADER_NBYTES = 1 << 20
 MAX_TENSORS = 64
 _ID_NBYTES = 64  # in which version, kind and request id have room
@@ -41,7 +41,7 @@ _LIMITS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Sender:
-    """Which life of which task sent an envelope; incarnation 0 before it has joined."""
+    """The task and life that sent an envelope; incarnation 0 before it has joined."""
 
     role: str
     index: int
@@ -271,7 +271,7 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
 def request_id_of(frames: Sequence[Buffer]) -> int:
     """Return the request id in frames that did not decode, 0 if even that cannot be read.
 
-    It is looked for in the first bytes alone: what costs most to decode must not cost it twice.
+    Only the first bytes are searched: a costly message must not cost twice.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=_ID_NBYTES)
     try:

@@ -16,7 +16,7 @@ PROTOCOL_VERSION = 6
 
 
 BATCH = 1000
-"""Most pushes or orders that one message tells of; whoever has more to tell sends several."""
+"""Most pushes or orders in one message; more are sent as several messages."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Refusal:
 class Join:
     """A task introduces itself.
 
-    ``nonce`` is "process/life": it tells a resend and a new life of the same process from a second
-    process with the same index.
+    ``nonce`` is "process/life". It distinguishes a resend, a new life of the same process, and a
+    second process with the same index.
     """
 
     nonce: str
@@ -54,8 +54,8 @@ class Join:
 class Welcome:
     """The task is known from now on by this incarnation; the one before it is fenced.
 
-    ``segment`` names the ps's memory: who can reach it needs to send no tensors. ``window_nbytes``
-    is how many bytes of chunks the task may have under way to the ps.
+    ``segment`` names the ps's memory: a task that maps it sends no tensors. ``window_nbytes``
+    is how many bytes of chunks the task may send to the ps without acknowledgement.
     """
 
     incarnation: int
@@ -83,7 +83,7 @@ class Mapped:
 
 @dataclass(slots=True)
 class Leave:
-    """The task goes; what it had not finished is given to others."""
+    """The task leaves; its leases go to other workers."""
 
     reason: str
 
@@ -102,9 +102,9 @@ class Initialize:
 
 @dataclass(slots=True)
 class Pull:
-    """A worker asks to be let in: answered by a Release with sequence 0 once it may start.
+    """A worker asks for its first release: one with sequence 0, sent once it may start.
 
-    ``lanes``: how tensors travel between it and each ps, for people.
+    ``lanes``: its lane to each ps, for the status.
     """
 
     lanes: str = ""
@@ -114,10 +114,10 @@ class Pull:
 class Push:
     """One gradient of this shard's part, and what it was computed from.
 
-    The gradient lies in the segment if the worker has mapped it; else it is the message's tensors
-    (float32, flat), or went ahead in chunks if it is larger than one. ``sequence`` counts this
-    incarnation's pushes from 1. ``version`` is the shard's version that the gradient was computed
-    on. ``finite`` False says that the gradient held NaN or infinity somewhere; then it is nowhere.
+    The gradient is in the segment if the worker has mapped it; else it is the message's tensors
+    (float32, flat), or was sent before it in chunks if it is larger than one. ``sequence`` counts
+    this incarnation's pushes from 1. ``version`` is the shard's version that the gradient was
+    computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent.
     """
 
     sequence: int
@@ -130,7 +130,7 @@ class Push:
 
 @dataclass(slots=True)
 class Chunk:
-    """Goes ahead of a message that speaks of a tensor: its elements from ``index`` chunks on.
+    """Chunk ``index`` of a tensor, sent before the message that the tensor belongs to.
 
     All chunks have the same size but the last. ``sequence`` is the push's, or the version of the
     parameters.
@@ -142,7 +142,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Taken:
-    """So many bytes of chunks have been taken in: as many more may come."""
+    """Acknowledges so many bytes of chunks; the sender may send as many more."""
 
     nbytes: int
 
@@ -151,11 +151,11 @@ class Taken:
 class Release:
     """The worker may go on with this shard's parameters at ``version``.
 
-    They lie in the segment, are the tensor, or went ahead in chunks, as for a push.
+    They are in the segment, in the tensor, or were sent before in chunks, as for a push.
 
     ``result`` is what became of push ``sequence``, "joined" for sequence 0. ``batches`` are the
     numbers of further batches leased to the worker (leader only). ``stop``: the job needs no
-    more gradients. ``held_s``: how long the push lay here before the release.
+    more gradients. ``held_s``: seconds from the push's arrival to the release.
     """
 
     sequence: int
@@ -169,7 +169,7 @@ class Release:
 
 @dataclass(slots=True)
 class Read:
-    """Ask for the parameters as they are now (or their moving average), or the version alone."""
+    """Ask for the current parameters (or their moving average), or only for the version."""
 
     average: bool = False
     values: bool = True
@@ -184,7 +184,7 @@ class Parameters:
 
 @dataclass(slots=True)
 class Wait:
-    """Someone waits: who, for whom, why, since when, until when (seconds from now, None: lease)."""
+    """One wait: owner, peer, reason, since and until when (seconds from now, None: lease)."""
 
     owner: str
     peer: str
@@ -197,7 +197,7 @@ class Wait:
 class Heartbeat:
     """Sent over every link once a second.
 
-    ``finished``: a worker was told to stop, and every shard has answered all that it pushed.
+    ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
     ``saved_step``: of the chief's last checkpoint.
     """
 
@@ -217,7 +217,7 @@ class Alive:
 
 @dataclass(slots=True)
 class ReadyPush:
-    """A worker's push, of which one shard's part lies ready there."""
+    """A worker's push, of which one shard's part has arrived there."""
 
     worker: int
     incarnation: int
@@ -227,14 +227,14 @@ class ReadyPush:
 
 @dataclass(slots=True)
 class Arrived:
-    """Other ps to leader: these pushes lie ready here, at most :data:`BATCH` of them."""
+    """Other ps to leader: these pushes have arrived here, at most :data:`BATCH` of them."""
 
     pushes: tuple[ReadyPush, ...]
 
 
 @dataclass(slots=True)
 class ShardReport:
-    """Other ps to leader, once a heartbeat and after a switch: how far this shard is.
+    """Other ps to leader, once a heartbeat and after a switch: progress of this shard.
 
     ``orders``: number of the last order of this generation that was carried out. ``nbytes``: of its
     parameters. ``failure``: why it cannot update them, "" if it can.
@@ -250,7 +250,7 @@ class ShardReport:
 class Order:
     """One decision of the leader, which every shard carries out in the same order.
 
-    ``workers``: whom it concerns (all contributors, in summing order, for reduce). ``text``: the
+    ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
     reason of a drop, the spec of a switch, the directory of a snapshot. ``incarnation`` and
     ``sequence``: the push that a release answers.
     """
@@ -355,7 +355,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Close:
-    """Chief to leader: let workers finish what they compute, no more; answered when they have.
+    """Chief to leader: workers finish their current gradients, then stop; answered when they have.
 
     ``at_once``: end with the gradients that are there; those still computed do not count.
     """
@@ -413,8 +413,8 @@ class TaskStatus:
 class Status:
     """The whole job as the leader sees it. ``event`` rises when the chief has to act.
 
-    ``all_delivered``: every shard has carried out all orders, and every worker that was told to
-    stop has been answered by all shards. So nothing that was decided is under way.
+    ``all_delivered``: every shard has carried out all orders, and every worker that was sent a
+    stop has been answered by all shards. So no decision is still under way.
     """
 
     event: int
@@ -436,7 +436,7 @@ class Status:
     staleness: dict[str, float]
     tasks: tuple[TaskStatus, ...]
     waits: tuple[Wait, ...]
-    stop_wanted: bool = False  # somebody asked for an early end
+    stop_wanted: bool = False  # an early end was asked for
 
 
 Message = (

@@ -7,8 +7,8 @@ from zmqtrain.errors import RefusedError, ZmqTrainError
 from zmqtrain.wire.messages import Refusal
 
 MAX_TEXT = 8192
-"""Characters of a refusal's text. What a peer said may come back in it, and a text beyond the
-decoder's limits would leave that peer without any."""
+"""Characters of a refusal's text. It may quote the peer, and a text beyond the
+decoder's limits would be refused there."""
 
 _ERRORS: dict[str, type[ZmqTrainError]] = {
     name: kind
@@ -18,7 +18,7 @@ _ERRORS: dict[str, type[ZmqTrainError]] = {
 
 
 def refusal_of(error: ZmqTrainError) -> Refusal:
-    """Return the message that tells a peer of this error; of a long text, its beginning."""
+    """Return the message that reports this error to a peer; a long text is cut."""
     text = str(error).encode(errors="backslashreplace").decode()  # a path may be no UTF-8
     if len(text) > MAX_TEXT:
         text = f"{text[: MAX_TEXT - 3]}..."
@@ -26,5 +26,5 @@ def refusal_of(error: ZmqTrainError) -> Refusal:
 
 
 def error_of(refusal: Refusal, peer: str) -> ZmqTrainError:
-    """Return the error that ``peer`` told of; one unknown here becomes a RefusedError."""
+    """Return the error that ``peer`` reported; an unknown type becomes a RefusedError."""
     return _ERRORS.get(refusal.error, RefusedError)(f"{peer}: {refusal.text}")

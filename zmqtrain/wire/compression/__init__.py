@@ -1,7 +1,7 @@
-"""How a gradient is made smaller for its way to a ps: spec, code, and what makes up for the loss.
+"""Compression of gradients on their way to a ps: spec, encoding, error feedback.
 
 The error of 16-bit floats is a fraction of each element. 8-bit integers and top-k lose more: small
-elements beside large ones vanish altogether, so what was lost is kept and added to the next
+elements beside large ones vanish entirely, so what was lost is kept and added to the next
 gradient (:class:`Compressor`).
 """
 

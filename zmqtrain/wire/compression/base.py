@@ -19,7 +19,7 @@ leaves L2."""
 
 @runtime_checkable
 class Compression(Protocol):
-    """How one chunk of a gradient travels.
+    """How one chunk of a gradient is encoded.
 
     It holds no state of its own, so one object serves any number of chunks and threads.
     """
@@ -35,7 +35,7 @@ class Compression(Protocol):
         ...
 
     def encode(self, chunk: Flat) -> tuple[Tensor, ...]:
-        """Return what travels in place of ``chunk``, in memory of its own.
+        """Return the encoded ``chunk``, in new memory.
 
         ``chunk`` is only read, and must be finite.
         """
@@ -62,7 +62,7 @@ def received(
 ) -> list[NDArray[Any]]:
     """Return the values of a peer's tensors, which must be of the expected dtypes and shapes.
 
-    The arrays are read-only and may lie at any address: they are views of frames if they can be.
+    The arrays are read-only and may be unaligned: they are views of frames where possible.
 
     Raises:
         ProtocolError: number, dtype or shape of the tensors are others.

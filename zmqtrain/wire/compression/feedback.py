@@ -25,9 +25,9 @@ class Compressor:
         self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
 
     def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
-        """Return what travels in place of ``chunk``, the gradient's elements from ``start`` on.
+        """Return the encoded ``chunk``, the gradient's elements from ``start`` on.
 
-        To be called once for each chunk and step, in any order: every call moves the residual on.
+        Call it once for each chunk and step, in any order: every call changes the residual.
         So a push that has to be sent again is sent from the tensors of the first time.
         """
         if self._residual is None:

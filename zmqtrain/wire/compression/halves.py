@@ -104,7 +104,7 @@ class Fp16(_Half):
 
 
 class Bf16(_Half):
-    """bfloat16: the upper half of a float32. It travels as bytes, for NumPy has no such dtype."""
+    """bfloat16: the upper half of a float32. It is sent as bytes: NumPy has no such dtype."""
 
     spec = "bf16"
     _largest = np.float32((2 - 2.0**-7) * 2.0**127)

@@ -71,7 +71,7 @@ def _topk(option: str) -> Compression:
 
 
 def _value(option: str, key: str) -> str | None:
-    """Return what stands behind ``key=``, None if there is no option at all."""
+    """Return the text after ``key=``, None if there is no option."""
     if not option:
         return None
     name, equals, value = option.partition("=")

@@ -24,8 +24,8 @@ _MARGIN = 8  # elements of the sample
 class TopK:
     """Of each chunk the k elements of largest magnitude, k = max(1, round(ratio * n)).
 
-    Among equals at the border it is left open which are sent. The rest must be kept and sent
-    later, or small elements are never heard of: Stich et al. 2018, "Sparsified SGD with Memory",
+    Among equal elements at the border any may be sent. The rest must be kept and sent
+    later, or small elements are never sent: Stich et al. 2018, "Sparsified SGD with Memory",
     prove convergence. Lin et al. 2018, "Deep Gradient Compression", choose k for each layer, and
     add momentum correction and a ratio that falls over the first epochs; these are not done here.
     """
