@@ -1,4 +1,4 @@
-"""Which gradient buffer of a ps's segment is whose, and who may reach the segment."""
+"""Which worker has which gradient buffer of a ps's segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPARE = 16  # buffers beyond those of the workers expected, for more workers and
 def has_dropped_its_lock(segment: Segment, peer: Peer) -> bool:
     """Say whether a worker's process has ended, as the kernel knows by the lock it held.
 
-    Who has pulled on lane shm holds the lock of its buffer for as long as it lives.
+    A worker that has pulled on lane shm holds the lock of its buffer for as long as it lives.
     """
     has_lock = peer.lane == "shm" and peer.buffer >= 0 and peer.received >= 0
     return has_lock and not segment.is_held(peer.buffer)
@@ -24,8 +24,8 @@ def has_dropped_its_lock(segment: Segment, peer: Peer) -> bool:
 class GradientBuffers:
     """Hands out the gradient buffers of one segment.
 
-    Two lives never get the same one, however they overlap: one that was taken for dead may still
-    write to its own. It is given to another only once the kernel says that nobody holds it, and no
+    Two lives never get the same one: a worker that counted as dead may still
+    write to its own. It is given to another only once its lock is free and no
     update needs it. That goes for two lives of one process, too: it gives up the buffer of the
     first when it has that of the second.
     """
@@ -37,7 +37,7 @@ class GradientBuffers:
         self._limit = 2 * workers + SPARE
 
     def assign(self, peer: Peer) -> None:
-        """See to it that a worker has a buffer.
+        """Give a worker a buffer, unless it has one.
 
         Raises:
             RefusedError: there are too many workers.

@@ -1,4 +1,4 @@
-"""Whether there is a chief: a ps without one ends, rather than to wait for ever."""
+"""Whether there is a chief: a ps without one ends instead of waiting for ever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ChiefWatch:
-    """Looks after the chief from the side of a ps."""
+    """Watches for the chief's silence at a ps."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -43,10 +43,10 @@ class ChiefWatch:
         raise OrphanedError(f"the chief has been silent for {silent_s:.0f} s and ended no run")
 
     def _log(self, chief: Peer | None, silent_s: float) -> None:
-        """Log that there is no chief, once, and not before that is worth a line."""
+        """Log once that there is no chief, and not too early."""
         limit_s = self._timing.join_timeout_s
         if chief is None and silent_s > PATIENCE_S:
-            text = f"waiting for chief 0: it has not joined; it may take {limit_s:g} s in all"
+            text = f"waiting for chief 0: it has not joined; giving up after {limit_s:g} s"
             self._states.state("chief", text)
         elif chief is not None and silent_s > self._timing.lease_s:
             text = f"{chief} is silent; training goes on without it, for up to {limit_s:g} s"

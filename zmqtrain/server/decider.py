@@ -1,4 +1,4 @@
-"""Who decides about the requests to a shard: the leader in the same process, or another's."""
+"""What decides on the requests to a shard: the leader in this process, or in another."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from zmqtrain.server.state import Pending
 
 
 class Decider(Protocol):
-    """What a shard's requests and reports are given to. Ps 0 has one kind, the others another."""
+    """Takes a shard's requests and reports. Ps 0 has one kind, the others another."""
 
     def arrived(self, worker: int, pending: Pending) -> Sequence[Numbered]:
-        """Return the orders to carry out here now that a worker's request lies ready."""
+        """Return the orders to carry out here now that a worker's request has arrived."""
 
     def reported(self, report: Report) -> None:
-        """Take up what came of orders."""
+        """Handle the outcome of orders."""
 
     def begin(self) -> bool:
         """Begin with the shard's new generation; requests may be answered from now on.
 
-        False: a killed ps cannot go on with it, but goes back to a checkpoint.
+        False: a killed ps could not recover it, and would go back to a checkpoint.
         """
 
     def recover(self) -> None:
-        """Go on where a killed process was; the shard and its requests are as it left them."""
+        """Go on where a killed process was; its shard and requests are restored already."""

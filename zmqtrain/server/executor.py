@@ -55,7 +55,7 @@ class PolicyChanged:
 
 @dataclass(slots=True)
 class ReleasedUndecided:
-    """A worker may go on after a push that was decided on before it came here."""
+    """A worker may go on after a push that was decided on before it arrived here."""
 
     worker: int
     pending: Pending
@@ -80,11 +80,11 @@ class NotWritten:
 Report: TypeAlias = (
     Applied | UpdateRefused | PolicyChanged | ReleasedUndecided | Written | NotWritten
 )
-"""What comes of orders, beside answers to workers."""
+"""Outcomes of orders, beside answers to workers."""
 
 
 class Executor:
-    """The orders of one ps under way."""
+    """Carries out the orders of one ps."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Executor:
         crash: Callable[[Exception], None],
         copies: bool = False,
     ) -> None:
-        """``copies``: parameters are copied before they are sent, for updates go on meanwhile."""
+        """``copies``: copy parameters before sending, since updates go on meanwhile."""
         self._state = state
         self._peers = peers
         self._metrics = metrics
@@ -109,7 +109,7 @@ class Executor:
         self._count = guarded(self.count, crash)
 
     def after_orders(self, call: Callable[[], None]) -> None:
-        """Call once everything ordered so far is done; the shard is at rest then."""
+        """Call once all orders so far are done; the shard is idle then."""
         self._work.put(None, lambda _: call())
         self._work.run()
 
@@ -152,7 +152,7 @@ class Executor:
             self._state.orders = number
 
     def _updated(self, number: int, order: Order, error: object) -> None:
-        """Note what gradients became one update; counting it has time until they are answered."""
+        """Note that gradients became one update; it is counted after they are answered."""
         if error is not None:
             self._not_updated(order, error)
             self._done(number)
@@ -240,9 +240,9 @@ class Executor:
             self.send_release(pending.request, peer, release)
 
     def send_release(self, request: Request, peer: Peer, release: Release) -> None:
-        """Answer a push; what it says of the parameters is true until the next order.
+        """Answer a push; the parameters are those until the next order.
 
-        Who is to stop needs none, and on a slow link they would keep the end of the run back.
+        A stopped worker needs no parameters; on a slow link they would delay the end of the run.
         """
         if peer.lane != "tcp" or release.stop:
             request.reply(release)

@@ -1,6 +1,6 @@
 """The part of ps 1, 2, ... that takes its orders from the leader.
 
-Under a coordinated policy an arrival is only reported; what becomes of it comes back as orders.
+Under a coordinated policy an arrival is only reported; the decision comes back as orders.
 Under any other every push is applied and released here at once.
 """
 
@@ -67,7 +67,7 @@ class Follower:
         spawn: Spawn,
         crash: Callable[[Exception], None],
     ) -> None:
-        """``link``: to the leader. ``policy``: that a generation begins with. ``join``: over it."""
+        """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link."""
         self._state = state
         self._peers = peers
         self._executor = executor
@@ -85,7 +85,7 @@ class Follower:
         self._failure = ""  # why the update rule refused
 
     async def run(self) -> None:
-        """Join the leader, and tell it once a heartbeat how far this shard is."""
+        """Join the leader, and report this shard's progress once a heartbeat."""
         await self._join()
         self._spawn(self._link.silence())
         while True:
@@ -134,7 +134,7 @@ class Follower:
                 self._executor.carry_out(self.arrived(worker, pending))
             case UpdateRefused(error):
                 log.error("%s", error)
-                self._failure = str(error)  # the leader hears of it, and the chief saves
+                self._failure = str(error)  # the leader is sent a report, and the chief saves
             case Written(directory, file):
                 self._spawn(self._deliver(ShardWritten(directory, file)))
             case NotWritten(directory, error):
@@ -143,7 +143,7 @@ class Follower:
                 self._spawn(self._deliver(ShardFailed(directory, text)))
 
     def begin(self) -> bool:
-        """Each generation numbers its orders anew; the first may be to switch the policy."""
+        """Each generation numbers its orders from 1; the first may switch the policy."""
         self._taken = self._state.orders = 0
         self._unreported.clear()
         self._awaits_orders = False
@@ -159,7 +159,7 @@ class Follower:
     # What is decided here
 
     def _is_free(self, worker: int, pending: Pending) -> bool:
-        """Whether the leader says nothing of it (any more).
+        """Whether this shard decides on it, and the leader does not.
 
         It may have been released before it came: a pull needs no agreement, nor did a push before
         a switch.
@@ -171,18 +171,18 @@ class Follower:
         return peer is not None and peer.released == pending.sequence
 
     def _after_switch(self, held: Iterable[tuple[int, Pending]]) -> None:
-        self._report_shard()  # the leader waits to hear that it is known here
+        self._report_shard()  # the leader waits for this report
         # What was released meanwhile has its orders already.
         self._decide_held(each for each in held if not self._is_released(*each))
 
     def _decide_held(self, held: Iterable[tuple[int, Pending]]) -> None:
-        """Decide here on what is still held: the leader takes it for decided since the switch."""
+        """Decide here on what is still held: the leader counts it as decided since the switch."""
         for worker, pending in tuple(held):
             if self._state.pending.get(worker) is pending:
                 orders = _own_orders(worker, pending)
                 self._executor.carry_out(orders[-1:] if pending.result else orders)
 
-    # What the leader is told
+    # Reports to the leader
 
     def _report_shard(self) -> None:
         state = self._state
@@ -198,9 +198,9 @@ class Follower:
         self._unreported.append(push)
 
     def _send_reports(self) -> None:
-        """Report together what has arrived since the leader answered the last report.
+        """Report in one message what has arrived since the leader answered the last report.
 
-        So a leader that has much to do gets few messages.
+        So a busy leader gets few messages.
         """
         pushes, self._unreported = self._unreported, []
         self._awaits_orders = bool(pushes)

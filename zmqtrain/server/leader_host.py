@@ -1,4 +1,4 @@
-"""Ps 0, which hosts the leader: what its shard has goes to the leader in the same process."""
+"""Ps 0, which hosts the leader: its shard's events go to the leader in the same process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LeaderHost:
         )
 
     def joined(self, peer: Peer) -> None:
-        """A task has a new life, of which the leader has to know."""
+        """Report a task's new life to the leader."""
         if peer.role == Role.PS:
             self._admin.give_up_saves(FencedError(f"{peer} has a new life"))
         self._leader.joined(peer)

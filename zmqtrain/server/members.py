@@ -1,4 +1,4 @@
-"""Who takes part at one ps: joins, goodbyes, heartbeats, leases."""
+"""The members of one ps: joins, leaves, heartbeats, leases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
 from zmqtrain.wire.messages import Alive, Done, Heartbeat, Join, Leave, Shutdown, Welcome
 
-MAX_WAITS = 16  # of one task, that are told of in the status
+MAX_WAITS = 16  # of one task, shown in the status
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ FAREWELL_S = 2.0  # between two looks whether workers that have not said goodbye
 
 
 def ignore(peer: Peer) -> None:
-    """Nobody else has to know: the leader learns of every task itself."""
+    """Do nothing: tasks join the leader as well."""
 
 
 class Members:
-    """Lets tasks in and out, and settles what those that are gone leave behind.
+    """Handles joins and leaves, and drops the requests of tasks that are gone.
 
-    ``on_life`` is told of every new life of a task, ``on_end`` of every end of one.
+    ``on_life`` is called with every new life of a task, ``on_end`` with every end of one.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Members:
         fingerprint: Mapping[str, str],
         segment: str,
     ) -> None:
-        """``segment``: name of the memory that tasks may map, "" if they shall not."""
+        """``segment``: name of the memory that tasks may map, "" if they may not."""
         self._state = state
         self._peers = peers
         self._metrics = metrics
@@ -88,25 +88,25 @@ class Members:
             request.send(self._shutdown)  # it was lost, or the worker has joined since
 
     def end_leases(self) -> None:
-        """Settle what tasks leave behind whose lease ran out since the last call."""
+        """End the tasks whose lease ran out since the last call."""
         for peer in self._peers.expired():
             log.warning("%s %s: it has left", peer, peer.absence)
             self._metrics.lease_expirations[peer.role].inc()
             self._gone(peer)
 
     def close(self, shutdown: Shutdown) -> None:
-        """Let nobody new in, and have every worker leave."""
+        """Admit no new task, and make every worker leave."""
         self._shutdown = shutdown
         self._peers.is_closed = True
         for peer in self._peers:
-            # One whose lease ran out may live, and join again when nobody is there any more.
+            # A worker whose lease ran out may still live, and try to join a ps that has ended.
             if peer.is_worker and peer.contact is not None:
                 peer.contact.send(shutdown)
         self._workers_gone.clear()
         self._note_if_empty()
 
     async def drain(self, timing: Timing) -> None:
-        """Wait for the workers' goodbyes, which take their time on a slow link."""
+        """Wait until the workers have left, which takes time on a slow link."""
         patience_s = max(FAREWELL_S, 3 * timing.heartbeat_s)
         deadline = time.monotonic() + timing.peer_timeout_s
         while not await within(FAREWELL_S, self._workers_gone) and time.monotonic() < deadline:
@@ -138,7 +138,7 @@ class Members:
         self.on_life(peer)
 
     def _gone(self, peer: Peer) -> None:
-        """Settle what a task leaves behind."""
+        """Drop the pending request and the waits of a task that is gone."""
         if peer.is_worker:
             pending = self._state.pending.pop(peer.index, None)
             self._state.marks.leave(peer.index)

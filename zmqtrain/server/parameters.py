@@ -1,4 +1,4 @@
-"""Parameters in and out of a ps: a generation begins with some, tasks read what they are."""
+"""Parameters in and out of a ps: a generation begins with them, tasks read them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ParameterAccess:
 
     def on_read(self, request: Request, message: Read) -> None:
         if not self._state.initialised:
-            self._peers.member(request)  # a chief that knew the life before hears that it is over
+            self._peers.member(request)  # refuses a chief of an earlier life
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         if message.average and AVERAGE not in self._state.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
@@ -66,7 +66,7 @@ class ParameterAccess:
         request.reply_with(shown, flat.copy())  # updates go on while it is on its way
 
     def _initialize(self, request: Request, message: Initialize) -> None:
-        """Begin a generation, unless it has begun; nothing of the one before is under way."""
+        """Begin a generation, unless it has begun; no order of the one before is under way."""
         state = self._state
         if request.envelope.generation == state.generation and state.initialised:
             request.reply(Parameters(state.version))
@@ -115,7 +115,7 @@ class ParameterAccess:
         shard.initialize(flat, slots, version)
 
     def _end_generation(self) -> None:
-        """Have the workers of an earlier generation join again; their gradients belong to it."""
+        """Make the workers of an earlier generation join again; their gradients belong to it."""
         state = self._state
         if not state.initialised:
             return

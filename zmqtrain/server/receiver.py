@@ -1,4 +1,4 @@
-"""What workers send to a ps: checked, recognised if it was seen before, laid ready for orders."""
+"""Receives what workers send to a ps: checks it, detects duplicates, stages it for orders."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from zmqtrain.wire.messages import Chunk, Pull, Push, Release, Taken
 log = logging.getLogger(__name__)
 
 WINDOW_NBYTES = 8 << 20
-"""Bytes of chunks that a worker may have under way to a ps, beyond those confirmed."""
+"""Bytes of chunks that a worker may send to a ps without acknowledgement."""
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
-"""Memory that they may take at a ps: the allocator keeps as much again as was freed last."""
+"""Memory of these chunks at a ps: the allocator keeps as much again as was freed last."""
 
 
 class Receiver:
-    """Pulls and pushes on their way into a ps."""
+    """Takes in pulls and pushes."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Receiver:
         self._executor.carry_out(self._orders(peer, PendingPush.of(request, push)))
 
     def on_chunk(self, request: Request, chunk: Chunk) -> None:
-        """Lay a chunk of a gradient where the whole of it will be."""
+        """Decode a chunk of a gradient into the worker's buffer."""
         peer = self._peers.member(request)
         tensors = request.envelope.tensors
         if chunk.sequence > peer.received:  # else of a push that was sent twice
@@ -108,12 +108,12 @@ class Receiver:
             raise
 
     def _orders(self, peer: Peer, pending: Pending) -> Sequence[Numbered]:
-        """Enter a request; return what this shard has to do now that it has come."""
+        """Enter a request; return the orders that follow from it."""
         self._state.pending[peer.index] = pending
         return self._decider.arrived(peer.index, pending) if self._state.initialised else ()
 
     def _is_repeated(self, peer: Peer, request: Request, sequence: int) -> bool:
-        """Answer a request that was seen before: the same answer, and nothing changes."""
+        """Answer a repeated request as before, without another effect; False if it is new."""
         if sequence > peer.received:
             return False
         self._state.duplicates += 1
@@ -161,10 +161,10 @@ class Receiver:
             raise ProtocolError(f"{peer} pushes batch {push.batch}, which it has no lease on")
 
     def _take_in(self, request: Request, push: Push, peer: Peer) -> bool:
-        """See to it that all of the gradient lies in the worker's buffer in the segment.
+        """Complete the gradient in the worker's buffer in the segment.
 
         False: some of its chunks were lost. So the push counts as lost as well; the answer to the
-        worker's next heartbeat tells it to send both again.
+        worker's next heartbeat makes it send both again.
         """
         gradient = self._state.shard.segment.gradient(peer.buffer)
         tensors, came = request.envelope.tensors, len(peer.chunks)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def packed_release(release: Release) -> bytes:
-    """Return what to keep of an answer."""
+    """Return the bytes to keep of an answer."""
     packed: bytes = msgpack.packb(
         (
             release.sequence,
@@ -36,13 +36,13 @@ def packed_release(release: Release) -> bytes:
 
 
 def packed_peer(peer: Peer) -> bytes:
-    """Return what to keep of who a worker is."""
+    """Return the bytes to keep of a worker's identity."""
     packed: bytes = msgpack.packb((peer.nonce, peer.process, peer.metrics, peer.process_identity))
     return packed
 
 
 def recover(state: ShardState, peers: PeerTable) -> None:
-    """Make a ps what the killed one was, from the segment that it left.
+    """Restore the state of a killed ps from the segment that it left.
 
     The shard's last change is finished; workers are members again, with their requests pending.
     Workers notice nothing but a pause.
@@ -69,7 +69,7 @@ def recover(state: ShardState, peers: PeerTable) -> None:
 
 
 def _result_of(mark: Mark, change: Change | None) -> Result:
-    """Return what became of a worker's last push; the last change may not have been marked yet."""
+    """Return the result of a worker's last push; the last change may not be marked yet."""
     if mark.result or change is None:
         return mark.result
     pushes = [(part.worker, part.sequence) for part in change.contributions]

@@ -1,6 +1,6 @@
 """The parameter server: `python -m zmqtrain.roles.ps`.
 
-A gradient's way: the receiver checks it and lays it ready in the segment, the decider (ps 0 asks
+The path of a gradient: the receiver checks it and stages it in the segment, the decider (ps 0 asks
 the leader, the others follow it) says when it counts, the executor carries the orders out one after
 another on the shard, and the answer to the push lets the worker go on.
 """
@@ -140,7 +140,7 @@ class ParameterServer(JobActor):
         return await self._farewell()
 
     async def _compile(self, shard: Shard, update: Update) -> None:
-        """Change to compiled kernels. Until they are loaded, NumPy gives the same, more slowly."""
+        """Switch to compiled kernels. Until they are loaded, NumPy computes the same, slower."""
         load = partial(update.warm_up, np.empty(0, np.float32), guarded=shard.safe)
         await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
         if self._executor is not None:
@@ -174,7 +174,7 @@ class ParameterServer(JobActor):
         self.stop(message.exit_code)
 
     async def _farewell(self) -> int:
-        """Leave: at the chief's word, or, after SIGTERM, when it does not come in time."""
+        """Leave on the chief's Shutdown, or, after SIGTERM, when none comes in time."""
         if not await within(self.timing.grace_s, self._shut_down) or self._shutdown is None:
             log.warning("leaving without the chief's shutdown")
             return self.stop_code
@@ -194,7 +194,7 @@ class ParameterServer(JobActor):
     # Its parts
 
     def _build(self, state: ShardState) -> None:
-        """Make the parts, and say which of them takes which message."""
+        """Make the parts and the table of message handlers."""
         self.state = state
         segment, metrics, job = state.shard.segment, self.metrics, self.job
         died = partial(has_dropped_its_lock, segment)
@@ -243,7 +243,7 @@ class ParameterServer(JobActor):
         }
 
     def _lead(self, executor: Executor) -> Handlers:
-        """Host the leader; return what it takes."""
+        """Host the leader; return its message handlers."""
         state, timing = self.state, self.timing
         segment, others = state.shard.segment, self.shards - 1
         delivery = OrderDelivery(
@@ -293,7 +293,7 @@ class ParameterServer(JobActor):
         }
 
     def _follow(self, executor: Executor) -> Handlers:
-        """Follow the leader; return what this ps takes from it."""
+        """Follow the leader; return the handlers of its messages."""
         link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
         follower = self._decider = Follower(
             self.state,
@@ -309,7 +309,7 @@ class ParameterServer(JobActor):
         self.spawn(follower.run())
         return {Orders: follower.on_orders}
 
-    # What it says of itself
+    # Its status
 
     def identify(self) -> tuple[Sender, int]:
         generation = self.state.generation if self._executor is not None else 0

@@ -1,4 +1,4 @@
-"""Where a ps keeps its shard: in a segment that outlives its process, if that is wanted and can be.
+"""Where a ps keeps its shard: in a segment that outlives its process, if wanted and possible.
 
 A segment that a killed ps left is taken over if it is of the same job, holds parameters, and is not
 so old that every other task has given that ps up.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def is_crash_safe(config: TaskConfig, job: Job) -> bool:
-    """Say whether the shard is to survive its process; what a GPU holds does not."""
+    """Say whether the shard survives its process; one on a GPU does not."""
     return config.crash_safe and job.ps_device == "cpu"
 
 
@@ -39,7 +39,7 @@ def open_segment(
 ) -> tuple[Segment, bool]:
     """Return the memory of the ps at ``address``, and whether it holds what a killed one left.
 
-    ``safe``: whether it is to survive the process. ``digest``: of the job and how it is cut.
+    ``safe``: whether it survives the process. ``digest``: of the job and its partitioning.
 
     Raises:
         SegmentError: it cannot be a file, though that was asked for.
@@ -70,7 +70,7 @@ def open_segment(
 def make_shard(
     layout: ShardLayout, segment: Segment, job: Job, *, safe: bool, threads: int | None
 ) -> Shard:
-    """Return the shard that lies in a segment, updated by NumPy for now or by a GPU.
+    """Return the shard in a segment, updated by NumPy for now or by a GPU.
 
     Raises:
         ConfigError: there is no GPU.
@@ -83,9 +83,9 @@ def make_shard(
 
 
 def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:
-    """Say whether another life of a ps may go on with the memory of one that ends.
+    """Say whether another life of a ps may go on with the memory of one that ended.
 
-    It ends with ``error``, if that is why. ``is_over``: the chief has ended the run.
+    ``error``: why it ended, None without failure. ``is_over``: the chief has ended the run.
     """
     given_up = isinstance(error, ZmqTrainError) and error.exit_code != ExitCode.PEER_LOST
     return not given_up and not (error is None and is_over)
@@ -101,7 +101,7 @@ def close_or_remove(segment: Segment, *, keep: bool) -> None:
 
 
 def note_alive(segment: Segment) -> None:
-    """Write down that the ps lives."""
+    """Note in the segment the time at which the ps was alive."""
     segment.words[ALIVE_AT] = _boot_time_ms()
 
 
@@ -122,13 +122,13 @@ def log_memory(shard: Shard, address: str, workers: int) -> None:
 
 
 def digest_of(fingerprint: Mapping[str, str], shards: int, index: int) -> int:
-    """Return a number of the job and of how it is cut, the same for every life of a ps."""
+    """Return a digest of the job and its partitioning, the same for every life of a ps."""
     known = msgpack.packb((sorted(fingerprint.items()), shards, index))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 
 def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Segment | None:
-    """Return the segment of a killed life of this ps; one that nobody needs any more is removed."""
+    """Return the segment of a killed life of this ps; remove one that is of no use."""
     segment = Segment.adopt(layout, path)
     if segment is None:
         return None
@@ -138,7 +138,7 @@ def _adopt(layout: SegmentLayout, path: Path, digest: int, limit_s: float) -> Se
     elif not segment.words[GENERATION]:
         reason = "it holds no parameters"
     elif not 0 <= age_s < limit_s:
-        reason = f"its ps died {age_s:.0f} s ago, and after {limit_s:g} s nobody waits for it"
+        reason = f"its ps died {age_s:.0f} s ago; no task waits longer than {limit_s:g} s for it"
     else:
         return segment
     log.info("leaving version %d in %s: %s", segment.words[VERSION], path, reason)

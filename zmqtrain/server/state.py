@@ -102,7 +102,7 @@ class ShardState:
         self.shard.segment.words[ORDERS] = number
 
     def decided(self, worker: int, result: Result, reason: str = "") -> PendingPush | None:
-        """Note what became of the push that a worker waits for; return it, if it is still there."""
+        """Note the result of the push that a worker waits for; return it if still pending."""
         pending = self.pending.get(worker)
         if not isinstance(pending, PendingPush):
             return None

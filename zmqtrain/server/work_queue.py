@@ -23,8 +23,8 @@ class WorkQueue:
     """Runs pairs of (work, then) one after another.
 
     ``work`` may run in a thread, ``then`` runs on the event loop after it. While long work runs
-    the loop stays free for heartbeats; nothing later in the queue overtakes it. Whether work is
-    long is told by how long the last one took.
+    the loop stays free for heartbeats; nothing later in the queue overtakes it. Work counts as
+    long if the last one took long.
     """
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
