@@ -84,7 +84,7 @@ def test_life_that_cannot_have_been_is_refused_and_lifts_no_number(
 ) -> None:
     peers = PeerTable(5.0, 1, lambda peer: False)
     message = replace(join("first/1"), after=after)
-    with pytest.raises(ProtocolError, match="worker 0 tells of incarnation"):
+    with pytest.raises(ProtocolError, match="worker 0 claims incarnation"):
         peers.join(from_worker(message, incarnation), message)
     assert peers.newest == 0
 

@@ -1,4 +1,4 @@
-"""The admin API: what the chief and people ask of the leader.
+"""The admin API: requests of the chief and of people to the leader.
 
 Some answers take time: they are kept here until the status changes, the policy's barrier is
 reached, or every shard has written its part of a checkpoint.
@@ -53,7 +53,7 @@ class Saving:
 
 
 class AdminApi:
-    """What the chief and people ask of the leader."""
+    """Answers the requests of the chief and of people."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AdminApi:
         can_save: bool,
         crash: Callable[[Exception], None],
     ) -> None:
-        """``host``: tells of the task that hosts the leader. ``can_save``: the job has a logdir."""
+        """``host``: the state of the leader's host. ``can_save``: the job has a logdir."""
         self._leader = leader
         self._host = host
         self._can_save = can_save
@@ -89,7 +89,7 @@ class AdminApi:
         )
 
     def review(self) -> None:
-        """Answer the requests that waited for what has happened to the leader."""
+        """Answer the requests that waited for the leader's last event."""
         coordinator = self._leader.coordinator
         finished = coordinator is not None and coordinator.finished
         if finished:
@@ -126,16 +126,16 @@ class AdminApi:
             saving.request.refuse(error)
 
     def ended(self, reason: str) -> None:
-        """The host ends: answer those who asked for the end."""
+        """The host ends: answer the requests for the end."""
         _answer_all(self._stop_requests, Done(reason))
 
     def give_up_saves(self, error: ZmqTrainError) -> None:
-        """Some shard has forgotten what it was writing."""
+        """A shard lost what it was writing."""
         for directory in tuple(self._saving):
             self.not_written(directory, error)
 
     def forget_saves(self) -> None:
-        """A new generation begins; what was being written belongs to the one before."""
+        """A new generation begins: give up the checkpoint of the one before."""
         self._saving.clear()
 
     def on_get_status(self, request: Request, message: GetStatus) -> None:
@@ -222,7 +222,7 @@ class AdminApi:
         request.reply(Done())
 
     def _notify(self) -> None:
-        """Tell those who watch that something has changed."""
+        """Answer the status requests that wait for a change."""
         self._event += 1
         watchers, self._watchers = self._watchers, []
         for request in watchers:

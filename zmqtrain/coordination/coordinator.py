@@ -1,7 +1,7 @@
 """The coordinator: events in, orders for every shard out. Pure, like the policies.
 
 It knows the workers, asks the policy, leases batches, stops the run at the last step, and changes
-the policy at a version barrier. Times, sockets and gradients are other people's business.
+the policy at a version barrier. It knows no clock, no socket and no gradient.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from zmqtrain.policies import (
 from zmqtrain.wire.messages import Order, ReadyPush
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
-"""What a live worker does: its pull has not arrived; the policy keeps it; it was released and has
+"""State of a live worker: its pull has not arrived; the policy holds it; it was released and has
 not pushed since; it may go on, but there is no batch for it; it has a batch, but others compute all
-that the job still needs; it was told that the job needs no more gradients."""
+that the job still needs; it was sent a stop."""
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Member:
 
     incarnation: int
     state: MemberState = "joining"
-    sequence: int = 0  # last push that lies ready on all shards
-    arriving: int = 0  # push that lies ready on some shards
+    sequence: int = 0  # last push that has arrived on all shards
+    arriving: int = 0  # push that has arrived on some shards
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
@@ -123,7 +123,7 @@ class Coordinator:
         return self._orders([])
 
     def held(self) -> Iterable[Held]:
-        """Yield the workers that are kept waiting, and by whom; none once the job is complete."""
+        """Yield the workers that wait, and for which workers; none once the job is complete."""
         if self.finished:
             return
         by = tuple(sorted(self.workers_by_state["computing"]))
@@ -138,7 +138,7 @@ class Coordinator:
             yield Held(worker, "every step up to the last is being computed already", by)
 
     def expects(self, push: ReadyPush) -> bool:
-        """Say whether this is a new push, of a worker's present life."""
+        """Say whether this is a new push of a worker's current life."""
         member = self.members.get(push.worker)
         return (
             member is not None
@@ -147,11 +147,11 @@ class Coordinator:
         )
 
     def is_alive(self, workers: Iterable[int]) -> bool:
-        """Say whether any of them is: a policy may wait for workers that never came."""
+        """Say whether any of them is alive: a policy may wait for workers that never joined."""
         return any(worker in self.members for worker in workers)
 
     def _left(self, worker: int) -> list[Order]:
-        """What waits for the worker is released, what it held goes to others."""
+        """Remove a worker: workers that waited for it are released, others get its batches."""
         member = self.members.pop(worker, None)
         if member is None:
             return []
@@ -187,7 +187,7 @@ class Coordinator:
     def _part_arrived(
         self, worker: int, member: Member, sequence: int, shard: int, finite: bool
     ) -> list[Order]:
-        """Decide on a push once it lies ready on all shards that have a say."""
+        """Decide on a push once it has arrived on all shards that it must arrive on."""
         if sequence != member.arriving:
             member.arriving, member.shards, member.finite = sequence, set(), True
         member.shards.add(shard)
@@ -213,9 +213,9 @@ class Coordinator:
         return self.policy.push(worker)
 
     def _orders(self, decisions: list[Decision], *, at_once: bool = False) -> list[Order]:
-        """Turn decisions into orders, with all that follows from them.
+        """Turn decisions, and all that follows from them, into orders.
 
-        ``at_once``: a barrier waits for nobody who computes.
+        ``at_once``: a barrier does not wait for workers that compute.
         """
         orders: list[Order] = []
         released = self._add_orders(decisions, orders)
@@ -260,7 +260,7 @@ class Coordinator:
         return released
 
     def _at_barrier(self, orders: list[Order], at_once: bool) -> list[int]:
-        """Hold everyone until no worker computes, then end, or begin the next policy with all."""
+        """Hold all workers until none computes; then end, or begin the next policy with all."""
         if self.workers_by_state["computing"] and not at_once:
             return []
         if not self.finished:
@@ -280,9 +280,9 @@ class Coordinator:
         return released
 
     def _release(self, workers: list[int], orders: list[Order]) -> list[Decision]:
-        """Let workers go on with leased batches; return what the policy says to the rest.
+        """Let workers go on with leased batches; return the policy's decisions for the rest.
 
-        A worker for whom nothing is left to compute is not waited for: to the policy it has left
+        A worker without a batch to compute is not waited for: to the policy it has left
         until something comes back.
         """
         leased = self._top_up(workers)
@@ -297,7 +297,7 @@ class Coordinator:
         return decisions + self._feed()
 
     def _feed(self) -> list[Decision]:
-        """Let those in again for whom there is something to compute now."""
+        """Join to the policy again the workers for which there is a batch now."""
         if not self._is_needed():
             return []
         fed = self._workers("spare", "starved") if self._may_lease() else self._workers("spare")
@@ -337,7 +337,7 @@ class Coordinator:
         return self.version + len(self.workers_by_state["computing"]) < self.steps
 
     def _end(self, orders: list[Order]) -> None:
-        """Tell everyone who does not compute to stop."""
+        """Send a stop to all workers that do not compute."""
         abandoned = sorted(self.undecided)  # the run was given up
         self._add_orders([Drop(worker, "the job was given up") for worker in abandoned], orders)
         for worker in self._workers("waiting", "starved", "spare"):

@@ -1,4 +1,4 @@
-"""Carries the coordinator's orders to every shard, this one included, in the same order everywhere.
+"""Delivers the coordinator's orders to every shard, this one included, in the same sequence.
 
 This shard's own orders are numbered one by one; its segment holds the number of the last one that
 was carried out, so that after a restart the rest is known. The other shards get what concerns them,
@@ -24,7 +24,7 @@ from zmqtrain.wire.messages import BATCH, Message, Order, Orders
 log = logging.getLogger(__name__)
 
 Numbered: TypeAlias = tuple[int, Order]
-"""An order with its number; 0: its shard gave it to itself."""
+"""An order with its number; 0: the shard's own order."""
 
 
 class OrderDelivery:
@@ -59,7 +59,7 @@ class OrderDelivery:
         self._acknowledged: dict[int, int] = {}
 
     def begin(self, policy: str) -> None:
-        """Begin to count anew, under this policy: a new generation."""
+        """Count from 0 again, under this policy: a new generation."""
         self._coordinated = make_policy(policy).coordinated
         self._given = self.sent = self._switch = 0
         for queue in (self._own, self._under_way, self._unacknowledged, self._to_send):
@@ -87,13 +87,13 @@ class OrderDelivery:
         self._send(self._number(orders))
 
     def answer(self, shard: int) -> None:
-        """Answer a shard's report by orders, though there be none."""
+        """Answer a shard's report with orders, even if there are none."""
         self._send_soon()
         self._to_answer.add(shard)
 
     @property
     def is_done(self) -> bool:
-        """Whether all other shards tell that they have carried out all of their orders."""
+        """Whether all other shards have reported all of their orders as carried out."""
         return self._others_have(self.sent)
 
     def due(self) -> Sequence[Numbered]:
@@ -119,7 +119,7 @@ class OrderDelivery:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Send again what another shard did not get; forget what all of them have."""
+        """Resend what another shard did not get; forget what all of them have."""
         for shard in self._others:
             self._keep(shard)
         everyone = min(self._acknowledged.get(shard, 0) for shard in self._others)
@@ -148,7 +148,7 @@ class OrderDelivery:
         self._unacknowledged = deque(state["unacknowledged"])
 
     def resume(self) -> None:
-        """Have due what the life before did not carry out."""
+        """Make due what the life before did not carry out."""
         self._forget_acknowledged()
         done = self._words[segment_layout.ORDERS]
         self._own = deque((number, order) for number, order in self._own if number > done)
@@ -186,7 +186,7 @@ class OrderDelivery:
         return concern
 
     def _send(self, numbered: Sequence[Numbered]) -> None:
-        """Have orders sent with all others that are given in this turn of the event loop."""
+        """Send orders together with all others of this turn of the event loop."""
         if numbered:
             self._send_soon()
         self._to_send += numbered
@@ -215,7 +215,7 @@ class OrderDelivery:
         return [peer.contact for peer in peers if peer and not peer.gone and peer.contact]
 
     def _others_have(self, number: int) -> bool:
-        """Say whether all other shards tell that they have carried out the orders up to this."""
+        """Say whether all other shards have reported the orders up to this as carried out."""
         for shard in self._others:
             peer = self._peers.get(Role.PS, shard)
             if (0 if peer is None else peer.orders) < number:
@@ -229,7 +229,7 @@ class OrderDelivery:
         got = peer.orders
         stuck = got == self._acknowledged.get(shard, -1)
         self._acknowledged[shard] = got
-        # A new life has not told yet what it got, but has had all that is not kept any more.
+        # A new life has not reported yet. It had all orders that are no longer kept.
         missing = [(number, order) for number, order in self._unacknowledged if number > got]
         if stuck and missing:
             first = missing[0][0]

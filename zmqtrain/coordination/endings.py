@@ -1,4 +1,4 @@
-"""Why a job ends by itself: nothing is left to learn, or what is learned is no good."""
+"""Why a job ends by itself: its steps are done, or too many gradients were refused."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ class Left:
 
 @dataclass(slots=True)
 class PullArrived:
-    """A worker that has joined asks the leader to be let in."""
+    """A worker that has joined asks for its first release."""
 
     worker: int
 
 
 @dataclass(slots=True)
 class PushArrived:
-    """Push ``sequence`` of a worker's life lies ready on shard 0.
+    """Push ``sequence`` of a worker's life has arrived on shard 0.
 
     It was computed from ``batch``, of so many ``examples``. ``finite``: whether this part of it is.
     """
@@ -49,7 +49,7 @@ class PushArrived:
 
 @dataclass(slots=True)
 class PushesReported:
-    """Parts of pushes, of workers that are there, lie ready on another shard."""
+    """Parts of pushes, of live workers, have arrived on another shard."""
 
     shard: int
     pushes: tuple[ReadyPush, ...]
@@ -57,21 +57,21 @@ class PushesReported:
 
 @dataclass(slots=True)
 class SwitchAsked:
-    """The policy is to become the one of ``spec``, once no worker computes."""
+    """Change to the policy of ``spec`` once no worker computes."""
 
     spec: str
 
 
 @dataclass(slots=True)
 class SnapshotAsked:
-    """Every shard is to write itself into ``directory``, all at one version."""
+    """Every shard writes itself into ``directory``, all at one version."""
 
     directory: str
 
 
 @dataclass(slots=True)
 class CloseAsked:
-    """The run is to end early; what is being computed still counts, unless it ends ``at_once``."""
+    """End the run early; gradients being computed still count, unless ``at_once``."""
 
     at_once: bool = False
 

@@ -1,7 +1,7 @@
 """The leader of a job: it turns what happens into orders for every shard.
 
 The deciding itself is the coordinator's, which is pure; here are its clock, its journal and its
-messages. The task that hosts it (ps 0) tells it what happens there, and carries out its orders.
+messages. The task that hosts it (ps 0) calls it with events and carries out its orders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMED = 3  # workers that are named where someone waits for many
 
 
 def nothing() -> None:
-    """Nobody watches."""
+    """Do nothing."""
 
 
 def names_of(workers: Sequence[int], first: Sequence[int] = ()) -> str:
@@ -79,7 +79,7 @@ class Leader:
         workers: int,
         carry_out: Callable[[Sequence[Numbered]], None],
     ) -> None:
-        """``workers``: so many are expected. ``carry_out``: has orders carried out by the host."""
+        """``workers``: so many are expected. ``carry_out``: the host's executor of orders."""
         self.job = job
         self.peers = peers
         self.timing = timing
@@ -117,7 +117,7 @@ class Leader:
         """Whether what was decided has come to every shard that it can come to.
 
         Orders go to all of them. Under a policy that is not coordinated, a worker's push has come
-        to all once the worker tells so.
+        to all once the worker reports that it has finished.
         """
         if self.coordinator is None:
             return False
@@ -151,7 +151,7 @@ class Leader:
         return self._begin_journal()
 
     def recover(self, generation: int) -> None:
-        """Go on where a killed leader was: decide anew what it decided, carry out what is left."""
+        """Go on where a killed leader was: repeat its decisions, carry out what is left."""
         self.generation = generation
         state, *events = (unpack(entry) for entry in self._journal.read())
         self.coordinator = coordinator = state["coordinator"]
@@ -171,7 +171,7 @@ class Leader:
         self._is_over = True
 
     def watch(self) -> None:
-        """Give the job up if nobody works on it, or someone has waited for too long."""
+        """Fail the job if no worker is alive, or one has waited for too long."""
         coordinator, now = self.coordinator, time.monotonic()
         limit_s = self.timing.join_timeout_s
         if coordinator is None or coordinator.finished or coordinator.members:
@@ -216,14 +216,14 @@ class Leader:
             self.event(Left(peer.index))
 
     def arrived(self, event: PullArrived | PushArrived) -> Sequence[Numbered]:
-        """A worker's request lies ready at the host: return what the host has to do now."""
+        """A worker's request has arrived at the host: return the orders for the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
             self._metrics.worker_step[event.worker].set(event.sequence)
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
-        """Workers' pushes lie ready on another shard."""
+        """Workers' pushes have arrived on another shard."""
         peer = self.peers.member(request)
         if self.coordinator is None or request.envelope.generation != self.generation:
             return
@@ -233,12 +233,12 @@ class Leader:
             self.event(PushesReported(peer.index, pushes))
 
     def on_shard_report(self, request: Request, report: ShardReport) -> None:
-        """Another shard tells how far it is."""
+        """Another shard reports its progress."""
         peer = self.peers.member(request)
         if request.envelope.generation != self.generation:
             return
         if report.orders > self.delivery.sent:
-            raise ProtocolError(f"{peer} tells of order {report.orders}, of {self.delivery.sent}")
+            raise ProtocolError(f"{peer} reports order {report.orders} of {self.delivery.sent}")
         peer.report = report
         self._carry_out(self.delivery.due())
         if report.failure:
@@ -260,11 +260,11 @@ class Leader:
     # Events and orders
 
     def event(self, event: Event) -> None:
-        """Let something happen, and have the host carry out what follows from it."""
+        """Handle an event; the host carries out the orders that follow from it."""
         self._carry_out(self.handle(event))
 
     def handle(self, event: Event) -> Sequence[Numbered]:
-        """Note an event for the next life, decide on it, and give the orders.
+        """Journal an event, decide on it, and deliver the orders.
 
         Returns those that the host has to carry out now. After the end nothing is decided any more.
         """
@@ -282,7 +282,7 @@ class Leader:
         return self.delivery.due()
 
     def _reconcile(self, coordinator: Coordinator) -> None:
-        """Let happen what the host knows of its workers and the journal had not been told."""
+        """Handle what the host knows of its workers and the journal does not contain."""
         live = {peer.index: peer for peer in self.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
             self.event(Left(worker))
@@ -303,7 +303,7 @@ class Leader:
             self.fail(ExitCode.DIVERGED, text)
 
     def _begin_journal(self) -> bool:
-        """Write down all that the next life has to know, in place of what was noted so far."""
+        """Write the whole state into the journal, in place of its entries so far."""
         state = {
             "coordinator": self.coordinator,
             "policy": self.policy,

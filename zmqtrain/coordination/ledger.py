@@ -1,4 +1,4 @@
-"""Which batch is whose: every batch of the endless shuffled stream is counted exactly once.
+"""Which worker has which batch: each batch of the endless stream is counted exactly once.
 
 A batch number is leased to a worker, comes back with the push that was computed from it, and is
 counted when that push is applied. What is not counted (a dropped push, a worker that left) is
@@ -54,7 +54,7 @@ class Ledger:
         heapq.heapify(self.returned)
 
     def lease(self, worker: int) -> int:
-        """Give the worker the next batch."""
+        """Lease the next batch to the worker."""
         if self.returned:
             batch = heapq.heappop(self.returned)
         else:
@@ -68,24 +68,24 @@ class Ledger:
         return batch in self.leases.get(worker, ())
 
     def arrive(self, worker: int, batch: int, examples: int = 0) -> None:
-        """The worker's gradient of this leased batch, of so many examples, lies ready."""
+        """The worker's gradient of this leased batch, of so many examples, has arrived."""
         self.sizes[batch] = examples
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
-        """What the worker has pending was applied."""
+        """The worker's pending batches were applied."""
         for batch in self.pending.pop(worker, ()):
             self.examples += self.sizes.pop(batch)
             self.outstanding -= 1
 
     def count_all(self) -> None:
-        """All that is pending was applied."""
+        """All pending batches were applied."""
         for worker in tuple(self.pending):
             self.count(worker)
 
     def give_back(self, worker: int) -> None:
-        """The worker's last pending gradient was dropped: its batch goes to someone again."""
+        """The worker's last pending gradient was dropped: its batch is leased again."""
         heapq.heappush(self.returned, self._last_pending(worker))
 
     def skip(self, worker: int) -> None:
@@ -93,7 +93,7 @@ class Ledger:
         self._last_pending(worker)
 
     def leave(self, worker: int) -> None:
-        """Take back what the worker holds; what is pending stays so."""
+        """Take back the worker's leases; pending batches stay pending."""
         for batch in self.leases.pop(worker, ()):
             heapq.heappush(self.returned, batch)
             self.outstanding -= 1
@@ -104,7 +104,7 @@ class Ledger:
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
     def _last_pending(self, worker: int) -> int:
-        """Take the worker's last pending batch out of the books, and return it."""
+        """Remove and return the worker's last pending batch."""
         batch = self.pending[worker].pop()
         if not self.pending[worker]:
             del self.pending[worker]
@@ -116,12 +116,12 @@ class Ledger:
 def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledger:
     """Return the ledger with which a job of this fingerprint goes on from a checkpoint.
 
-    With other batches the data is gone through anew; what was counted stays counted.
+    With other batches the data starts again; what was counted stays counted.
     """
     state = LedgerState.model_validate(manifest.ledger)
     for option in ("batch_size", "seed"):
         then, now = manifest.fingerprint.get(option), fingerprint[option]
         if then != now:
-            log.warning("%s was %s, is %s: the data is gone through anew", option, then, now)
+            log.warning("%s was %s, is %s: the data starts again", option, then, now)
             return Ledger(examples=state.examples)
     return Ledger(state.next_batch, list(state.open_batches), state.examples)

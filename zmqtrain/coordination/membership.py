@@ -18,7 +18,7 @@ from zmqtrain.wire.messages import Join, Release, ShardReport, Wait
 log = logging.getLogger(__name__)
 
 AHEAD_MS = 10 * 365 * 86_400_000
-"""How far the clock of one host may be ahead of another's. Nobody can lift numbers beyond that."""
+"""How far one host's clock may be ahead of another's: bounds the incarnations that peers claim."""
 
 Name = tuple[str, int]
 """Role and index."""
@@ -37,7 +37,7 @@ class Peer:
     contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
-    died: bool = False  # its process has ended without a word
+    died: bool = False  # its process has ended without a Leave
     received: int = -1  # sequence of the last push, 0 for a pull
     answered: int = -1
     released: int = -1  # the last that it may go on after, though it had not come yet
@@ -48,7 +48,7 @@ class Peer:
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     unacknowledged_nbytes: int = 0  # of them, not yet confirmed
     loss: float = 0.0
-    finished: bool = False  # a worker: told to stop, and answered by all shards
+    finished: bool = False  # a worker: sent a stop, and answered by all shards
     saved_step: int = 0  # the chief: of its last checkpoint
     report: ShardReport | None = None  # another ps: its last of this generation
     waits: tuple[Wait, ...] = ()
@@ -74,21 +74,21 @@ class Peer:
 
     @property
     def orders(self) -> int:
-        """Orders of this generation that a ps tells to have carried out."""
+        """Number of the last order of this generation that a ps has reported as carried out."""
         return self.report.orders if self.report is not None else 0
 
     @property
     def is_revoked(self) -> bool:
-        """Whether its key was revoked since it was last heard of."""
+        """Whether its key was revoked since its last request."""
         return self.contact is not None and self.contact.is_revoked
 
     def is_of_process(self, nonce: str) -> bool:
-        """Say whether the process of this nonce is the peer's, perhaps in another life."""
+        """Say whether the process of this nonce is the peer's, even if in another life."""
         return self.nonce.partition("/")[0] == nonce.partition("/")[0]
 
     @property
     def absence(self) -> str:
-        """Why it is taken for gone."""
+        """Why it counts as gone."""
         if self.is_revoked:
             return "has lost its key"
         if self.died:
@@ -97,7 +97,7 @@ class Peer:
 
 
 class PeerTable:
-    """Admits tasks, fences their earlier lives, and says who is who."""
+    """The tasks that have joined; admits them and fences their earlier lives."""
 
     def __init__(self, lease_s: float, ps: int, has_died: Callable[[Peer], bool]) -> None:
         """``has_died`` may know for certain that a peer's process has ended."""
@@ -122,13 +122,13 @@ class PeerTable:
         return self._peers.get((role, index))
 
     def restore(self, peer: Peer) -> None:
-        """Let in again who had joined the process before this one."""
+        """Add a task that had joined the process before this one."""
         self._peers[peer.name] = peer
         self._incarnations[peer.name] = peer.incarnation
         self.outlive(peer.incarnation)
 
     def outlive(self, incarnation: int) -> None:
-        """Have every new life come after this one, whatever the clock says."""
+        """Give every new life a higher incarnation than this, even if the clock went back."""
         self.newest = max(incarnation, self.newest)
 
     def member(self, request: Request) -> Peer:
@@ -150,7 +150,7 @@ class PeerTable:
 
         Raises:
             RefusedError: an older life joins after a newer one, or the cluster has no such task.
-            ProtocolError: it tells of a life that cannot have been.
+            ProtocolError: it claims an impossible incarnation.
         """
         sender = request.sender
         if not 0 <= sender.index < self._limits.get(sender.role, 0):
@@ -159,7 +159,7 @@ class PeerTable:
         wrong = [n for n in (sender.incarnation, message.after) if not 0 <= n < latest]
         if wrong:
             raise ProtocolError(
-                f"{sender} tells of incarnation {wrong[0]}: it is no number of milliseconds since "
+                f"{sender} claims incarnation {wrong[0]}: not a number of milliseconds since "
                 "1970, or the clocks of two hosts are years apart"
             )
         name = (sender.role, sender.index)
@@ -176,7 +176,7 @@ class PeerTable:
         return self._admit(request, message, sender, name)
 
     def _is_held(self, peer: Peer, message: Join) -> bool:
-        """Say whether another process lives under this index. One may begin a new life."""
+        """Say whether another live process has this index; the same one may begin a new life."""
         if peer.gone or peer.is_of_process(message.nonce):
             return False
         return not self._is_lost(peer)
@@ -184,7 +184,7 @@ class PeerTable:
     def expired(self) -> list[Peer]:
         """Mark and return the workers whose lease ran out since the last call.
 
-        So does that of any task whose key was revoked.
+        A revoked key ends the lease of any task.
         """
         here = [peer for peer in self if not peer.gone]
         late = [
@@ -199,7 +199,7 @@ class PeerTable:
         return peer.died or peer.silent_s >= self._lease_s
 
     def resolve_contested(self) -> list[Request]:
-        """Return joins whose index became free; refuse those whose holder is alive for good."""
+        """Return the joins whose index became free; refuse those that have waited two leases."""
         free = []
         for name, (request, since) in list(self._contested.items()):
             peer = self._peers[name]
@@ -218,7 +218,7 @@ class PeerTable:
         return free
 
     def renew_all(self) -> None:
-        """Forgive the silence so far: this process itself was not running."""
+        """Restart all leases: this process itself was suspended."""
         now = time.monotonic()
         for peer in self:
             peer.heard_at = now
@@ -226,7 +226,7 @@ class PeerTable:
             self._contested[name] = (request, now)
 
     def forget_workers(self) -> None:
-        """Have every worker join again: a new generation begins."""
+        """Mark all workers as gone: a new generation begins, and they join again."""
         for peer in self:
             if peer.is_worker:
                 peer.gone = True

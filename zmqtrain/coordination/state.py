@@ -1,7 +1,7 @@
 """Events, orders and a whole coordinator as bytes and back, for the journal of a ps.
 
 Nothing is pickled: what is kept is msgpack with a few marked kinds of values. A policy's state is
-its attributes, so those of a policy that shall survive its ps are plain data.
+its attributes, so a policy that survives its ps has plain data as attributes only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pack(value: Any) -> bytes:
     """Return events, orders, a coordinator, or containers of such and of plain data, as bytes.
 
     Raises:
-        TypeError: it holds something else.
+        TypeError: the value holds something else.
     """
     packed: bytes = _PACKER.pack(value)
     return packed

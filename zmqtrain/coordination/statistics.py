@@ -31,7 +31,7 @@ class Staleness:
         }
 
     def _quantile(self, share: float, total: int) -> int:
-        """Return the least staleness that at least ``share`` of the gradients do not exceed."""
+        """Return the smallest staleness that ``share`` of the gradients do not exceed."""
         seen = 0
         for versions in sorted(self.counts):
             seen += self.counts[versions]

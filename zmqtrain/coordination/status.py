@@ -1,4 +1,4 @@
-"""What the leader tells of the job: tasks, figures, and who waits for whom."""
+"""The leader's status of the job: tasks, figures, and which task waits for which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSING_S = 0.5  # a worker that waits for less long computes: its push is on it
 
 @dataclass(slots=True)
 class HostStatus:
-    """What the task that hosts the leader tells of itself."""
+    """The status of the leader's own host."""
 
     task: TaskStatus
     waits: tuple[Wait, ...]
@@ -59,9 +59,9 @@ def status_of(
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
-    """Return every wait that the leader knows of: its host's, those it was told, the policy's.
+    """Return every wait that the leader knows of: its host's, the reported, the policy's.
 
-    One that has no deadline of its own ends when a silent task that it is for is given up.
+    A wait for a silent task, without a deadline of its own, ends when that task is given up.
     """
     waits = list(host.waits)
     for peer in leader.peers:
@@ -90,7 +90,7 @@ def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
     first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
     for held in coordinator.held():
         since_s = now - leader.waiting_since.get(held.worker, now)
-        # Those who are there may take their time; their leases end if they are not.
+        # Workers that are alive may take their time; leases bound the others.
         is_alive = coordinator.is_alive(held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
         on = names_of(held.by, first) or "a worker to join"
@@ -103,7 +103,7 @@ def _with_deadline(wait: Wait, given_up_in_s: Mapping[str, float]) -> Wait:
 
 
 def _patience_s(leader: Leader, peer: Peer) -> float:
-    """Return after how much silence a task is given up."""
+    """Return the silence in seconds after which a task is given up."""
     if peer.is_worker:
         return leader.timing.lease_s
     return leader.timing.peer_timeout_s if peer.role == Role.PS else leader.timing.join_timeout_s
@@ -114,7 +114,7 @@ def _is_silent(leader: Leader, peer: Peer) -> bool:
 
 
 def _pushes(leader: Leader) -> dict[str, int]:
-    """Return pushes by what became of them."""
+    """Return the pushes by result."""
     made = leader.coordinator
     names = ("applied", "dropped", "refused")
     return {name: getattr(made, name) if made is not None else 0 for name in names}
