@@ -39,7 +39,7 @@ class Reduce:
 
 @dataclass(slots=True)
 class Drop:
-    """Forget the worker's gradient; its batch is given out again."""
+    """Discard the worker's gradient; its batch is leased again."""
 
     worker: int
     reason: str
@@ -47,7 +47,7 @@ class Drop:
 
 @dataclass(slots=True)
 class Release:
-    """Let the worker go on, with the parameters as they are at this place among the decisions."""
+    """Let the worker go on, with the parameters after the decisions before this one."""
 
     worker: int
 
@@ -57,7 +57,7 @@ Decision: TypeAlias = Apply | Accumulate | Reduce | Drop | Release
 
 @dataclass(slots=True)
 class Held:
-    """A worker that is kept waiting, and by whom."""
+    """A worker that waits, and the workers that it waits for."""
 
     worker: int
     reason: str
@@ -100,7 +100,7 @@ class Policy(Protocol):
         ...
 
     def join(self, worker: int) -> list[Decision]:
-        """A worker asks to be let in."""
+        """A worker joins and waits for its first Release."""
         ...
 
     def leave(self, worker: int) -> list[Decision]:
@@ -108,11 +108,11 @@ class Policy(Protocol):
         ...
 
     def push(self, worker: int) -> list[Decision]:
-        """A computing worker's gradient lies ready."""
+        """The gradient of a computing worker has arrived on all shards."""
         ...
 
     def drain(self) -> list[Decision]:
-        """Settle what is pending: the policy ends, no worker is computing."""
+        """Decide on what is pending: the policy ends, and no worker is computing."""
         ...
 
     def held(self) -> Iterable[Held]:

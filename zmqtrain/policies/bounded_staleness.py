@@ -1,4 +1,4 @@
-"""Bounded staleness: nobody runs more than S steps ahead of the slowest.
+"""Bounded staleness: no worker is more than S steps ahead of the slowest.
 
 The clocks of stale synchronous parallel training (Ho et al., NIPS 2013): a worker's clock is the
 number of its pushes, and a worker at clock c goes on while the slowest live worker's clock is at
@@ -66,9 +66,9 @@ class BoundedStaleness:
             )
 
     def _advance(self) -> list[Decision]:
-        """Release everyone who waits if the slowest have gone on.
+        """Release all waiting workers if the slowest have gone on.
 
-        Who waits is exactly one step too far ahead: nobody computes further than that.
+        A waiting worker is exactly one step too far ahead: it never computes further than that.
         """
         before = self.slowest
         while self.clocks and self.slowest not in self.at_clock:

@@ -8,10 +8,10 @@ from zmqtrain.policies.base import Apply, Decision, Held, Release
 
 
 class Hogwild:
-    """Nobody waits for anybody; staleness is measured, not bounded.
+    """No worker waits; staleness is measured, not bounded.
 
     ``whole``: a step counts on every shard or on none, even if its worker dies between its pushes
-    to two of them; the leader has to hear of every push before it counts anywhere.
+    to two of them; every push is reported to the leader before it counts anywhere.
     """
 
     step_per_push = True

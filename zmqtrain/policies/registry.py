@@ -17,7 +17,7 @@ from zmqtrain.policies.sync_replicas import SyncReplicas, TokenSyncReplicas
 ENTRY_POINTS = "zmqtrain.policies"
 
 MAX_COUNT = 1_000_000
-"""Of any number in a spec: as many tokens are made."""
+"""Largest number in a spec; a token queue has that many tokens."""
 
 Factory: TypeAlias = Callable[[str], Policy]
 """Makes a policy from what follows the first colon of a spec, "" if nothing does."""
@@ -53,7 +53,7 @@ def make_policy(spec: str) -> Policy:
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a spec names a module, such as one that lies beside the job's file."""
+    """Return whether a spec names a module, such as one beside the job's file."""
     name, colon, _ = spec.strip().partition(":")
     is_known = name in _BUILT_IN or _installed(name) is not None
     return bool(colon) and not is_known and all(part.isidentifier() for part in name.split("."))

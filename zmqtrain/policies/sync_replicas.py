@@ -3,7 +3,7 @@
 The rules of TensorFlow's SyncReplicasOptimizer (Chen et al., arXiv:1604.00981), stricter where the
 original is known to be weak: a gradient belongs to the step its worker was released into (the
 original's tokens are anonymous), one decision holds for all shards, the first batch is not wasted,
-and a worker that leaves releases the barrier instead of hanging it.
+and a worker that leaves opens the barrier instead of blocking it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class SyncReplicas:
         self.begun = False  # set once they have all joined
         self.computing: dict[int, int] = {}  # worker -> version it was released at
         self.waiting: set[int] = set()  # live, not computing
-        self.ready: set[int] = set()  # their gradient of this step lies ready
+        self.ready: set[int] = set()  # their gradient of this step has arrived
         self.counted = 0  # gradients of this step, accumulated ones included
         # Gradients of this step, counted or on their way: +1 at a release, -1 if that worker leaves
-        # instead of pushing. A worker still at an earlier step is no hand: its push will be stale.
+        # instead of pushing. A worker still at an earlier step is not one: its push will be stale.
         self.hands = 0
 
     def join(self, worker: int) -> list[Decision]:
@@ -84,7 +84,7 @@ class SyncReplicas:
         return self.aggregate or max(1, self.hands)
 
     def _settle(self) -> list[Decision]:
-        """End the step if it is complete, else see to it that it can be completed."""
+        """End the step if it is complete, else release workers that it still needs."""
         if self.counted and self.counted >= self._needed():
             return [*self._reduce(), *self._begin()]
         if not self.hands:
@@ -99,7 +99,7 @@ class SyncReplicas:
         return [Reduce(workers)]
 
     def _begin(self) -> list[Decision]:
-        """Release everyone who waits into the step at ``version``."""
+        """Release all waiting workers into the step at ``version``."""
         self.hands = 0
         decisions: list[Decision] = []
         for worker in sorted(self.waiting):
@@ -132,9 +132,9 @@ class TokenSyncReplicas:
 
     ``tokens`` initial tokens carry the starting step, so as many first gradients are wasted; a
     token says which step its taker's next gradient belongs to. A worker that dies takes its token
-    with it. A step gives out as many tokens as there are workers, at least R, and needs R of them:
-    once more are lost than it can spare (none, without backup workers), everybody waits for ever,
-    as in TensorFlow. With :class:`SyncReplicas` nobody does.
+    with it. A step gives out as many tokens as there are workers, at least R, and needs R of them.
+    Once more are lost than it can spare (none, without backup workers), all workers wait for ever,
+    as in TensorFlow. With :class:`SyncReplicas` none does.
     """
 
     coordinated = True
@@ -157,7 +157,7 @@ class TokenSyncReplicas:
         self.tokens = deque([version] * max(self.initial_tokens, self.aggregate - workers))
         self.local_step: dict[int, int] = {}  # live workers; the last token taken
         self.takers: deque[int] = deque()  # waiting for a token, in order
-        self.ready: set[int] = set()  # their gradient of this step lies ready
+        self.ready: set[int] = set()  # their gradient of this step has arrived
         self.counted = 0
 
     def join(self, worker: int) -> list[Decision]:
