@@ -259,7 +259,7 @@ CONTRADICTIONS = {
     "too long": ("tensors", _with_slices((0, 7)), "the slices hold 7 rows of the shape's 6"),
     "negative": ("tensors", _with_slices((-1, 7)), "greater than or equal to 0"),
     "no file": ("files", [], "there is none; expected one for each shard"),
-    "other file": ("files", [_file(shard=1)], "a slice lies in a shard without file"),
+    "other file": ("files", [_file(shard=1)], "a slice is in a shard without a file"),
     "same file": ("files", [_file(), _file(shard=1)], "two entries share a shard or a file name"),
     "same shard": ("files", [_file(), _file(file="b")], "two entries share a shard or a file name"),
     "parent": ("files", [_file(file="../secret")], "files.0.file"),
@@ -313,7 +313,7 @@ def test_manifest_of_another_format_is_refused_before_its_fields_are_read(
 
 def test_manifest_cannot_be_made_from_a_contradiction(job, tmp_path: Path) -> None:
     _, manifest = job.write(tmp_path, 1)
-    with pytest.raises(ValidationError, match="a slice lies in a shard without file"):
+    with pytest.raises(ValidationError, match="a slice is in a shard without a file"):
         Manifest(**(dict(manifest) | {"files": manifest.files[:1]}))
     outside = tuple(replace(file, file=f"../{file.file}") for file in manifest.files)
     with pytest.raises(ValidationError, match=r"files\.0\.file"):

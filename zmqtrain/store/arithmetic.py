@@ -1,7 +1,7 @@
-"""Where a shard's arithmetic happens: in the segment itself, or on a device that has twins of it.
+"""Where a shard's arithmetic happens: in the segment itself, or on a device that has copies of it.
 
 With a device, the segment is where gradients come in and parameters are read; the slots and the sum
-are the device's alone until somebody asks for them.
+are on the device alone until they are read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Memory(Protocol):
     parts: Sequence[slice]
 
     def gradient(self, number: int) -> Any:
-        """Return gradient ``number`` of the segment, as it is now."""
+        """Return the current values of gradient ``number`` of the segment."""
         ...
 
     def load(self) -> None:
@@ -36,11 +36,11 @@ class Memory(Protocol):
         ...
 
     def publish(self) -> None:
-        """Bring to the segment what is read there after every update."""
+        """Copy to the segment what is read there after every update."""
         ...
 
     def publish_slots(self) -> None:
-        """Bring all slots to the segment."""
+        """Copy all slots to the segment."""
         ...
 
 
@@ -65,7 +65,7 @@ class InPlace:
 
 
 class OnDevice:
-    """Twins on a device. Its kernels run there, and what they need is copied there and back."""
+    """Copies on a device. Kernels run there; their inputs and results are copied."""
 
     def __init__(self, segment: Segment, device: Device) -> None:
         self._segment = segment

@@ -1,8 +1,8 @@
 """Changes of a shard's memory that a killed process leaves whole.
 
 A change is noted in the segment and then made part by part, and each part block by block as
-redo.py does it. Whoever finds the segment of a process that was killed anywhere in this finishes
-the interrupted blocks and does the rest, for the gradients still lie where they were. The result is
+redo.py does it. A process that adopts the segment of one that was killed in this finishes
+the interrupted blocks and does the rest, since the gradients are still there. The result is
 the same bit for bit, for the arithmetic on each element is; what it takes from whole variables (the
 factors of a LayerRule) is noted before the first element is changed. Nothing is synchronised to a
 disk: what dies is a process, not the host.
@@ -40,7 +40,7 @@ _HEAD = 6  # words before the contributions
 
 
 class Contribution(NamedTuple):
-    """A gradient of the segment, and whose push it came with."""
+    """A gradient buffer of the segment, and the worker and push that filled it."""
 
     buffer: int
     worker: int
@@ -49,7 +49,7 @@ class Contribution(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """What is done to the memory, as far as another process must know to finish it."""
+    """One change of the memory: all that another process needs to finish it."""
 
     kind: int
     contributions: tuple[Contribution, ...]
@@ -60,7 +60,7 @@ class Change:
 
 
 class Changes:
-    """Makes the changes of one segment. With ``safe`` False a killed process loses all."""
+    """Makes the changes of one segment. Unless ``safe``, a killed process loses all."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Changes:
         self.bind(update)
 
     def bind(self, update: Update) -> None:
-        """Make changes with this update from now on; it is the same in all but how fast it is."""
+        """Use this update from now on; it computes the same, at another speed."""
         self._update = update
         for part in self._parts:
             part.bind(update)
@@ -141,7 +141,7 @@ class Changes:
         return Change(abs(state), parts, count, step, bool(with_sum), order)
 
     def forget(self) -> None:
-        """Forget the last change: the parameters begin anew."""
+        """Forget the last change: new parameters begin."""
         self._segment.change[0] = 0
 
     def _note(self, change: Change) -> None:
@@ -155,18 +155,18 @@ class Changes:
             note[place] = value
         for part in self._parts:
             part.begin()
-        note[0] = -change.kind  # from here on it is to be finished
+        note[0] = -change.kind  # from here on another process would finish it
 
     def _calls(self, change: Change) -> list[Call]:
-        """Return what is to be called, in any order, to do what is not done of a change."""
+        """Return the calls, in any order, that finish a change."""
         gradients = self._gradients(change)
         if change.kind == UPDATE:
             factors = self._segment.factors if self._update.is_layered else None
             given = gradients, change.count, change.step, factors
             return [partial(part.update, *given) for part in self._parts]
         (gradient,) = gradients
-        anew = not change.with_sum
-        return [partial(part.add, gradient, anew=anew) for part in self._parts]
+        begin = not change.with_sum
+        return [partial(part.add, gradient, begin=begin) for part in self._parts]
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""

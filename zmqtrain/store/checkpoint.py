@@ -70,7 +70,7 @@ def begin(logdir: Path, step: int) -> Path:
 
 
 def check_found(directory: str) -> None:
-    """See that a directory which the chief has made in its logdir is in that of this process, too.
+    """Check that this process finds the directory that the chief has made in the logdir.
 
     ``directory``: "" if the job has no logdir.
 
@@ -94,7 +94,7 @@ def copy_shard(
 ) -> Path:
     """Copy one shard into a file in an attempt's temporary directory; return the file.
 
-    ``parameters`` and each slot are float32 of shape (layout.size,); nobody may write to them
+    ``parameters`` and each slot are float32 of shape (layout.size,); nothing may write to them
     meanwhile. The copy goes to the kernel's page cache, not to memory of this process, and not yet
     to the disk: that is :func:`seal_shard`'s, which needs none of the arrays.
 
@@ -142,7 +142,7 @@ def commit(temporary: Path, manifest: Manifest) -> Path:
 
     Raises:
         CheckpointError: a shard's file is not as it was reported, or the disk failed, be it only
-            in tidying up after the new one was published; what is left lying about is deleted by
+            in tidying up after the new one was published; what is left over is deleted by
             :func:`zmqtrain.store.logdir.prune`.
     """
     root = temporary.parent
@@ -221,7 +221,7 @@ def _check_flat(key: str, flat: NDArray[np.float32], layout: ShardLayout) -> Non
 
 
 def _move_aside(final: Path) -> Path | None:
-    """Give an older checkpoint of the same step a name under which it is still found."""
+    """Rename an older checkpoint of the same step so that it is still found."""
     if not final.exists():
         return None
     replaced = final.with_name(f"{final.name}.replaced-{new_token()}")

@@ -27,7 +27,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give ``path`` this content, or leave what was there."""
+    """Replace the content of ``path``, or leave it unchanged."""
     temporary = path.with_name(f"{path.name}.tmp-{new_token()}")
     write_file(temporary, content)
     os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""What the leader decided, in its segment: a state, and the entries since.
+"""The leader's journal in its segment: a state, and the entries since.
 
 There are two halves, of which one is valid: a new state goes into the other, then one word says
 that it is the valid one. An entry counts from the moment that the word of the half's end includes
@@ -29,7 +29,7 @@ class Journal:
         self._memory = segment.journal
 
     def begin(self, state: bytes) -> bool:
-        """Begin anew with a state; False: it would leave little room in a half."""
+        """Start over with a state; False: it would leave little room in a half."""
         if len(state) > JOURNAL_NBYTES // 2:
             return False
         half = 1 - self._half
@@ -38,7 +38,7 @@ class Journal:
         return True
 
     def append(self, entry: bytes) -> bool:
-        """Add an entry; False: there is no room, so begin anew.
+        """Add an entry; False: there is no room, so :meth:`begin` again.
 
         There is as much room as the state took, so what states cost does not outgrow the entries.
         """
@@ -51,7 +51,7 @@ class Journal:
         return True
 
     def give_up(self) -> None:
-        """Have the next life of the process begin without this segment: it cannot go on from it."""
+        """Mark the segment as unusable for the next life of the process."""
         self._words[GENERATION] = 0
 
     def read(self) -> list[bytes]:
@@ -71,7 +71,7 @@ class Journal:
         return self._words[JOURNAL]
 
     def _write(self, half: int, at: int, data: bytes) -> int:
-        """Write at a place of a half; return the place behind."""
+        """Write at a place of a half; return the place after it."""
         place = half * JOURNAL_NBYTES + at
         _SIZE.pack_into(self._memory, place, len(data))
         place += _SIZE.size

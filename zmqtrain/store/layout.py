@@ -1,4 +1,4 @@
-"""Where every element of every parameter lies: variables, slices of them, shards of slices.
+"""The place of every element of every parameter: variables, slices of them, shards of slices.
 
 A *variable* is a named parameter of the model. A *slice* is a run of its rows (along axis 0) that
 one ps holds; a variable that is not partitioned is one slice. A *shard* is all slices of one ps,

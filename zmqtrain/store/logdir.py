@@ -1,8 +1,8 @@
-"""What lies in a job's logdir: its checkpoints, the number of its last generation, and a lock.
+"""The content of a job's logdir: its checkpoints, the number of its last generation, and a lock.
 
 Which checkpoints there are, which one to resume from, which ones to delete. A job that goes back
-twice to one checkpoint must not use a generation's number twice: its workers would take the second
-time for the first. One job at a time saves there.
+twice to one checkpoint must not use a generation's number twice: its workers could not distinguish
+the two. One job at a time saves there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def newest_valid(
 ) -> tuple[Path, Manifest] | None:
     """Return the newest checkpoint whose every byte is as written; None if there never was one.
 
-    ``on_damaged`` is called with each newer one that had to be passed over, and why.
+    ``on_damaged`` is called with each newer one that was skipped, and why.
 
     Raises:
         CheckpointError: there are checkpoints but none is valid. Training afresh would then
@@ -131,7 +131,7 @@ def last_generation(root: Path) -> int:
     if not _NUMBER.fullmatch(content):
         raise CheckpointError(
             f"{file}: it holds {content[:20]!r}; expected the number of the job's last generation; "
-            "delete the file, and have all tasks of the job start anew"
+            "delete the file, and start all tasks of the job again"
         )
     return int(content)
 
@@ -154,7 +154,7 @@ def claimed(logdir: str | None) -> Iterator[None]:
     """Keep other jobs from saving into ``logdir`` for as long as the block lasts.
 
     Two of them would go on from each other's checkpoints, and delete them. On a file system
-    without locks nothing keeps them from it. That nothing can be written is for others to tell.
+    without locks nothing prevents that. A directory that cannot be written raises elsewhere.
 
     Raises:
         OccupiedError: another job's chief runs there.

@@ -46,7 +46,7 @@ _CONFIG = ConfigDict(
 _SEALED = re.compile(rb'\{"blake2b": "([0-9a-f]{64})",\n"manifest": (.*)\}\n', re.DOTALL)
 
 _Count = Annotated[int, Field(ge=0)]
-# A plain name, so that a manifest cannot leader out of its own directory.
+# A plain name, so that a manifest cannot name files outside its own directory.
 _FileName = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
 _Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 
@@ -159,7 +159,7 @@ class Manifest(BaseModel):
                 raise ValueError(f"tensors.{key}: other variables or shapes than the parameters'")
             for name, record in records.items():
                 if not {cut.shard for cut in record.slices} <= shards:
-                    raise ValueError(f"tensors.{key}.{name}: a slice lies in a shard without file")
+                    raise ValueError(f"tensors.{key}.{name}: a slice is in a shard without a file")
         return self
 
 

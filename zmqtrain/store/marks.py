@@ -1,8 +1,8 @@
-"""What each worker has sent to a shard and was told, in its segment: an update counts once.
+"""Each worker's last request and answer, in the segment of a shard: so an update counts once.
 
 A worker's mark is one row. Writing it can be interrupted anywhere, so each part has a word that is
-written last and makes it valid: ``incarnation`` for who the worker is, ``received`` for its last
-push, ``answered`` for what it was told last.
+written last and makes it valid: ``incarnation`` for its identity, ``received`` for its last
+push, ``answered`` for its last answer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LANES = ("tcp", "shm", "memory")
 class Mark:
     """A worker as its shard last knew it.
 
-    ``released`` is the last push that it was to be let go after, though it had not come yet.
-    ``staged`` is the gradient of its push ``received``, which may still be needed when the worker
+    ``released`` is the last push whose release was ordered before the push had arrived.
+    ``staged`` is the buffer of its push ``received``, which may still be needed when the worker
     is gone (``incarnation`` 0). ``who`` and ``answer`` are the writer's own bytes, empty if they
     were too long.
     """
@@ -84,7 +84,7 @@ class Marks:
         self._words[row + INCARNATION] = incarnation
 
     def seat(self, worker: int, buffer: int, lane: str) -> None:
-        """Note where a worker's gradients go, and how they come."""
+        """Note the buffer of a worker's gradients, and its lane."""
         if worker < MAX_WORKERS:
             row = self._row(worker)
             self._words[row + BUFFER] = buffer
@@ -97,7 +97,7 @@ class Marks:
         staged: int = -1,
         push: tuple[int, int, int, float, bool] = (0, -1, 0, 0.0, True),
     ) -> None:
-        """A push lies ready, in gradient ``staged``; or a pull, sequence 0.
+        """A push has arrived, in buffer ``staged``; or a pull, sequence 0.
 
         ``push``: its version, batch, examples, loss, and whether it is finite.
         """
@@ -111,20 +111,20 @@ class Marks:
         words[row + RECEIVED] = sequence
 
     def note_result(self, worker: int, sequence: int, result: Result) -> None:
-        """Note what became of a push, unless the worker has sent another since."""
+        """Note the result of a push, unless the worker has sent another since."""
         if worker < MAX_WORKERS:
             row = self._row(worker)
             if self._words[row + RECEIVED] == sequence:
                 self._words[row + RESULT] = RESULTS.index(result)
 
     def answer(self, worker: int, sequence: int, answer: bytes) -> None:
-        """Note what a worker is told."""
+        """Note the answer to a worker."""
         if worker < MAX_WORKERS:
             self._put(worker, "answer", answer)
             self._words[self._row(worker) + ANSWERED] = sequence
 
     def note_early_release(self, worker: int, sequence: int) -> None:
-        """Note that a worker may go on after a push that has not come yet."""
+        """Note a release after a push that has not arrived yet."""
         if worker < MAX_WORKERS:
             self._words[self._row(worker) + RELEASED] = sequence
 
@@ -134,7 +134,7 @@ class Marks:
             self._words[self._row(worker) + INCARNATION] = 0
 
     def read(self) -> Iterator[Mark]:
-        """Yield the marks of workers that are there or have left something staged."""
+        """Yield the marks of workers that are live or still have a gradient staged."""
         for worker in range(MAX_WORKERS):
             row, words = self._row(worker), self._words
             if not words[row + INCARNATION] and not words[row + STAGED]:

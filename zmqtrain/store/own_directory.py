@@ -1,4 +1,4 @@
-"""A directory that this user has alone: who else could write to it could put memory in our way."""
+"""A directory of this user alone: another who can write to it could replace our segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEDY = (
 
 
 def make(directory: Path) -> None:
-    """Make a directory, and those above it, or see that it is ours.
+    """Make a directory and its parents, or check that it is ours.
 
     Raises:
         SegmentError: it cannot be made, or :func:`check` raises it.
@@ -27,7 +27,7 @@ def make(directory: Path) -> None:
 
 
 def check(directory: Path) -> None:
-    """See that a directory is ours alone.
+    """Check that a directory is ours alone.
 
     Raises:
         SegmentError: it is none, a link, another user's, or open to others.

@@ -1,7 +1,7 @@
 """A shard in parts, which threads change side by side.
 
 Where the parts begin follows from the shard's size alone (segment_layout.py), and the arithmetic on
-an element does not depend on where it lies. So a change that was begun by another number of threads
+an element does not depend on its place. So a change that was begun by another number of threads
 is finished bit for bit.
 """
 
@@ -20,10 +20,10 @@ from zmqtrain.store.arithmetic import Memory
 
 
 class Part:
-    """What is done to one part of a shard.
+    """The arithmetic on one part of a shard.
 
-    ``where``: it is in the shard. ``redo``: its copies and progress, if a killed process is to
-    leave it whole. ``pieces``: of all of the shard, whose elements are of which variable.
+    ``where``: its place in the shard. ``redo``: its copies and progress, if changes must survive a
+    killed process. ``pieces``: of the whole shard, which elements are of which variable.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Part:
             self._redo_sum = Redo([self._sum], copies[:1], progress)
 
     def bind(self, update: Update) -> None:
-        """Update with this from now on."""
+        """Use this update from now on."""
         self._update = update.bind(self._parameters, self._slots, self._redo, self._pieces)
 
     def begin(self) -> None:
@@ -60,7 +60,7 @@ class Part:
             redo.resume()
 
     def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
-        """Return what the factors of :meth:`update` are made of, as far as it is of this part."""
+        """Return this part's share of the input to the factors of :meth:`update`."""
         return self._update.squares(self._own(gradients), count, step)
 
     def update(
@@ -75,14 +75,14 @@ class Part:
         """
         self._update.apply_mean(self._own(gradients), count, step, factors)
 
-    def add(self, gradient: Flat, *, anew: bool) -> None:
+    def add(self, gradient: Flat, *, begin: bool) -> None:
         """Add a gradient of the whole shard to the sum, or begin the sum with it."""
         gradient = gradient[self._where]
         if self._redo_sum is None:
-            _add(self._sum, gradient, anew, out=self._sum)
+            _add(self._sum, gradient, begin, out=self._sum)
             return
         for block, (copy,) in self._redo_sum.blocks(len(self._sum)):
-            _add(self._sum[block], gradient[block], anew, out=copy)
+            _add(self._sum[block], gradient[block], begin, out=copy)
 
     def _own(self, gradients: Sequence[Flat]) -> list[Flat]:
         return [gradient[self._where] for gradient in gradients]
@@ -96,8 +96,8 @@ def _within(where: slice, pieces: Pieces) -> Iterator[tuple[slice, int]]:
             yield slice(start - where.start, stop - where.start), variable
 
 
-def _add(total: Flat, gradient: Flat, anew: bool, out: Flat) -> None:
-    if anew:
+def _add(total: Flat, gradient: Flat, begin: bool, out: Flat) -> None:
+    if begin:
         out[...] = gradient
     else:
         np.add(total, gradient, out=out)

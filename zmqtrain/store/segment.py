@@ -1,9 +1,9 @@
 """A shard's memory, which other processes of the host may map: one segment.
 
-What lies where in it is said in segment_layout.py.
+segment_layout.py describes its regions.
 
-A segment is a file (in /dev/shm by default) or, where no other process is to see it and it need not
-outlive its own, private memory. Only the gradients grow in number, at the end of the file, and
+A segment is a file (in /dev/shm by default) or, if no other process may see it and it need not
+outlive its process, private memory. Only the gradients grow in number, at the end of the file, and
 every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
 read-only and one gradient.
 """
@@ -54,9 +54,8 @@ _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionar
 class Segment:
     """The memory of one shard, as its ps sees it. Arrays stay valid as long as they are referenced.
 
-    ``name`` says where it is: who can :func:`reach` it and tell its ``nonce``, which differs
-    between any two segments ever made, has reached this very memory. ``path`` is None if the memory
-    is private.
+    ``name`` is what :func:`reach` takes. A process that knows its ``nonce``, which is unique to
+    this segment, has reached this very memory. ``path`` is None if the memory is private.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Segment:
         self.nonce = nonce or secrets.token_hex(16)
         self._descriptor = descriptor
         self._gradients: dict[int, Flat] = {}
-        # Gradients that are reached from this process, and by whom.
+        # Gradients reached from this process, and their holders.
         self.holders: weakref.WeakValueDictionary[int, _Inside] = weakref.WeakValueDictionary()
         memory = _map(descriptor, layout.gradients_at)
         if not nonce:
@@ -99,7 +98,7 @@ class Segment:
 
         Raises:
             SegmentError: a live process owns a segment of this path, the directory is not ours
-                alone, or its file system has no room or does not let us.
+                alone, or its file system has no room or refuses.
         """
         path = path.absolute()  # others look for it from where they are
         own_directory.make(path.parent)
@@ -157,7 +156,7 @@ class Segment:
         return None
 
     def close(self) -> None:
-        """Let go of the segment and leave it where it is, for the next life of this ps."""
+        """Close the segment and leave its file for the next life of this ps."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # mmap keeps duplicates that would hold it
             os.close(self._descriptor)
@@ -188,7 +187,7 @@ class Segment:
     def is_held(self, number: int) -> bool:
         """Say whether some process has gradient ``number`` mapped to write to it.
 
-        In this process it is held by whoever reached it, for as long as that object lives.
+        In this process an object that reached it holds it for as long as the object lives.
         """
         if self._descriptor is None:
             return number in self.holders
@@ -197,7 +196,7 @@ class Segment:
         return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def remove(self) -> None:
-        """Take the segment from where others find it. Whoever has it mapped keeps the memory."""
+        """Remove the segment's file. A process that has it mapped keeps the memory."""
         if self.path is not None and self._descriptor is not None:
             self.path.unlink(missing_ok=True)
             self.close()
@@ -227,7 +226,7 @@ def reach(name: str, layout: SegmentLayout) -> Reached:
         SegmentError: it is not on this host, may not be opened, or is another shard's.
     """
     if not name:
-        raise SegmentError("the ps shows its memory to nobody")
+        raise SegmentError("the ps does not share its memory")
     if name.startswith(_INSIDE):
         return _Inside(name, layout)
     return _Mapping(Path(name), layout)
@@ -270,7 +269,7 @@ class _Mapping:
         return _flat(memory, 0, layout.size)
 
     def _map(self, nbytes: int, at: int, access: int) -> mmap.mmap:
-        """Map what is there: to touch what a file does not hold would kill the process."""
+        """Map a range that the file holds: an access beyond its end would kill the process."""
         held = os.fstat(self._descriptor).st_size
         if held < at + nbytes:
             raise SegmentError(f"{self._path} ends at {held} B, expected {at + nbytes} B or more")
@@ -303,7 +302,7 @@ def is_owned(path: Path) -> bool:
     """Say whether the ps that made the segment at ``path`` is alive."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        # Shared, for two that ask at once must not take each other for the owner.
+        # Shared: two processes that check at the same time must not see each other as the owner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -339,7 +338,7 @@ def copy_consistently(words: memoryview, source: Flat, out: Flat) -> bool:
     return False
 
 
-_YIELD = threading.Event()  # never set: waiting for it lets the ps have the core
+_YIELD = threading.Event()  # never set: waiting for it frees the core for the ps
 
 
 def _map(descriptor: int | None, nbytes: int, at: int = 0) -> mmap.mmap:
@@ -389,7 +388,7 @@ def _lock_of(at: int, nbytes: int = 1) -> bytes:
 
 
 def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
-    """Claim the memory now: for want of it later, the kernel would kill the process."""
+    """Allocate the memory now: without room later, the kernel would kill the process."""
     try:
         os.posix_fallocate(descriptor, at, nbytes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where segments lie as files, and which of them nobody needs any more."""
+"""The files of segments, and which of them are no longer needed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def segment_files(directory: Path) -> Iterator[SegmentFile]:
 def remove_dead(path: Path) -> bool:
     """Remove the segment at ``path`` if its ps and their workers are dead; say whether it was.
 
-    What this user may not remove, or cannot reach, stays as it is.
+    A file that this user may not remove, or cannot reach, stays.
 
     The lock by which a ps owns its segment is held meanwhile: none can begin to own this one, and
     none finds it without an owner, so as to put its own in its place.

@@ -1,11 +1,11 @@
-"""What lies where in a shard's memory: described here alone.
+"""The regions of a shard's memory, described here alone.
 
 The regions of a segment follow one another, each from a page boundary on, and of a page at least,
 for gradients are locked one by one:
 
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
-    marks         what each worker has sent and was told: see marks.py
+    marks         each worker's last request and answer: see marks.py
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py
@@ -14,7 +14,7 @@ for gradients are locked one by one:
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
-    gradient 0    the same shape: where the gradient of one worker lies until it is applied
+    gradient 0    the same shape: the gradient of one worker until it is applied
     gradient 1    ...
 """
 
@@ -25,14 +25,14 @@ import struct
 from collections.abc import Sequence
 
 LAYOUT_VERSION = 7
-"""Rises with every change to what lies where in a segment."""
+"""Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
 PAGE = mmap.ALLOCATIONGRANULARITY
 FIXED = struct.Struct("<8sII16sQ")  # magic, layout version, rule's slots, nonce, elements
 
 WORDS_AT = 64
-"""Where the words begin: int64 each, written by the ps alone, each at one blow."""
+"""Where the words begin: int64 each, written by the ps alone, each atomically."""
 
 (
     CLOCK,  # odd while an update is under way
@@ -67,7 +67,7 @@ JOURNAL_NBYTES = 4 << 20
 """Of each of its two halves; what is never written takes no memory."""
 
 JOURNAL_ROOM_NBYTES = 256 << 10
-"""What a half is filled with at least: some 8,000 events, decided anew in a fraction of a second.
+"""What a half is filled with at least: some 8,000 events, replayed in a fraction of a second.
 """
 
 REDO_SIZE = 65_536
@@ -81,7 +81,7 @@ PART_SIZE = 524_288
 
 
 class SegmentLayout:
-    """Where the regions of a segment lie, in bytes from its start.
+    """The offsets of the regions of a segment, in bytes from its start.
 
     ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``factors``: how
     many the rule needs. Attribute ``redo_size``: elements that are changed at once, at most.

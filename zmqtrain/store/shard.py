@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class Shard:
     """One ps's part of the model, in private memory unless a segment is given.
 
-    A worker's gradient counts from where it lies: the worker is *staged* at a gradient of the
-    segment, by number, when its push has arrived. ``safe``: every change survives a killed process,
-    as far as the segment does. ``threads``: so many share a large change; None: one for each core.
-    ``device``: where updates are computed, if not in the segment; they cannot be safe then. What
-    carries out an order is told its number (0: none).
+    A worker's gradient is read from its buffer in the segment: it is *staged* there when its push
+    has arrived. ``safe``: every change survives a killed process, as far as the segment does.
+    ``threads``: so many share a large change; None: one for each core. ``device``: where updates
+    are computed, if not in the segment; they cannot be safe then. Calls that carry out an order
+    take its number (0: none).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Shard:
 
     @property
     def slots(self) -> dict[str, Flat]:
-        """The update rule's slots as they are now; the shard is at rest."""
+        """The current slots of the update rule; the shard is idle."""
         self._memory.publish_slots()
         return self.segment.slots
 
@@ -93,7 +93,7 @@ class Shard:
         self._staged.clear()
 
     def bind(self, update: Update) -> None:
-        """Go on with this update, the same in all but how fast it is; the shard is at rest."""
+        """Use this update from now on; it computes the same. The shard is idle."""
         self._changes.bind(update)
 
     def repair(self) -> Change | None:
@@ -101,7 +101,7 @@ class Shard:
         return self._changes.repair()
 
     def stage(self, worker: int, number: int, sequence: int = 0) -> None:
-        """Take gradient ``number`` of the segment for the worker's contribution."""
+        """Make gradient ``number`` of the segment the worker's contribution."""
         self._staged[worker] = Contribution(number, worker, sequence)
 
     def is_staged(self, number: int) -> bool:
@@ -127,7 +127,7 @@ class Shard:
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
-    """Return the layout of the segment that such a shard lies in."""
+    """Return the layout of such a shard's segment."""
     variables = len({cut.variable.name for cut in layout.slices})
     slots = [slot.name for slot in update.slots]
     return SegmentLayout(layout.size, slots, variables if update.is_layered else 0)
