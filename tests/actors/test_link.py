@@ -72,6 +72,19 @@ async def test_replies_find_their_requests_in_any_order(
     assert [(await within(task)).message.text for task in asked] == list("01234")
 
 
+async def test_wait_ends_with_its_reply_and_not_with_those_beside_it(
+    worker: Worker, ps: FakePs, within: Within
+) -> None:
+    requests = [worker.ps.begin(GetStatus(seen=n), reason=f"status {n}") for n in (1, 2)]
+    (first, _) = await ps.first(GetStatus, 2)
+    ps.reply(first, Done())
+    await within(requests[0].future)
+    assert [wait.reason for wait in worker.waits.snapshot()] == ["status 2"]
+    for request in requests:
+        worker.ps.end(request)
+    assert worker.waits.snapshot() == ()
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -169,14 +169,21 @@ class Link:
 
     def end(self, outstanding: Outstanding) -> None:
         """Forget a request, answered or not."""
+        self._outstanding.pop(outstanding.request_id, None)
+        future = outstanding.future
+        # Reading the exception marks it as seen, even if another request failed first.
+        if not future.done() or future.cancelled() or future.exception() is not None:
+            self._end_wait(outstanding)
+
+    def _end_wait(self, outstanding: Outstanding) -> None:
+        """Nobody waits for this reply any more: it is there, or not wanted. Count how long it took.
+
+        Whoever sent requests to several peers may still wait for another of them.
+        """
         duration_s = time.monotonic() - outstanding.asked_at
         kind = type(outstanding.message).__name__
         self._metrics.rpc_duration_seconds[kind].observe(duration_s)
         self._waits.end(outstanding.wait)
-        self._outstanding.pop(outstanding.request_id, None)
-        future = outstanding.future
-        if future.done() and not future.cancelled():
-            future.exception()  # seen, even if another request failed first
 
     def send(self, message: Message) -> None:
         """Send a message that asks for no reply; it may be lost."""
@@ -328,6 +335,7 @@ class Link:
             log.info("%s: %d chunks of its parameters were lost", self.peer, lost)
         else:
             outstanding.future.set_result(envelope)
+            self._end_wait(outstanding)
 
     def _on_garbage(self, error: ProtocolError) -> None:
         self._metrics.decode_errors.inc()
