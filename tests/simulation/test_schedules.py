@@ -104,7 +104,7 @@ def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str) -> None:
 
 
 def test_faults_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqtrain.exchanges.worker.Worker._farewell", None)  # every worker crashes
+    monkeypatch.setattr("zmqtrain.exchanges.worker.Worker._leave", None)  # every worker crashes
     faults = (Fault(0.1, "break", ("ps 0",)), Fault(0.2, "switch", spec="hogwild"))
     schedule = calm(faults=faults)
     assert "that is a bug" in simulate(schedule).broken

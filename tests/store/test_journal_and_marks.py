@@ -142,7 +142,7 @@ def test_workers_beyond_the_room_leave_no_mark() -> None:
         (marks.join, 1, b""),
         (marks.seat, 0, "tcp"),
         (marks.receive, 1),
-        (marks.settle, 1, "applied"),
+        (marks.note_result, 1, "applied"),
         (marks.answer, 1, b""),
         (marks.leave,),
     ]

@@ -28,6 +28,7 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
         click.echo(f"error: the output cannot be written: {error.strerror}", err=True)
         return ExitCode.CRASH
     except ZmqTrainError as error:
