@@ -33,12 +33,12 @@ class ParameterServerExchange:
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         self._versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
-        self._sequence = 0  # of the step under way; 0 asks to be let in
+        self._sequence = 0  # of the step under way; 0 is the pull
         self._overlap: Overlap | None = None
-        self.is_finished = False  # told to stop, and answered by all shards
+        self.is_finished = False  # all shards have answered, and the job needs no more
 
     async def join(self) -> Membership:
-        """Begin a new life at every ps, agree on lanes, and wait to be let in.
+        """Begin a new life at every ps, agree on lanes, and pull.
 
         Raises:
             RefusedError, PeerLostError, ConfigError: some ps, or the lane to it, is not to be had.
