@@ -19,7 +19,12 @@ setup: $(STAMP)  ## make the virtual environment and install zmqtrain into it
 train: $(STAMP)  ## train on real digits: honcho starts 1 ps, 1 chief, 2 workers
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/honcho start -c ps=1,chief=1,worker=2
 
-test: lint  ## check style and types, then run the tests
+# The examples and the adapter are tested with this version; training needs it only with a torch model.
+$(VENV)/.torch: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check 'torch==2.13.0'
+	@touch $@
+
+test: lint $(VENV)/.torch  ## check style and types, then run the tests
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(STAMP)  ## check style and types only

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 import uvloop
-from threadpoolctl import threadpool_limits
 
 from bench.jobs import variables_of
 from bench.options import flags_of
+from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
@@ -57,7 +57,7 @@ def train(plan: Plan, look: Look) -> Summary:
         ClickException: it failed or was stopped; the text says how.
     """
     setup_logging("chief 0", "warning")
-    threadpool_limits(plan.cluster.threads)
+    limit_threads(plan.cluster.threads)
     flags = flags_of({**plan.overrides, **plan.flags})
     flags += ["--log-level", "warning"]
     try:

@@ -206,6 +206,7 @@ class Job(BaseModel):
         return value
 
     _source: str = PrivateAttr("")  # digest of the code that it was loaded from
+    _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -286,7 +287,10 @@ class Job(BaseModel):
         )
 
     def variables(self) -> tuple[Variable, ...]:
-        return variables_of(self.initial_parameters())
+        """Return the model's variables; the first call makes initial parameters."""
+        if self._variables is None:
+            self._variables = variables_of(self.initial_parameters())
+        return self._variables
 
     def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
         """Return what each of ``ps`` parameter servers holds."""

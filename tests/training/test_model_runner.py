@@ -77,23 +77,23 @@ class Bench:
 
 def test_what_is_told_lies_in_the_memory_already() -> None:
     bench = Bench(Telling())
-    assert bench.runner.compute(BATCH) == (0.5, True)
+    assert bench.runner.compute(BATCH, 0) == (0.5, True)
     assert bench.told == [(["a", "b"], True)]
 
 
 def test_nothing_is_told_of_an_array_that_lies_elsewhere_until_the_model_is_done() -> None:
     bench = Bench(Telling(replaces=True))
-    bench.runner.compute(BATCH)
+    bench.runner.compute(BATCH, 0)
     assert bench.told == [(["b"], False)]
     assert bench.is_complete
 
 
 def test_nothing_is_told_in_a_plain_dict() -> None:
     bench = Bench(Telling(copies=True))
-    bench.runner.compute(BATCH)
+    bench.runner.compute(BATCH, 0)
     assert bench.told == []
 
 
 def test_gradient_of_no_parameter_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'c', which is not a parameter; expected a, b"):
-        Bench(Telling(extra="c")).runner.compute(BATCH)
+        Bench(Telling(extra="c")).runner.compute(BATCH, 0)

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
-from threadpoolctl import threadpool_limits
 
 from zmqtrain.chief.progress import ProgressLog, shown_loss
 from zmqtrain.cli.output import NOTHING, FirstThatFits, show_json, table
+from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import (
     flag_of,
@@ -90,7 +90,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     job = load_job(job_reference).with_overrides(**overrides)
     # Tasks send their log as JSON; the user may see it as text.
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
-    threadpool_limits(cluster.threads)
+    limit_threads(cluster.threads)
     allow_descriptors(2 * cluster.ps + cluster.workers)  # connections and pipes
     try:
         with _display(job_reference) as on_progress:

@@ -6,7 +6,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from threadpoolctl import threadpool_limits
+
 Call = Callable[[], None]
+
+_limit: int | None = None  # of this process
 
 
 class ThreadTeam:
@@ -37,6 +41,21 @@ class ThreadTeam:
             wait(late)
         for other in late:
             other.result()
+
+
+def limit_threads(threads: int) -> None:
+    """Set how many threads of linear algebra this process uses."""
+    global _limit
+    _limit = threads
+    threadpool_limits(threads)
+
+
+def thread_limit() -> int | None:
+    """Return the number given to :func:`limit_threads`, None if it was not called.
+
+    A framework needs it that keeps a number for each thread.
+    """
+    return _limit
 
 
 def usable_cores() -> int:

@@ -46,7 +46,11 @@ Batch: TypeAlias = tuple[Array, ...]
 
 @runtime_checkable
 class Model(Protocol):
-    """A network: its parameters, its gradient, its measures."""
+    """A network: its parameters, its gradient, its measures.
+
+    A model with random numbers, such as dropout's, may have ``seed_batch(seed, batch)``. It is
+    called with the job's seed and the batch's number before ``loss_and_gradients``.
+    """
 
     def parameters(self, seed: int) -> dict[str, Array]:
         """Return the initial parameters, float32 NumPy arrays in creation order.

@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 import uvloop
-from threadpoolctl import threadpool_limits
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
@@ -93,7 +93,7 @@ def _command(role: Role) -> click.Command:
             log.warning("%s", text)
         job = load_job(config.job).with_overrides(**values_of(Job, flags))
         if config.threads is not None:
-            threadpool_limits(config.threads)
+            limit_threads(config.threads)
         return run_process(config, job)
 
     return click.Command(

@@ -33,6 +33,7 @@ class ModelRunner:
         self._job, self._membership = job, membership
         self._device, self._team = device, team
         self._on_written = on_written
+        self._seed_batch = getattr(job.model, "seed_batch", None)
         variables, twins = job.variables(), device.twins
         self._parameters = WorkerMemory(variables, membership.layouts, twins(membership.parameters))
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
@@ -45,7 +46,7 @@ class ModelRunner:
         self._device.load(self._membership.parameters, self._parameters.flats)
         self._parameters.gather()
 
-    def compute(self, batch: Batch) -> tuple[float, bool]:
+    def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
         """Write the gradient of one batch, which is on the device, into the exchange's memory.
 
         Returns (mean loss, whether loss and gradient are finite). A gradient that is not finite is
@@ -54,6 +55,8 @@ class ModelRunner:
         Raises:
             ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
         """
+        if self._seed_batch is not None:
+            self._seed_batch(self._job.seed, number)
         loss = self._call_model(self._parameters.values, batch)
         self._check_gradients()
         if self._job.clip_norm is not None:

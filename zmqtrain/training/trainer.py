@@ -140,7 +140,7 @@ class Trainer:
         taken_at = time.perf_counter()
         self._runner.load_parameters()
         read_at = time.perf_counter()
-        loss, finite = self._runner.compute(batch)
+        loss, finite = self._runner.compute(batch, number)
         report = StepReport(number, examples, loss, finite)
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 

@@ -1,0 +1,138 @@
+"""What holds for every kind of model: NumPy's, and those of frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import Arrays
+from zmqtrain.data.batches import BatchPlan
+from zmqtrain.models import MLP
+from zmqtrain.optim import SGD, AdamW
+
+STEPS, BATCH_SIZE = 12, 10
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(95, 6)).astype(np.float32)
+Y = (X[:, :3] @ RANDOM.normal(size=(3, 4))).argmax(axis=1)
+RULES = {"sgd": SGD(0.1), "adamw": AdamW(0.01)}
+
+Weights = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``model()`` makes the model; ``trained(rule)`` trains it in the framework's own loop."""
+
+    model: Callable[[], Any]
+    trained: Callable[[str], Weights]
+
+
+def batches() -> Iterator[tuple[Any, Any]]:
+    plan = BatchPlan(len(X), BATCH_SIZE, seed=0)
+    for number in range(STEPS):
+        indices = plan.indices(number)
+        yield X[indices], Y[indices]
+
+
+def numpy_kind() -> Kind:
+    def model() -> Any:
+        return MLP(features=6, hidden=8, classes=4)
+
+    def trained(rule: str) -> Weights:
+        weights = model().parameters(0)
+        moments = {name: [np.zeros_like(w), np.zeros_like(w)] for name, w in weights.items()}
+        out = {name: np.empty_like(w) for name, w in weights.items()}
+        for step, batch in enumerate(batches(), start=1):
+            model().loss_and_gradients(weights, batch, out)
+            for name, weight in weights.items():
+                if rule == "sgd":
+                    weight -= 0.1 * out[name]
+                    continue
+                m, v = moments[name]
+                m += 0.1 * (out[name] - m)
+                v += 0.001 * (out[name] ** 2 - v)
+                weight *= 1 - 0.01 * 0.01
+                weight -= 0.01 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+        return weights
+
+    return Kind(model, trained)
+
+
+def torch_kind() -> Kind:
+    torch = pytest.importorskip("torch")
+    from zmqtrain.adapters.torch import TorchModel
+
+    loss_of = torch.nn.functional.cross_entropy
+
+    def build() -> Any:
+        layers = torch.nn.Linear(6, 8), torch.nn.ReLU()
+        return torch.nn.Sequential(*layers, torch.nn.Linear(8, 4))
+
+    def trained(rule: str) -> Weights:
+        torch.manual_seed(0)
+        module = build()
+        parameters = module.parameters()
+        optimizers = {
+            "sgd": lambda: torch.optim.SGD(parameters, 0.1),
+            "adamw": lambda: torch.optim.AdamW(parameters, 0.01),
+        }
+        optimizer = optimizers[rule]()
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss_of(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+            optimizer.step()
+        return {name: value.numpy() for name, value in module.state_dict().items()}
+
+    return Kind(lambda: TorchModel(build, loss_of), trained)
+
+
+@pytest.fixture(params=[numpy_kind, torch_kind], ids=["numpy", "torch"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    made: Kind = request.param()
+    return made
+
+
+def job(kind: Kind, rule: str = "sgd", **fields: Any) -> Job:
+    options = {"policy": "sync-replicas", "batch_size": BATCH_SIZE, "steps": STEPS} | fields
+    data = Arrays(train=(X, Y), evaluation=(X, Y))
+    return Job(model=kind.model(), data=data, optimizer=RULES[rule], **options)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_training_ends_where_the_frameworks_own_loop_does(
+    kind: Kind, rule: str, tmp_path: Path
+) -> None:
+    zmqtrain.run(job(kind, rule, logdir=str(tmp_path)))
+    weights, expected = zmqtrain.load(tmp_path), kind.trained(rule)
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(weights[name], value, 1e-4, 1e-5, err_msg=name)
+
+
+def test_two_synchronous_workers_end_with_the_same_bits_each_time(kind: Kind) -> None:
+    first, second = (zmqtrain.run(job(kind), workers=2) for _ in range(2))
+    assert first.parameters_sha256 == second.parameters_sha256
+    assert (first.loss, first.accuracy) == (second.loss, second.accuracy)
+
+
+def test_resumed_run_ends_as_one_that_was_not_interrupted(kind: Kind, tmp_path: Path) -> None:
+    whole = zmqtrain.run(job(kind))
+    zmqtrain.run(job(kind, logdir=str(tmp_path), steps=STEPS // 2))
+    resumed = zmqtrain.run(job(kind, logdir=str(tmp_path)))
+    assert resumed.parameters_sha256 == whole.parameters_sha256
+    assert resumed.loss == whole.loss
+
+
+def test_evaluation_is_that_of_the_saved_weights(kind: Kind, tmp_path: Path) -> None:
+    summary = zmqtrain.run(job(kind, logdir=str(tmp_path), steps=60))
+    measures = kind.model().metrics(zmqtrain.load(tmp_path), (X, Y))
+    assert measures["loss"] == pytest.approx(summary.loss, rel=1e-6)
+    assert measures["accuracy"] == pytest.approx(summary.accuracy)
+    assert summary.accuracy > 0.7

@@ -1,0 +1,390 @@
+"""A torch module as a model: where its gradients lie, what counts, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import subprocess
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
+from zmqtrain.compute import threads  # noqa: E402
+from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.models.base import Buffers  # noqa: E402
+from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+Y = np.arange(12) % 3
+BATCH = (X, Y)
+
+
+def net(*layers: Any) -> Any:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), *layers, nn.Linear(4, 3))
+
+
+class Net(nn.Module):
+    """Has tied, frozen and unused parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.fixed = nn.Parameter(torch.full((5,), 2.0), requires_grad=False)
+        self.idle = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x)) * self.fixed
+
+
+class Counting(nn.Module):
+    """Has buffers of several kinds, and replaces one of them in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(5, 3)
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("level", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            self.calls = self.calls + 1
+            self.level += 0.5
+        return self.line(x)
+
+
+class Step:
+    """A model over memory of its own, as a trainer has it."""
+
+    def __init__(self, build: Any = net, loss: Any = F.cross_entropy, **options: Any) -> None:
+        self.model = TorchModel(build, loss, **options)
+        self.parameters = {n: v.copy() for n, v in self.model.parameters(0).items()}
+        state = {n: v.copy() for n, v in self.model.state(0).items()}
+        self.frozen = self.model.frozen(0)
+        self.values: dict[str, Any] = self.parameters | state
+        self.out: dict[str, Any] = {n: np.full_like(v, 77) for n, v in self.values.items()}
+
+    def __call__(self, batch: Any = BATCH) -> float:
+        return self.model.loss_and_gradients(self.values, batch, self.out)
+
+    def gradients(self) -> dict[str, Any]:
+        return {name: self.out[name].copy() for name in self.parameters}
+
+
+def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 0.0) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_allclose(value, b[name], tolerance, tolerance, err_msg=name)
+
+
+def test_gradient_is_the_slope_of_the_loss() -> None:
+    step = Step()
+    assert list(mistakes_of_a_step(step.model, step.parameters, BATCH)) == []
+
+
+def test_parameters_and_gradients_are_views_of_the_workers_memory() -> None:
+    step = Step()
+    for array in step.parameters.values():
+        array.flags.writeable = False
+    for _ in range(2):
+        step()
+        for name, parameter in step.model.module.named_parameters():
+            assert parameter.data_ptr() == step.parameters[name].ctypes.data
+            assert parameter.grad.data_ptr() == step.out[name].ctypes.data
+
+
+def test_second_step_does_not_add_to_the_first() -> None:
+    step = Step()
+    step()
+    first = step.gradients()
+    step()
+    same(step.gradients(), first)
+
+
+def test_gradient_that_autograd_has_replaced_is_copied() -> None:
+    def forgetful(module: Any, batch: Any) -> Any:
+        module.zero_grad(set_to_none=True)
+        return F.cross_entropy(module(batch[0]), batch[1])
+
+    plain, replaced = Step(), Step(loss=None, training_step=forgetful)
+    for _ in range(2):
+        assert plain() == replaced()
+        same(replaced.gradients(), plain.gradients())
+
+
+def test_parts_of_a_batch_give_its_gradient() -> None:
+    whole, parts = Step(), Step(micro_batches=5)
+    assert parts() == pytest.approx(whole())
+    same(parts.gradients(), whole.gradients(), 1e-6)
+
+
+def test_job_with_overlap_hears_of_each_gradient_once_it_is_complete() -> None:
+    step = Step(micro_batches=3)
+    step()
+    expected, heard = step.gradients(), {}
+
+    def on_written(values: Any, names: Any) -> None:
+        heard.update({name: values[name].copy() for name in names if name not in heard})
+
+    step.out = Buffers(step.out, on_written)
+    for _ in range(2):
+        heard.clear()
+        step()
+        same(heard, expected)
+
+
+def test_tied_parameters_are_one_variable_and_frozen_ones_none() -> None:
+    step = Step(Net)
+    assert sorted(step.parameters) == ["first.bias", "first.weight", "idle", "second.bias"]
+    same(step.frozen, {"fixed": np.full(5, 2.0)})
+
+
+def test_unused_parameter_has_gradient_zero() -> None:
+    step = Step(Net)
+    for _ in range(2):
+        step()
+        assert not step.out["idle"].any()
+        assert step.out["first.weight"].any()
+
+
+def test_buffers_are_state_that_a_step_reads_and_renews() -> None:
+    step = Step(Counting)
+    step.values["calls"][...] = 7
+    for _ in range(2):
+        step()
+        assert (step.out["calls"].item(), step.out["calls"].dtype) == (8, np.int64)
+        assert step.out["level"].tolist() == [0.5, 0.5]
+    assert "cache" not in step.values
+
+
+def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
+    step = Step(partial(net, nn.BatchNorm1d(4)))
+    step()
+    assert step.out["2.num_batches_tracked"] == 1
+    before = step.model.metrics(step.values, BATCH)
+    step.values |= {name: step.out[name] for name in step.out if name not in step.parameters}
+    after = step.model.metrics(step.values, BATCH)
+    assert before["loss"] != after["loss"]
+    assert after == step.model.metrics(step.values, BATCH)
+
+
+def test_dropout_depends_on_seed_and_batch_and_rests_in_evaluation() -> None:
+    step = Step(partial(net, nn.Dropout(0.5)))
+
+    def loss(seed: int, batch: int) -> float:
+        step.model.seed_batch(seed, batch)
+        return step()
+
+    assert loss(1, 2) == loss(1, 2)
+    assert len({loss(1, 2), loss(2, 1), loss(1, 3)}) == 3
+    measures = [step.model.metrics(step.values, BATCH) for _ in range(2)]
+    assert measures[0] == measures[1]
+    assert measures[0].keys() == {"loss", "accuracy"}
+
+
+def test_initial_values_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    model = TorchModel(net, F.cross_entropy)
+    first = {n: v.copy() for n, v in model.parameters(1).items()}
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (model.parameters(2)["0.weight"] != first["0.weight"]).any()
+    same(model.parameters(1), first)
+    same(TorchModel(net, F.cross_entropy).parameters(1), first)
+
+
+def test_module_is_built_once_for_parameters_state_and_steps() -> None:
+    built = []
+
+    def build() -> Any:
+        built.append(Counting())
+        return built[-1]
+
+    step = Step(build)
+    step()
+    step.model.metrics(step.values, BATCH)
+    step()
+    assert len(built) == 1
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_float32() -> None:
+    seen = []
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        seen.append(outputs.dtype)
+        return F.cross_entropy(outputs, targets)
+
+    exact, coarse = Step(), Step(loss=loss, autocast=torch.bfloat16)
+    assert coarse() == pytest.approx(exact(), rel=0.02)
+    same(coarse.gradients(), exact.gradients(), 0.05)
+    assert seen == [torch.bfloat16]
+    assert coarse.model.predict(coarse.values, BATCH).dtype == np.float32
+
+
+def test_compiled_module_gives_the_same_gradient() -> None:
+    plain, compiled = Step(), Step(compile={"backend": "eager"})
+    for _ in range(2):
+        assert compiled() == pytest.approx(plain())
+        same(compiled.gradients(), plain.gradients(), 1e-6)
+
+
+def test_predictions_have_one_row_an_example() -> None:
+    step = Step()
+    predictions = step.model.predict(step.values, BATCH)
+    assert predictions.shape == (12, 3)
+    accuracy = (predictions.argmax(axis=1) == Y).mean()
+    assert step.model.metrics(step.values, BATCH)["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("keys", ["loss", "training_step"])
+def test_own_metrics_are_measured(keys: str) -> None:
+    if keys == "loss":
+        step = Step(metrics=lambda outputs, y: {"top": outputs.max()})
+        assert step.model.metrics(step.values, BATCH).keys() == {"loss", "top"}
+    else:
+        step = Step(
+            loss=None,
+            training_step=lambda module, batch: module(batch[0]).square().mean(),
+            metrics=lambda module, batch: {"size": module(batch[0]).abs().mean()},
+        )
+        assert step.model.metrics(step.values, BATCH).keys() == {"size"}
+
+
+def test_copy_has_a_module_of_its_own() -> None:
+    step = Step()
+    step()
+    twin = copy.deepcopy(step.model)
+    assert twin.module is not step.model.module
+    assert repr(twin) == repr(step.model) == "TorchModel(net)"
+
+
+def test_threads_of_the_task_are_those_of_the_thread_that_computes() -> None:
+    def computed() -> int:
+        found: list[int] = []
+        step = Step(
+            loss=None,
+            training_step=lambda module, batch: (
+                found.append(torch.get_num_threads()) or module(batch[0]).mean()
+            ),
+        )
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    before = torch.get_num_threads()
+    try:
+        for number in (3, 1):
+            threads.limit_threads(number)
+            assert computed() == number
+    finally:
+        threads.limit_threads(before)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": None},
+        {"training_step": print},
+        {"autocast": torch.float16},
+        {"micro_batches": 0},
+        {"micro_batches": 2.0},
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        TorchModel(net, **{"loss": F.cross_entropy} | options)
+
+
+@pytest.mark.parametrize("build", [lambda: None, lambda: net().double()])
+def test_module_that_cannot_be_trained_is_refused(build: Any) -> None:
+    with pytest.raises(ConfigError):
+        TorchModel(build, F.cross_entropy).parameters(0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(F.cross_entropy, reduction="none"),
+        lambda outputs, y: 0.5,
+        lambda outputs, y: F.cross_entropy(outputs, y).detach(),
+    ],
+)
+def test_loss_that_is_no_tensor_of_one_number_is_refused(loss: Any) -> None:
+    with pytest.raises(ConfigError):
+        Step(loss=loss)()
+
+
+def test_sparse_gradient_is_refused() -> None:
+    def build() -> Any:
+        return nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(20, 3))
+
+    with pytest.raises(ConfigError, match="sparse=False"):
+        Step(build)((np.zeros((12, 5), np.int64), Y))
+
+
+def test_trained_weights_go_into_a_module() -> None:
+    step = Step(Net)
+    weights = {name: value + 1 for name, value in step.values.items()} | step.frozen
+    module = Net()
+    load_state_dict(module, weights)
+    assert module.second.weight is module.first.weight
+    same({n: p.detach().numpy() for n, p in module.named_parameters()}, weights)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"0\.bias"):
+        load_state_dict(net(), {"0.weight": np.zeros((4, 5), np.float32)})
+
+
+@pytest.mark.parametrize("build", [net, partial(net, nn.ReLU())])
+def test_repr_holds_no_address(build: Any) -> None:
+    assert repr(TorchModel(build, F.cross_entropy)) == "TorchModel(net)"
+
+
+def test_import_of_zmqtrain_imports_no_framework() -> None:
+    code = (
+        "import sys, zmqtrain, zmqtrain.adapters; zmqtrain.Job, zmqtrain.run, zmqtrain.load; "
+        "import zmqtrain.roles.launch, zmqtrain.cli.main; "
+        "sys.exit(bool({'torch', 'jax', 'keras'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_adapter_without_its_framework_says_which_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "zmqtrain.adapters.torch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"zmqtrain\[torch\]"):
+        importlib.import_module("zmqtrain.adapters.torch")
+
+
+@pytest.mark.gpu
+def test_module_on_a_gpu_shares_the_memory_of_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    host, step = Step(), Step()
+    host()
+    step.values = {name: cupy.asarray(value) for name, value in step.values.items()}
+    step.out = {name: cupy.empty_like(value) for name, value in step.values.items()}
+    for _ in range(2):
+        step(tuple(cupy.asarray(array) for array in BATCH))
+        for name, parameter in step.model.module.named_parameters():
+            assert parameter.data_ptr() == step.values[name].data.ptr
+            assert parameter.grad.data_ptr() == step.out[name].data.ptr
+    same({name: cupy.asnumpy(step.out[name]) for name in step.parameters}, host.gradients(), 1e-4)

@@ -1,0 +1,389 @@
+"""PyTorch: a ``torch.nn.Module`` as a model, trained as it is.
+
+Parameters and their ``.grad`` are views of the worker's memory, so nothing is copied on lane shm.
+Variables have the names of the module's ``state_dict``. Buffers are state; parameters that need no
+gradient are frozen.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.compute.threads import thread_limit
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters, written
+from zmqtrain.store.weights import load
+
+try:
+    import torch
+except ImportError as missing:
+    raise ConfigError(
+        "PyTorch is not installed, and zmqtrain.adapters.torch needs it; install zmqtrain[torch]"
+    ) from missing
+
+log = logging.getLogger(__name__)
+
+
+class TorchModel:
+    """A module, and how its loss is computed.
+
+    Dropout and other random numbers of torch depend on the job's seed and the batch's number, so
+    they are repeatable where one worker computes in a process. Instances share nothing, and each is
+    for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        loss: Callable[..., Any] | None = None,
+        metrics: Callable[..., Mapping[str, Any]] | None = None,
+        *,
+        training_step: Callable[[Any, Any], Any] | None = None,
+        autocast: Any = None,
+        micro_batches: int = 1,
+        compile: bool | Mapping[str, Any] = False,
+    ) -> None:
+        """``build()`` returns the module; the job's seed decides its initial values.
+
+        ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
+        module, the others are targets. ``metrics(outputs, *targets)`` returns mean measures beside
+        the loss; without it, accuracy is measured if targets are numbers of classes.
+
+        ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
+        ``loss``; then ``metrics(module, batch)`` returns all measures.
+
+        ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
+        parts of a batch that are computed one after another, to save memory. ``compile``: whether
+        the module is compiled, or the options of ``module.compile()``.
+
+        Raises:
+            ConfigError: the arguments do not fit together.
+        """
+        if (loss is None) == (training_step is None):
+            raise ConfigError(
+                "TorchModel needs either loss(outputs, targets) or training_step(module, batch), "
+                f"and got {'neither' if loss is None else 'both'}"
+            )
+        if autocast not in (None, torch.bfloat16):
+            raise ConfigError(
+                f"autocast is {autocast!r}; expected torch.bfloat16 or None: float16 would need "
+                "its loss scaled"
+            )
+        if type(micro_batches) is not int or micro_batches < 1:
+            raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
+        self._build, self._loss, self._metrics = build, loss, metrics
+        self._training_step = training_step
+        self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
+        self._forget()
+
+    def _forget(self) -> None:
+        self._module: Any = None
+        self._seed = 0  # of the module
+        self._is_initial = False  # the module has its initial values
+        self._arrays: list[Any] = []  # that it is bound to
+        self._out: Gradients | None = None
+        self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
+        self._buffers: list[_Buffer] = []
+        self._is_last_part = True
+        self._thread = 0  # whose number of threads is set
+        self._unused: set[str] = set()  # that have been reported
+
+    def __repr__(self) -> str:
+        options = [f", autocast={self._autocast}"] if self._autocast else []
+        options += [f", micro_batches={self._micro_batches}"] if self._micro_batches > 1 else []
+        return f"TorchModel({_name(self._build)}{''.join(options)})"
+
+    def __deepcopy__(self, memo: object) -> TorchModel:
+        other = copy.copy(self)  # a module has one place in memory
+        other._forget()
+        return other
+
+    @property
+    def module(self) -> Any:
+        """The module; during a step its parameters are the worker's memory."""
+        return self._module if self._module is not None else self._initial(self._seed)
+
+    def parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Return the parameters that need a gradient.
+
+        Raises:
+            ConfigError: one is not float32, or ``build`` returns no module.
+        """
+        found = {n: p for n, p in self._initial(seed).named_parameters() if p.requires_grad}
+        for name, parameter in found.items():
+            if parameter.dtype != torch.float32:
+                raise ConfigError(
+                    f"parameter {name!r} of {self!r} is {parameter.dtype}; expected torch.float32: "
+                    "build the module in float32, and give autocast=torch.bfloat16 to compute in it"
+                )
+        return {name: _array(parameter) for name, parameter in found.items()}
+
+    def frozen(self, seed: int) -> dict[str, NDArray[Any]]:
+        """Return the parameters that need no gradient."""
+        parameters = self._initial(seed).named_parameters()
+        return {name: _array(p) for name, p in parameters if not p.requires_grad}
+
+    def state(self, seed: int) -> dict[str, NDArray[Any]]:
+        """Return the buffers, those left out that the ``state_dict`` leaves out."""
+        return {name: _array(buffer) for name, buffer in _buffers(self._initial(seed))}
+
+    def seed_batch(self, seed: int, batch: int) -> None:
+        torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        tensors = self.begin(parameters, batch, out)
+        total = torch.zeros(())
+        parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
+        for number, part in enumerate(parts, start=1):
+            self._is_last_part = number == len(parts)
+            with self._autocasting(part):
+                loss = self._loss_of(part)
+            weight = len(part[0]) / len(tensors[0])
+            (loss if weight == 1 else loss * weight).backward()
+            total = total.to(loss.device) + weight * loss.detach()
+        return self.finish(total)
+
+    def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
+        """Make the module ready for a step; return the batch as tensors."""
+        self._bind(parameters, out)
+        torch._foreach_zero_([view for _, _, view in self._trained])
+        if not self._module.training:
+            self._module.train()
+        return tuple(map(_tensor, batch))
+
+    def finish(self, loss: Any) -> float:
+        """End a step after ``backward()``: gradients and buffers are complete; return the loss.
+
+        Raises:
+            ConfigError: a gradient is sparse.
+        """
+        for name, parameter, view in self._trained:
+            if parameter.grad is not view:
+                self._take_in(name, parameter, view)
+        for buffer in self._buffers:
+            buffer.store()
+        return float(loss)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        tensors = self._evaluate(parameters, batch)
+        with torch.no_grad(), self._autocasting(tensors):
+            measures = self._measures_of(tensors)
+        return {name: float(value) for name, value in measures.items()}
+
+    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
+        """Return the module's outputs for the batch's first array, one row an example."""
+        (inputs,) = self._evaluate(parameters, batch[:1])
+        with torch.no_grad(), self._autocasting((inputs,)):
+            return _array(self._module(inputs))
+
+    def _loss_of(self, batch: tuple[Any, ...]) -> Any:
+        if self._training_step is not None:
+            loss = self._training_step(self._module, batch)
+        elif self._loss is not None:
+            loss = self._loss(self._module(batch[0]), *batch[1:])
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigError(
+                f"the loss of {self!r} is {shape}; expected a tensor of one number that depends on "
+                "the parameters: return the mean over the batch, before item() or detach()"
+            )
+        return loss
+
+    def _measures_of(self, batch: tuple[Any, ...]) -> Mapping[str, Any]:
+        if self._training_step is not None:
+            if self._metrics is not None:
+                return self._metrics(self._module, batch)
+            return {"loss": self._training_step(self._module, batch)}
+        outputs, targets = self._module(batch[0]), batch[1:]
+        measures = {"loss": self._loss(outputs, *targets)} if self._loss is not None else {}
+        if self._metrics is not None:
+            return measures | dict(self._metrics(outputs, *targets))
+        if len(targets) == 1 and _are_classes(outputs, targets[0]):
+            measures["accuracy"] = (outputs.argmax(1) == targets[0]).float().mean()
+        return measures
+
+    def _evaluate(self, parameters: Parameters, batch: Batch) -> tuple[Any, ...]:
+        self._bind(parameters, None)
+        if self._module.training:
+            self._module.eval()
+        return tuple(map(_tensor, batch))
+
+    def _autocasting(self, batch: tuple[Any, ...]) -> Any:
+        kind = batch[0].device.type
+        return torch.autocast(kind, torch.bfloat16, enabled=self._autocast is not None)
+
+    def _initial(self, seed: int) -> Any:
+        """Return the module with the initial values of a seed."""
+        if self._is_initial and self._seed == seed:
+            return self._module
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            module = self._build()
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigError(
+                f"build of {self!r} returned {module!r:.80}; expected a torch.nn.Module"
+            )
+        self._module, self._seed, self._is_initial = module, seed, True
+        if self._compile:
+            module.compile(**({} if self._compile is True else self._compile))
+        return module
+
+    def _bind(self, parameters: Parameters, out: Gradients | None) -> None:
+        """Make the module's parameters and buffers those of this memory; load the buffers.
+
+        Without ``out`` for an evaluation.
+        """
+        if self._thread != threading.get_ident() and (threads := thread_limit()) is not None:
+            torch.set_num_threads(threads)  # OpenMP has a number for each thread
+            self._thread = threading.get_ident()
+        arrays = [*parameters.values(), *(out or {}).values()]
+        is_bound = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+        if self._is_initial or not is_bound or out is not self._out:
+            self._arrays, self._out = arrays, out
+            self._bind_module(self.module, parameters, out)
+        for buffer in self._buffers:
+            buffer.load()
+
+    def _bind_module(self, module: Any, parameters: Parameters, out: Gradients | None) -> None:
+        self._is_initial = False
+        module.to(_tensor(next(iter(parameters.values()))).device)
+        self._trained, self._buffers = [], []
+        for name, parameter in module.named_parameters():
+            parameter.grad = None  # so the first step shows what autograd makes of it
+            if name in parameters:
+                parameter.data = _tensor(parameters[name])
+            if out is not None and name in out:
+                self._bind_gradient(name, parameter, out)
+        for name, _ in _buffers(module):
+            if name in parameters:
+                result = None if out is None else _tensor(out[name])
+                self._buffers.append(_Buffer(module, name, _tensor(parameters[name]), result))
+
+    def _bind_gradient(self, name: str, parameter: Any, out: Gradients) -> None:
+        view = _tensor(out[name])
+        self._trained.append((name, parameter, view))
+        if isinstance(out, Buffers):  # it wants to know when a gradient is complete
+
+            def on_accumulated(parameter: Any) -> None:
+                if self._is_last_part and self._out is out:
+                    if parameter.grad is not view:
+                        self._take_in(name, parameter, view)
+                    written(out, name)
+
+            parameter.register_post_accumulate_grad_hook(on_accumulated)
+
+    def _take_in(self, name: str, parameter: Any, view: Any) -> None:
+        """Copy a gradient that is not in the worker's memory there; the next one is made there."""
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            view.zero_()
+            if name not in self._unused:
+                self._unused.add(name)
+                log.warning("parameter %s of %r has no gradient: it counts as zero", name, self)
+        elif gradient.layout is not torch.strided:
+            raise ConfigError(
+                f"the gradient of {name!r} of {self!r} is sparse; expected a dense one: build the "
+                "module with sparse=False"
+            )
+        else:
+            view.copy_(gradient)
+        parameter.grad = view
+
+
+class _Buffer:
+    """One buffer of a module, in the worker's memory."""
+
+    def __init__(self, module: Any, name: str, source: Any, result: Any) -> None:
+        """``source``: its value before a step. ``result``: where its new value goes, if at all."""
+        path, _, self._name = name.rpartition(".")
+        self._owner = module.get_submodule(path)
+        self._source, self._result = source, result
+        tensor = self._owner.get_buffer(self._name)
+        if result is not None and result.dtype == tensor.dtype:
+            tensor.data = result
+        else:
+            tensor.data = tensor.clone()
+        self._tensor = tensor
+
+    def load(self) -> None:
+        self._tensor.copy_(self._source)
+
+    def store(self) -> None:
+        current = self._owner.get_buffer(self._name)
+        if current.data_ptr() != self._result.data_ptr():  # replaced, or of another dtype
+            self._result.copy_(current)
+            setattr(self._owner, self._name, self._tensor)
+
+
+def load_state_dict(
+    module: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
+) -> None:
+    """Load what zmqtrain has trained into a module: a logdir, or what `zmqtrain.load` returns.
+
+    ``average``: the moving averages of a logdir.
+
+    Raises:
+        ConfigError: names or shapes are not those of the module.
+        CheckpointError: the logdir has no checkpoint.
+    """
+    values = weights if isinstance(weights, Mapping) else load(weights, average=average)
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        shared = first.setdefault(id(parameter), name)  # a checkpoint has tied ones once
+        if shared in tensors:
+            tensors.setdefault(name, tensors[shared])
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigError(f"the weights do not fit the module: {error}") from None
+
+
+def _name(build: Any) -> str:
+    while isinstance(build, partial):
+        build = build.func
+    return str(getattr(build, "__qualname__", type(build).__name__))
+
+
+def _buffers(module: Any) -> list[tuple[str, Any]]:
+    """Return the buffers that the module's ``state_dict`` has, by name."""
+    names = module.state_dict(keep_vars=True).keys()
+    return [(name, buffer) for name, buffer in module.named_buffers() if name in names]
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
+    is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
+    return is_scores and targets.ndim == 1 and not targets.is_floating_point()
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+
+
+class _Writable:
+    """A read-only array as torch takes it without a warning; nothing writes to it all the same."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps the memory
+        address = array.__array_interface__["data"][0]
+        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor over the memory of an array of NumPy or CuPy."""
+    if not isinstance(array, np.ndarray):
+        return torch.from_dlpack(array)
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
