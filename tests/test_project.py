@@ -69,7 +69,7 @@ def test_part_of_the_package_imports_one_way(part: str) -> None:
         assert not parts & later, f"{path.relative_to(PACKAGE)} imports {sorted(parts & later)}"
 
 
-def test_trainer_knows_no_wire() -> None:
+def test_training_loop_knows_no_wire() -> None:
     for path in files_of("training"):
         parts = {name.split(".")[1] for name in imports_of(path) if name.startswith("zmqtrain.")}
         assert not parts & {"wire", "transport", "actors", "config"}, path.name

@@ -1,4 +1,4 @@
-"""Every kind of exchange, as a trainer sees it: in a running job, with one worker."""
+"""Every kind of exchange, as the training loop sees it: in a running job, with one worker."""
 
 from __future__ import annotations
 

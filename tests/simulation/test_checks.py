@@ -23,7 +23,7 @@ from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.marks import Result
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.trainer import Trainer
+from zmqtrain.training.loop import TrainingLoop
 
 Patch = pytest.MonkeyPatch
 
@@ -132,7 +132,7 @@ def test_error_that_names_nobody_is_found(monkeypatch: Patch) -> None:
     def fail(*_: Any) -> None:
         raise PeerLostError("something is lost")
 
-    once(monkeypatch, Trainer, "_compute", fail)
+    once(monkeypatch, TrainingLoop, "_compute", fail)
     broken = simulate(calm(policy="hogwild")).broken
     assert "something is lost" in broken
     assert "the text names no task" in broken

@@ -1,4 +1,4 @@
-"""The worker's task: a trainer whose gradients go to parameter servers.
+"""The worker's task: a training loop whose gradients go to parameter servers.
 
 `python -m zmqtrain.roles.worker` starts it.
 """
@@ -15,7 +15,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
-from zmqtrain.training.trainer import Trainer
+from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import Heartbeat, Shutdown
 
@@ -33,35 +33,35 @@ class Worker(JobActor):
         self._threads = config.threads
         self._dataset = dataset
         self._exchange: ParameterServerExchange | None = None
-        self._trainer: Trainer | None = None
+        self._training: TrainingLoop | None = None
         self.shutdown: Shutdown | None = None
         self.handlers = {Shutdown: self._on_shutdown}
 
     def ready(self) -> tuple[bool, str]:
-        is_in = self._trainer is not None and self._trainer.has_joined
+        is_in = self._training is not None and self._training.has_joined
         return is_in, "training" if is_in else "joining"
 
     async def main(self) -> int:
         exchange = self._exchange = ParameterServerExchange(self, self.link_all())
         if self._dataset is None:
             self._dataset = (await self.load_data())[0]
-        trainer = self._trainer = Trainer(
+        loop = self._training = TrainingLoop(
             self.job, self._dataset, exchange, self.metrics, threads=self._threads
         )
-        self.spawn(trainer.run())
+        self.spawn(loop.run())
         try:
             await self.stopping.wait()
-            return self._leave(trainer, exchange)
+            return self._leave(loop, exchange)
         except asyncio.CancelledError:
             exchange.leave("it ended with an error")  # otherwise its lease would have to expire
             raise
         finally:
-            trainer.close()
+            loop.close()
 
-    def _leave(self, trainer: Trainer, exchange: ParameterServerExchange) -> int:
+    def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange) -> int:
         reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
         exchange.leave(reason)
-        log.info("leaving after %d steps: %s", trainer.steps, reason)
+        log.info("leaving after %d steps: %s", loop.steps, reason)
         return self.stop_code
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:

@@ -38,7 +38,7 @@ from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.shard import Shard
-from zmqtrain.training.trainer import Trainer
+from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.wire.messages import Saved, ShardFile, State, Status, TaskStatus
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
@@ -81,12 +81,12 @@ class LocalRun:
         if self._stop_code:
             raise KeyboardInterrupt
         self._exchange = exchange
-        trainer = Trainer(self._job, dataset, exchange, Metrics(Role.WORKER))
+        loop = TrainingLoop(self._job, dataset, exchange, Metrics(Role.WORKER))
         loading = asyncio.ensure_future(self._load_kernels(exchange.shard))
         try:
-            await trainer.run()
+            await loop.run()
         finally:
-            trainer.close()
+            loop.close()
             loading.cancel()
         return await self._end()
 

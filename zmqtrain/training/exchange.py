@@ -1,6 +1,6 @@
-"""The interface between a trainer and an exchange, which turns gradients into parameters.
+"""The interface between the training loop and an exchange, which turns gradients into parameters.
 
-An exchange knows where the parameters are: on parameter servers, or in this process. A trainer
+An exchange knows where the parameters are: on parameter servers, or in this process. The loop
 knows only this interface.
 """
 

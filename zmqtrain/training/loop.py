@@ -1,6 +1,6 @@
 """The training loop of one worker: take a batch, compute, exchange, count.
 
-The exchange sends gradients and receives parameters; the trainer knows no wire.
+The exchange sends gradients and receives parameters; the loop knows no wire.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Step:
     ended_at: float
 
 
-class Trainer:
+class TrainingLoop:
     """Trains one job on one dataset, through one exchange."""
 
     def __init__(

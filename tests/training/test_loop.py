@@ -17,7 +17,7 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
-from zmqtrain.training.trainer import Trainer
+from zmqtrain.training.loop import TrainingLoop
 
 JOB = Job(
     model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(), batch_size=4, prefetch=2
@@ -57,7 +57,7 @@ class Scripted:
         self.is_over = True
 
     def leave(self, reason: str) -> None:
-        raise AssertionError("that is for who made the trainer")
+        raise AssertionError("that is for who made the loop")
 
     async def _answer(self, answer: StepResult | Exception) -> StepResult:
         if isinstance(answer, Exception):
@@ -66,14 +66,14 @@ class Scripted:
 
 
 def train(exchange: Scripted, job: Job = JOB) -> Metrics:
-    """Run a trainer until the exchange says that the job is over; return what it counted."""
+    """Run a training loop until the exchange says that the job is over; return what it counted."""
     dataset, _ = job.load_data()
     metrics = Metrics("worker", 0)
-    trainer = Trainer(job, dataset, exchange, metrics)
+    loop = TrainingLoop(job, dataset, exchange, metrics)
     try:
-        asyncio.run(trainer.run())
+        asyncio.run(loop.run())
     finally:
-        trainer.close()
+        loop.close()
     return metrics
 
 
@@ -139,7 +139,7 @@ def test_gradient_that_is_not_finite_is_reported_as_such() -> None:
     assert metrics.registry.get_sample_value("zmqtrain_nonfinite_gradients_total") == 1
 
 
-def test_no_thread_is_left_when_a_trainer_is_closed() -> None:
+def test_no_thread_is_left_when_a_loop_is_closed() -> None:
     before = set(threading.enumerate())
     train(Scripted(StepResult("applied", (1,)), STOP))
     assert set(threading.enumerate()) == before
