@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors user_code models compute wire transport policies optim data store adapters observe job
-training config actors coordination server exchanges chief roles local cli
+errors user_code models metrics compute wire transport policies optim data store adapters
+observe job training config actors coordination server exchanges chief roles local cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
 

@@ -16,6 +16,21 @@ def check_sizes(model: str, **sizes: int) -> None:
             )
 
 
+def features_of(batch: Batch, features: int) -> Array:
+    """Return the batch's first array, checked to be (n, ``features``).
+
+    Raises:
+        ConfigError: it is not; the job's model and data do not fit.
+    """
+    inputs = batch[0]
+    if inputs.ndim != 2 or inputs.shape[1] != features:
+        raise ConfigError(
+            f"the data gives features of shape {inputs.shape}; the model expects "
+            f"(n, {features}); set the model's features to the width of the data"
+        )
+    return inputs
+
+
 def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     """Return the batch's (features (n, ``features``), answers (n, ...)).
 
@@ -27,12 +42,7 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
             f"the data gives batches of {len(batch)} arrays; expected 2, (features, labels); "
             "correct Dataset.take or choose another model"
         )
-    inputs, answers = batch
-    if inputs.ndim != 2 or inputs.shape[1] != features:
-        raise ConfigError(
-            f"the data gives features of shape {inputs.shape}; the model expects "
-            f"(n, {features}); set the model's features to the width of the data"
-        )
+    inputs, answers = features_of(batch, features), batch[1]
     if answers.shape[:1] != inputs.shape[:1]:
         raise ConfigError(
             f"the data gives features of shape {inputs.shape} and labels of shape "

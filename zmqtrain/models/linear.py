@@ -9,8 +9,8 @@ import numpy as np
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.backend import array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters
-from zmqtrain.models.checks import check_labels, check_sizes, examples_of
-from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
+from zmqtrain.models.checks import check_labels, check_sizes, examples_of, features_of
+from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class LinearRegression:
         with quiet():
             _, residuals = self._residuals(parameters, batch)
             return {"loss": float((residuals * residuals).mean())}
+
+    def predict(self, parameters: Parameters, batch: Batch) -> Array:
+        """Return the outputs (n, outputs); ``batch`` needs no targets."""
+        with quiet():
+            return _affine(parameters, features_of(batch, self.features))
 
     def _residuals(self, parameters: Parameters, batch: Batch) -> tuple[Array, Array]:
         inputs, targets = examples_of(batch, self.features)
@@ -89,6 +94,11 @@ class SoftmaxRegression:
         check_labels(labels, self.classes)
         with quiet():
             return classifier_metrics(_affine(parameters, inputs), labels)
+
+    def predict(self, parameters: Parameters, batch: Batch) -> Array:
+        """Return the probabilities (n, classes); ``batch`` needs no labels."""
+        with quiet():
+            return softmax(_affine(parameters, features_of(batch, self.features)))
 
 
 def _zeros(fan_in: int, fan_out: int) -> dict[str, Array]:

@@ -30,3 +30,12 @@ def classifier_metrics(logits: Array, labels: Array) -> dict[str, float]:
     """Return the mean ``loss`` and the ``accuracy`` (0..1); ``logits`` are overwritten."""
     accuracy = float((logits.argmax(axis=1) == labels).mean())
     return {"loss": float(softmax_cross_entropy(logits, labels)), "accuracy": accuracy}
+
+
+def softmax(logits: Array) -> Array:
+    """Replace ``logits`` (n, classes) by their probabilities, and return them."""
+    xp = array_module(logits)
+    logits -= logits.max(axis=1, keepdims=True)
+    xp.exp(logits, out=logits)
+    logits /= logits.sum(axis=1, keepdims=True)
+    return logits

@@ -10,8 +10,8 @@ import numpy as np
 
 from zmqtrain.models.backend import Scratch, array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters, written
-from zmqtrain.models.checks import check_labels, check_sizes, examples_of
-from zmqtrain.models.losses import classifier_metrics, softmax_cross_entropy
+from zmqtrain.models.checks import check_labels, check_sizes, examples_of, features_of
+from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,19 @@ class MLP:
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         inputs, labels = examples_of(batch, self.features)
         check_labels(labels, self.classes)
-        like = parameters[self._names[0][0]]
-        # Not the model's own scratch: evaluation sets are large, and would be kept.
-        outputs = Scratch().arrays(like, len(inputs), self._widths)
         with quiet():
-            self._forward(parameters, inputs, outputs)
-            return classifier_metrics(outputs[-1], labels)
+            return classifier_metrics(self._logits(parameters, inputs), labels)
+
+    def predict(self, parameters: Parameters, batch: Batch) -> Array:
+        """Return the probabilities (n, classes); ``batch`` needs no labels."""
+        with quiet():
+            return softmax(self._logits(parameters, features_of(batch, self.features)))
+
+    def _logits(self, parameters: Parameters, inputs: Array) -> Array:
+        # Not the model's own scratch: evaluation sets are large, and would be kept.
+        outputs = Scratch().arrays(parameters[self._names[0][0]], len(inputs), self._widths)
+        self._forward(parameters, inputs, outputs)
+        return outputs[-1]
 
     def _forward(self, parameters: Parameters, inputs: Array, outputs: list[Array]) -> None:
         """Write each layer's output (n, fan out) into ``outputs``; the last are the logits."""

@@ -1,13 +1,15 @@
-"""Measuring a model on a whole dataset."""
+"""Measuring a model on a whole dataset, and predicting with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.models.base import Dataset, Model, Parameters
+from zmqtrain.metrics import Measures, Metric, Totals
+from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
 ROWS = 1024  # examples at a time
@@ -18,24 +20,72 @@ def evaluate(
     parameters: Parameters,
     dataset: Dataset,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> dict[str, float]:
-    """Return the model's measures, averaged over all examples; {} if cancelled.
+    metrics: Sequence[Metric] = (),
+    rows: int = ROWS,
+) -> Measures:
+    """Return the model's measures, averaged over all examples, and the metrics; {} if cancelled.
+
+    A metric replaces a measure of its name. ``rows``: examples at a time.
 
     Raises:
-        ConfigError, DataError: the model or the dataset raises, or the model returns no measures.
+        ConfigError, DataError: the model, a metric or the dataset raises, or the model returns
+            something wrong.
     """
     totals: dict[str, float] = {}
-    for start in range(0, len(dataset), ROWS):
+    of_metrics = Totals(metrics)
+    for batch in _batches(dataset, rows):
         if is_cancelled():
             return {}
-        indices = np.arange(start, min(start + ROWS, len(dataset)))
-        with user_code("take()", dataset, DataError):
-            batch = dataset.take(indices)
         with user_code("metrics()", model):
             measures = model.metrics(parameters, batch)
         for name, value in _numbers(model, measures).items():
-            totals[name] = totals.get(name, 0.0) + value * len(indices)
-    return {name: total / len(dataset) for name, total in totals.items()}
+            totals[name] = totals.get(name, 0.0) + value * len(batch[0])
+        if metrics:
+            of_metrics.add(outputs_of(model, parameters, batch), batch)
+    own = {name: total / len(dataset) for name, total in totals.items()}
+    return own | of_metrics.results() if len(dataset) else own
+
+
+def predict(
+    model: Model, parameters: Parameters, dataset: Dataset, rows: int = ROWS
+) -> NDArray[np.generic]:
+    """Return the model's outputs for all examples, one row each.
+
+    Raises:
+        ConfigError, DataError: as for :func:`evaluate`; or there are no examples.
+    """
+    if not len(dataset):
+        raise DataError("there are no examples to predict; expected at least one")
+    parts = [np.asarray(outputs_of(model, parameters, batch)) for batch in _batches(dataset, rows)]
+    return np.concatenate(parts)
+
+
+def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Array:
+    """Return what the model predicts for a batch.
+
+    Raises:
+        ConfigError: the model cannot predict, raises, or returns no row for each example.
+    """
+    if not callable(getattr(model, "predict", None)):
+        raise ConfigError(
+            f"{model!r} has no method predict(parameters, batch), which metrics and predictions "
+            "need; give it one that returns a row for each example"
+        )
+    with user_code("predict()", model):
+        outputs = model.predict(parameters, batch)  # type: ignore[attr-defined]
+    if np.shape(outputs)[:1] != (len(batch[0]),):
+        raise ConfigError(
+            f"predict() of {model!r} returned outputs of shape {np.shape(outputs)} for "
+            f"{len(batch[0])} examples; expected one row for each"
+        )
+    return outputs
+
+
+def _batches(dataset: Dataset, rows: int) -> Iterator[Batch]:
+    for start in range(0, len(dataset), rows):
+        with user_code("take()", dataset, DataError):
+            batch = dataset.take(np.arange(start, min(start + rows, len(dataset))))
+        yield batch
 
 
 def _numbers(model: Model, measures: dict[str, float]) -> dict[str, float]:
