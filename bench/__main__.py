@@ -8,6 +8,7 @@ from bench.compression import compression_command
 from bench.headline import headline_command
 from bench.kernels import kernels_command
 from bench.memory import memory_command
+from bench.models import models_command
 from bench.peers.command import peers_command
 from bench.profile import profile_command
 from bench.push_pull import push_pull_command
@@ -19,6 +20,7 @@ COMMANDS: tuple[click.Command, ...] = (
     kernels_command,
     train_command,
     memory_command,
+    models_command,
     profile_command,
     headline_command,
     compression_command,

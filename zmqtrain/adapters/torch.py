@@ -82,7 +82,7 @@ class TorchModel:
             )
         if type(micro_batches) is not int or micro_batches < 1:
             raise ConfigError(f"micro_batches is {micro_batches!r}; expected a number from 1 on")
-        self._build, self._loss, self._metrics = build, loss, metrics
+        self.build, self.loss, self._metrics = build, loss, metrics
         self._training_step = training_step
         self._autocast, self._micro_batches, self._compile = autocast, micro_batches, compile
         self._forget()
@@ -102,7 +102,7 @@ class TorchModel:
     def __repr__(self) -> str:
         options = [f", autocast={self._autocast}"] if self._autocast else []
         options += [f", micro_batches={self._micro_batches}"] if self._micro_batches > 1 else []
-        return f"TorchModel({_name(self._build)}{''.join(options)})"
+        return f"TorchModel({_name(self.build)}{''.join(options)})"
 
     def __deepcopy__(self, memo: object) -> TorchModel:
         other = copy.copy(self)  # a module has one place in memory
@@ -190,8 +190,8 @@ class TorchModel:
     def _loss_of(self, batch: tuple[Any, ...]) -> Any:
         if self._training_step is not None:
             loss = self._training_step(self._module, batch)
-        elif self._loss is not None:
-            loss = self._loss(self._module(batch[0]), *batch[1:])
+        elif self.loss is not None:
+            loss = self.loss(self._module(batch[0]), *batch[1:])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ConfigError(
@@ -206,7 +206,7 @@ class TorchModel:
                 return self._metrics(self._module, batch)
             return {"loss": self._training_step(self._module, batch)}
         outputs, targets = self._module(batch[0]), batch[1:]
-        measures = {"loss": self._loss(outputs, *targets)} if self._loss is not None else {}
+        measures = {"loss": self.loss(outputs, *targets)} if self.loss is not None else {}
         if self._metrics is not None:
             return measures | dict(self._metrics(outputs, *targets))
         if len(targets) == 1 and _are_classes(outputs, targets[0]):
@@ -229,7 +229,7 @@ class TorchModel:
             return self._module
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            module = self._build()
+            module = self.build()
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(
                 f"build of {self!r} returned {module!r:.80}; expected a torch.nn.Module"

@@ -1,0 +1,156 @@
+"""Models of frameworks: zmqtrain beside the framework's own loop, one process or several."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.cluster import Plan, pid_of, train
+from bench.options import json_option, list_of, spec_for
+from bench.output import ROOT, report
+from bench.processes import RunError, json_lines_of
+from zmqtrain.job import load_job
+from zmqtrain.local.processes import LocalCluster
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Status
+
+SIDES = ("ours", "plain", "ddp")
+DDP_PROCESSES = 2
+WARM_UP = 0.3  # of the batches, that are not timed: imports and compilers still run beside them
+TIMEOUT_S = 600.0
+BATCHES = {"cnn": 150, "mobilenet": 60, "gpt": 150}  # for each worker: some ten seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A model of a framework, and how long each side trains it."""
+
+    framework: str
+    model: str
+    workers: int
+    policy: str
+    batches: int
+    threads: int
+
+    @property
+    def reference(self) -> str:
+        return str(ROOT / "examples" / f"{self.framework}_{self.model}.py")
+
+    @property
+    def steps(self) -> int:
+        """Global steps in which each worker computes its batches."""
+        return self.batches * (1 if self.policy.startswith("sync") else self.workers)
+
+
+class _Watch:
+    """Sees how fast a cluster trains after its warm-up, and the memory of a worker at the end."""
+
+    def __init__(self, steps: int) -> None:
+        self._warm = WARM_UP * steps
+        self._first: tuple[float, int] | None = None
+        self.steps_per_second = 0.0
+        self.rss_mb = 0.0
+
+    def __call__(self, status: Status) -> None:
+        now = time.perf_counter()
+        if self._first is None:
+            if status.step >= self._warm:
+                self._first = now, status.step
+        elif not status.stop or not self.rss_mb:
+            self.steps_per_second = (status.step - self._first[1]) / (now - self._first[0])
+        if status.stop:
+            self.rss_mb = rss_mb(pid_of(status, "worker 0"))
+
+
+def rss_mb(pid: int | str = "self") -> float:
+    """Return the resident memory of a process in MB of 10^6 bytes (Linux only)."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return 0.0 if found is None else round(int(found[1]) * 1024 / 1e6, 1)
+
+
+def measure(work: Work, side: str) -> dict[str, Any]:
+    """Train on one side; return its row.
+
+    Raises:
+        ClickException, RunError: it failed.
+    """
+    row = {
+        "bench": "models",
+        "framework": work.framework,
+        "model": work.model,
+        "side": side,
+        "workers": {"ours": work.workers, "plain": 1, "ddp": DDP_PROCESSES}[side],
+        "policy": work.policy if side == "ours" else None,
+    }
+    return row | (_ours(work) if side == "ours" else _theirs(work, side))
+
+
+def _ours(work: Work) -> dict[str, Any]:
+    watch = _Watch(work.steps)
+    plan = Plan(
+        reference=work.reference,
+        make=lambda: load_job(work.reference),
+        arguments={},
+        cluster=LocalCluster(workers=work.workers, threads=work.threads),
+        overrides={"policy": work.policy, "steps": work.steps},
+        flags={"lane": "shm"},
+    )
+    summary = train(plan, watch)
+    return {
+        "examples_per_second": watch.steps_per_second * summary.examples / summary.global_step,
+        "steps_per_second": watch.steps_per_second,
+        "loss": summary.loss,
+        "accuracy": summary.accuracy,
+        "rss_mb": watch.rss_mb,
+    }
+
+
+def _theirs(work: Work, side: str) -> dict[str, Any]:
+    processes = DDP_PROCESSES if side == "ddp" else 1
+    command = [sys.executable, "-m", f"bench.{work.framework}_loop", work.reference]
+    numbers = (work.batches, processes, work.threads)
+    return json_lines_of([*command, *map(str, numbers)], timeout_s=TIMEOUT_S)[-1]
+
+
+def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield one row for each side and round; the sides take turns."""
+    for _ in range(rounds):
+        for side in sides:
+            yield measure(work, side)
+
+
+@click.command("models")
+@click.option("--framework", type=click.Choice(["torch"]), default="torch")
+@click.option("--model", type=click.Choice(list(BATCHES)), default="cnn")
+@click.option("--workers", type=click.IntRange(1, 64), default=1)
+@click.option("--policy", type=spec_for(make_policy), default="sync-replicas")
+@click.option("--against", type=list_of(click.Choice(SIDES[1:]), "side"), default="plain")
+@click.option("--batches", type=click.IntRange(10), help="for each worker; default: by model")
+@click.option("--rounds", type=click.IntRange(1), default=1, help="how often each side trains")
+@click.option("--threads", type=click.IntRange(1), default=1, help="of each worker or process")
+@json_option
+def models_command(
+    against: tuple[str, ...], rounds: int, as_json: bool, batches: int | None, **options: Any
+) -> None:
+    """Train a framework's model (examples/torch_*.py) with a cluster and in the framework's loop.
+
+    plain is one process, ddp two of torch's DistributedDataParallel over gloo; both have torch's
+    fused AdamW. Rates leave the start out.
+
+    \b
+    Examples:
+      python -m bench models --model gpt
+      python -m bench models --model cnn --workers 2 --policy hogwild --against plain,ddp --json
+    """
+    work = Work(batches=batches or BATCHES[options["model"]], **options)
+    try:
+        report(rows_of(work, ("ours", *against), rounds), as_json=as_json)
+    except RunError as error:
+        raise click.ClickException(str(error)) from None
