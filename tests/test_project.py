@@ -87,7 +87,7 @@ def test_only_the_transport_imports_zmq() -> None:
 
 
 def test_public_names_are_those_declared() -> None:
-    assert sorted(zmqtrain.__all__) == ["Job", "Summary", "__version__", "load", "run"]
+    assert sorted(zmqtrain.__all__) == ["Job", "Summary", "__version__", "attach", "load", "run"]
     for name in zmqtrain.__all__:
         assert getattr(zmqtrain, name) is not None
 

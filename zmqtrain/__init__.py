@@ -1,7 +1,8 @@
 """zmqtrain: a parameter-server training engine.
 
-``Job`` says what is trained, ``run`` trains it inside this process, ``load`` reads its
-weights from a logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
+``Job`` says what is trained, ``run`` trains it inside this process, ``attach`` gives its batches to
+a loop of your own, ``load`` reads its weights from a logdir; `zmqtrain run`, the roles and honcho
+train it in processes of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqtrain.job import Job
     from zmqtrain.local.in_process import run
+    from zmqtrain.local.own_loop import attach
     from zmqtrain.observe.summary import Summary
     from zmqtrain.store.weights import load
 
-__all__ = ["Job", "Summary", "__version__", "load", "run"]
+__all__ = ["Job", "Summary", "__version__", "attach", "load", "run"]
 
 __version__ = version("zmqtrain")
 
 _HOMES = {
+    "attach": "zmqtrain.local.own_loop",
     "load": "zmqtrain.store.weights",
     "Job": "zmqtrain.job",
     "Summary": "zmqtrain.observe.summary",

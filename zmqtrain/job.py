@@ -94,6 +94,10 @@ class Job(BaseModel):
     seed: int = Field(
         0, ge=0, description="seed of the initial parameters and of the order of the examples"
     )
+    own_loop: bool = Field(
+        False,
+        description="workers run the job's file as a script, whose own loop calls zmqtrain.attach",
+    )
     data_dir: str | None = Field(
         None, title="data", description="directory with the files of the data set"
     )
@@ -228,6 +232,11 @@ class Job(BaseModel):
         job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
         job._source = self._source
         return job
+
+    def from_source_of(self, other: Job) -> Job:
+        """Return this job as one that was loaded from the code of another."""
+        self._source = other._source
+        return self
 
     @property
     def name(self) -> str:
@@ -367,6 +376,15 @@ def load_job(reference: str) -> Job:
     job = _chosen(jobs, source, name)
     job._source = _digest_of_source(job, source, namespace)
     return job
+
+
+def run_as_script(reference: str) -> None:
+    """Run what :func:`load_job` has loaded once more, as Python's main module."""
+    source = reference if reference.endswith(".py") else reference.partition(":")[0]
+    if source.endswith(".py"):
+        runpy.run_path(source, run_name="__main__")
+    else:
+        runpy.run_module(source, run_name="__main__", alter_sys=True)
 
 
 def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:

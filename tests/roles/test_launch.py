@@ -7,7 +7,6 @@ import os
 import resource
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,18 +18,14 @@ from zmqtrain.roles import launch
 FEW = 256  # files
 
 
-def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def serve(config: Any, job: Any) -> int:
+def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves() -> None:
+    def allowed() -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
-    monkeypatch.setattr(launch, "_serve", serve)
-    nothing: Any = None
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, most))
     try:
-        assert launch.run_process(config_of("127.0.0.1:2222"), nothing) == most
+        assert launch.run_process(config_of("127.0.0.1:2222"), allowed) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 

@@ -173,7 +173,7 @@ class TorchModel:
                 self._take_in(name, parameter, view)
         for buffer in self._buffers:
             buffer.store()
-        return float(loss)
+        return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         tensors = self._evaluate(parameters, batch)

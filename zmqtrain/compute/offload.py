@@ -22,13 +22,15 @@ LONG_S = 0.02
 class Offload:
     """Runs one kind of work, one call at a time, in one thread or in place."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_place: bool = True) -> None:
+        """``in_place``: whether short work may run on the event loop."""
+        self._in_place = in_place
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last_s = float("inf")  # the first call runs in the thread
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what ``work`` returns, raise what it raises."""
-        if self._last_s < LONG_S:
+        if self._in_place and self._last_s < LONG_S:
             return self._timed(work)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, work)
 

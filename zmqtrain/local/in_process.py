@@ -66,10 +66,10 @@ def run(
     for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
         if type(count) is not int or count < 1:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
-    stop = _Stop()
+    stop = Stop()
     show = on_progress or ProgressLog()
     if workers == 1 and ps is None:
-        training = _run_alone(job, show, stop)
+        training = run_alone(job, show, stop)
     else:
         training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
     if not _has_running_loop():
@@ -86,28 +86,33 @@ def run(
                 stop()
 
 
-class _Stop:
-    """Ends a run from another thread; does nothing before the run has begun."""
+class Stop:
+    """Ends a run from another thread, as soon as it has begun."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[int], None]
+        self._code: ExitCode | None = None  # of a call before the run began
 
     def reach(self, stop: Callable[[int], None]) -> None:
         """Call ``stop`` with the exit code from now on, and at Ctrl-C."""
         self._loop, self._stop = asyncio.get_running_loop(), stop
+        if self._code is not None:
+            stop(int(self._code))
         # Only the main thread may set signal handlers.
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(NotImplementedError):
                 code = int(ExitCode.INTERRUPTED)
                 self._loop.add_signal_handler(signal.SIGINT, stop, code)
 
-    def __call__(self) -> None:
+    def __call__(self, code: ExitCode = ExitCode.INTERRUPTED) -> None:
+        self._code = code
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop, int(ExitCode.INTERRUPTED))
+            with contextlib.suppress(RuntimeError):  # the run has ended
+                self._loop.call_soon_threadsafe(self._stop, int(code))
 
 
-async def _run_alone(job: Job, on_progress: Progress, stop: _Stop) -> Summary:
+async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Summary:
     train, evaluation = await asyncio.to_thread(job.load_data)
     run = LocalRun(job, evaluation, on_progress)
     stop.reach(run.stop)
@@ -116,7 +121,7 @@ async def _run_alone(job: Job, on_progress: Progress, stop: _Stop) -> Summary:
 
 
 async def _run_cluster(
-    job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: _Stop
+    job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
 ) -> Summary:
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()

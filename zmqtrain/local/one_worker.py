@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, replace
@@ -39,9 +40,12 @@ from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.training.own_loop import LoopEndedError
 from zmqtrain.wire.messages import Saved, ShardFile, State, Status, TaskStatus
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
+
+log = logging.getLogger(__name__)
 
 
 class LocalRun:
@@ -85,6 +89,8 @@ class LocalRun:
         loading = asyncio.ensure_future(self._load_kernels(exchange.shard))
         try:
             await loop.run()
+        except LoopEndedError as error:
+            log.info("%s", error)
         finally:
             loop.close()
             loading.cancel()

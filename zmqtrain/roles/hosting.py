@@ -7,6 +7,7 @@ import contextlib
 import logging
 import resource
 import signal
+import threading
 from collections.abc import Callable, Sequence
 
 from zmqtrain.actors.task import JobActor
@@ -80,6 +81,8 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
 
 def ignore_signals() -> None:
     """Ignore signals during the exit: honcho sends them to all when the first process ends."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # the main thread has a script to end
     for number in signals.that_end():
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)

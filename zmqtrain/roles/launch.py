@@ -7,7 +7,7 @@ import contextlib
 import faulthandler
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, load_job
 from zmqtrain.observe.logs import setup_logging
+from zmqtrain.roles import script
 from zmqtrain.roles.hosting import (
     allow_descriptors,
     ignore_signals,
@@ -94,7 +95,11 @@ def _command(role: Role) -> click.Command:
         job = load_job(config.job).with_overrides(**values_of(Job, flags))
         if config.threads is not None:
             limit_threads(config.threads)
-        return run_process(config, job)
+        if role is Role.WORKER and job.own_loop:
+            overrides = values_of(Job, flags)
+            task = script.ScriptTask(job, overrides, partial(_serve, config))
+            return run_process(config, partial(script.run, task, config.job))
+        return run_process(config, lambda: uvloop.run(_serve(config, job)))
 
     return click.Command(
         str(role),
@@ -105,12 +110,12 @@ def _command(role: Role) -> click.Command:
     )
 
 
-def run_process(config: TaskConfig, job: Job) -> int:
+def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
     """Run a task until its end; log errors, return the exit code."""
     try:
         peers = len(config.ps) + (config.workers if config.role is Role.PS else 0)
         allow_descriptors(peers)
-        return uvloop.run(_serve(config, job))
+        return run()
     except ZmqTrainError as error:
         log.debug("ended by", exc_info=True)
         log.error("%s", error)
@@ -154,7 +159,7 @@ async def _leave_with_the_job(worker: Worker, config: TaskConfig, since: float) 
         await asyncio.sleep(CHECK_S)
 
 
-async def _serve(config: TaskConfig, job: Job) -> int:
+async def _serve(config: TaskConfig, job: Job, on_start: script.OnStart = stop_on_signals) -> int:
     """Run the task's actor, and the chief's too if this task hosts it."""
     actors: list[JobActor] = []
     if config.hosts_chief:
@@ -173,7 +178,7 @@ async def _serve(config: TaskConfig, job: Job) -> int:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
             _publish(actor.task, config, stack)
-        stop_on_signals(actors[0])
+        on_start(actors[0])
         if isinstance(actors[0], Chief):
             stack.enter_context(claimed(job.logdir))
         try:

@@ -24,6 +24,7 @@ from zmqtrain.models.base import Batch, Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
+from zmqtrain.training.own_loop import Meeting
 from zmqtrain.user_code import user_code
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class TrainingLoop:
         self._device = make_device(job.device, "--device")
         self._prefetcher = Prefetcher(dataset, BatchPlan(len(dataset), job.batch_size, job.seed))
         self._team = ThreadTeam(threads)
-        self._computing = Offload("compute")
+        # A loop of the user's own may take any time between two steps.
+        self._computing = Offload("compute", in_place=not isinstance(job.model, Meeting))
         self._batches: deque[int] = deque()  # that this worker has to compute
         self._runner: ModelRunner
         self._last_step: _Step | None = None  # finished, not yet counted

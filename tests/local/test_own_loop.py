@@ -1,0 +1,124 @@
+"""`zmqtrain.attach`: a loop of the user's own, alone in its process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import Arrays
+from zmqtrain.errors import ConfigError
+from zmqtrain.local.own_loop import Session
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import Adam
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+DATA = Arrays((X, X[:, :1]), (X, X[:, :1]))
+STEPS = 20
+
+
+class Regression(LinearRegression):
+    """A model as an adapter makes it: a step begins with memory and ends with a loss."""
+
+    @property
+    def module(self) -> Regression:
+        return self
+
+    def begin(self, parameters: Any, batch: Any, out: Any) -> Any:
+        return parameters, batch, out
+
+    def finish(self, loss: Any) -> float:
+        return float(loss)
+
+
+def job(**fields: Any) -> Job:
+    options = {"batch_size": 7, "steps": STEPS} | fields
+    return Job(model=Regression(3), data=DATA, optimizer=Adam(0.1), **options)
+
+
+def train(session: Session, until: Callable[[int], object] = lambda step: None) -> None:
+    for batch in session.batches():
+        until(session.steps)
+        session.step(session.module.loss_and_gradients(*batch))
+
+
+def test_own_loop_ends_with_the_same_bits_as_any_other() -> None:
+    with zmqtrain.attach(job()) as session:
+        train(session)
+    expected = zmqtrain.run(job())
+    assert session.steps == STEPS
+    assert session.summary is not None
+    assert session.summary.parameters_sha256 == expected.parameters_sha256
+    assert (session.summary.loss, session.summary.exit_code) == (expected.loss, 0)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, StopAsyncIteration])
+def test_loop_that_raises_saves_its_steps_and_goes_on_later(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    def fail(step: int) -> None:
+        if step == STEPS // 2:
+            raise error
+
+    with (
+        pytest.raises(error),
+        zmqtrain.attach(job(logdir=str(tmp_path))) as session,
+    ):
+        train(session, fail)
+    assert session.summary is not None
+    assert session.summary.global_step == STEPS // 2
+    with zmqtrain.attach(job(logdir=str(tmp_path))) as session:
+        train(session)
+    assert session.summary is not None
+    assert session.steps == STEPS - STEPS // 2
+    assert session.summary.parameters_sha256 == zmqtrain.run(job()).parameters_sha256
+
+
+@pytest.mark.parametrize("is_stepped", [True, False])
+def test_loop_may_be_left_early_and_counts_what_was_stepped(is_stepped: bool) -> None:
+    with zmqtrain.attach(job()) as session:
+        for batch in session.batches():
+            if is_stepped or session.steps < 4:
+                session.step(session.module.loss_and_gradients(*batch))
+            if (session.steps == 4 and is_stepped) or not session.steps < 4:
+                break
+    assert session.summary is not None
+    assert session.summary.global_step == session.steps == 4
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_batch_that_is_not_stepped_once_is_refused(times: int) -> None:
+    with pytest.raises(ConfigError), zmqtrain.attach(job()) as session:
+        for batch in session.batches():
+            loss = session.module.loss_and_gradients(*batch)
+            for _ in range(times):
+                session.step(loss)
+    assert session.summary is not None
+    assert session.summary.global_step == min(times, 1)
+
+
+def test_run_that_fails_says_so_in_its_summary() -> None:
+    with zmqtrain.attach(job(max_nonfinite=1)) as session:
+        for _ in session.batches():
+            session.step(math.nan)
+    assert session.summary is not None
+    assert session.summary.exit_code == 76
+
+
+def test_error_of_the_data_reaches_the_loop() -> None:
+    data = Arrays((X, X[:, :1]), (X, X[:, :1]))
+    broken = Job(model=Regression(3), data=data, optimizer=Adam(0.1), batch_size=1000)
+    with pytest.raises(ConfigError, match="batch_size"), zmqtrain.attach(broken) as session:
+        train(session)
+
+
+def test_model_without_an_adapter_is_refused() -> None:
+    model = LinearRegression(3)
+    with pytest.raises(ConfigError, match="adapter"):
+        zmqtrain.attach(Job(model=model, data=DATA, optimizer=Adam(0.1)))

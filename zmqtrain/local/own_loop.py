@@ -1,0 +1,132 @@
+"""`zmqtrain.attach(job)`: the user's own loop takes the place of a worker's.
+
+The worker runs in a thread of its own, so leases, heartbeats and the end of the run are as with any
+worker. In a task that was started as a worker it is that task's; elsewhere it trains alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import uvloop
+
+from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import Job, refuse_while_loading
+from zmqtrain.local.in_process import Stop, run_alone
+from zmqtrain.observe.summary import Summary
+from zmqtrain.roles import script, signals
+from zmqtrain.training.own_loop import LoopEndedError, Meeting
+
+
+def attach(job: Job) -> Session:
+    """Return a session that gives a training loop its batches, for a ``with`` statement.
+
+    Raises:
+        ConfigError: a job file is being loaded, or the job's model has no adapter.
+    """
+    refuse_while_loading()
+    task = script.current_task()
+    if task is not None:
+        job = task.attach(job)
+    meeting = Meeting(job.model)
+    return Session(job.model_copy(update={"model": meeting}), meeting, task)
+
+
+class Session:
+    """The batches of a job for one loop; each of them is stepped once.
+
+    ``module`` is what is trained. ``summary`` is there after a run without other tasks.
+    """
+
+    def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
+        self.module = meeting.module
+        self.summary: Summary | None = None
+        self.steps = 0
+        self._job, self._meeting, self._task = job, meeting, task
+        self._batch: int | None = None  # that has to be stepped
+        self._stop = Stop()
+        self._thread = threading.Thread(target=self._run, name="zmqtrain worker", daemon=True)
+        self._error: BaseException | None = None
+        self._exit_code = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Session:
+        if self._task is not None and threading.current_thread() is threading.main_thread():
+            for number in signals.that_end():
+                before = signal.signal(number, self._on_signal)
+                self._stack.callback(signal.signal, number, before)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: object, __: TracebackType | None
+    ) -> None:
+        with self._stack:
+            interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+            self._stop(ExitCode.INTERRUPTED if interrupted else ExitCode.ORPHANED)
+            self._meeting.end_loop()
+            self._thread.join()
+        if kind is None:
+            self._raise()
+
+    def batches(self) -> Iterator[Any]:
+        """Yield batches until the job needs no more gradients.
+
+        Raises:
+            ConfigError: the last batch was not stepped.
+            ZmqTrainError: the job cannot go on.
+            SystemExit: this task was stopped; the code says why.
+        """
+        while (lease := self._meeting.next()) is not None:
+            self._batch = lease.number
+            yield self._meeting.begin(lease.parameters, lease.batch, lease.out)
+            if self._batch is not None:
+                raise ConfigError(
+                    f"batch {self._batch} was not stepped; expected session.step(loss) once for "
+                    "each batch"
+                )
+        self._thread.join()
+        self._raise()
+
+    def step(self, loss: Any) -> None:
+        """Hand over the gradient of the last batch, after ``backward()``; ``loss`` is its mean.
+
+        Raises:
+            ConfigError: there is no batch to step, or a gradient cannot be taken.
+        """
+        if self._batch is None:
+            raise ConfigError("step() was called twice for a batch, or before the first one")
+        self._meeting.stepped(self._meeting.finish(loss))
+        self._batch = None
+        self.steps += 1
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Stop the worker; the loop ends at its next batch."""
+        interrupted = number == signal.SIGINT
+        self._stop(ExitCode.INTERRUPTED if interrupted else ExitCode.TERMINATED)
+
+    def _run(self) -> None:
+        try:
+            if self._task is not None:
+                serving = self._task.serve(self._job, lambda actor: self._stop.reach(actor.stop))
+                self._exit_code = uvloop.run(serving)
+            else:
+                self.summary = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._meeting.end_leases()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None and not isinstance(error, LoopEndedError):
+            raise error
+        if self._exit_code or error is not None:
+            raise SystemExit(int(self._exit_code or ExitCode.ORPHANED))

@@ -1,0 +1,77 @@
+"""A worker whose loop is the user's: it runs the job's file as a script, which attaches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zmqtrain.actors.task import JobActor
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.job import Job, run_as_script
+
+log = logging.getLogger(__name__)
+
+OnStart = Callable[[JobActor], None]
+"""Called in the task's event loop with the actor that the process stops for."""
+
+
+@dataclass
+class ScriptTask:
+    """The task that this process was started as, for the job of its script.
+
+    ``serve`` runs the task to its end and returns the exit code.
+    """
+
+    loaded: Job  # from the job's file, with the options of this task
+    overrides: Mapping[str, Any]
+    serve: Callable[[Job, OnStart], Coroutine[Any, Any, int]]
+    is_attached: bool = False
+
+    def attach(self, job: Job) -> Job:
+        """Return the script's job as this task trains it.
+
+        Raises:
+            ConfigError: the script has attached before.
+        """
+        if self.is_attached:
+            raise ConfigError(
+                "zmqtrain.attach was called twice in a worker; expected one call: a worker takes "
+                "part in one job"
+            )
+        self.is_attached = True
+        return job.with_overrides(**self.overrides).from_source_of(self.loaded)
+
+
+_task: ScriptTask | None = None
+
+
+def current_task() -> ScriptTask | None:
+    """Return the task whose script runs in this process, if there is one."""
+    return _task
+
+
+def run(task: ScriptTask, reference: str) -> int:
+    """Run the job's file as the script of a task; return the exit code.
+
+    Raises:
+        ConfigError: the script does not attach.
+    """
+    global _task
+    _task = task
+    try:
+        run_as_script(reference)
+    except ZmqTrainError:
+        raise
+    except Exception:
+        log.exception("the script %s failed", reference)
+        return ExitCode.CRASH
+    finally:
+        _task = None
+    if not task.is_attached:
+        raise ConfigError(
+            f"{reference} has a job with own_loop, but did not call zmqtrain.attach(job) when it "
+            'was run as a script; expected the call below if __name__ == "__main__":'
+        )
+    return 0

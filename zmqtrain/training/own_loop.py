@@ -1,0 +1,84 @@
+"""A training loop of the user's own: at each batch, the trainer meets the thread that runs it."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.models.base import Batch, Gradients, Parameters
+
+
+class LoopEndedError(ZmqTrainError):
+    """The user's loop has ended before the job; the batch that it held is not counted."""
+
+    exit_code = ExitCode.ORPHANED
+
+
+class Lease(NamedTuple):
+    """A batch, and the memory for its gradient; ``seed`` is that of the job."""
+
+    parameters: Parameters
+    batch: Batch
+    out: Gradients
+    seed: int
+    number: int
+
+
+class Meeting:
+    """A model whose gradients another thread computes; all else is the model's own.
+
+    The trainer's thread calls ``loss_and_gradients``, which waits for the other one.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """
+        Raises:
+            ConfigError: the model cannot be used in a loop of the user's own.
+        """
+        if not (hasattr(model, "begin") and hasattr(model, "finish")):
+            raise ConfigError(
+                f"{model!r} cannot be trained in a loop of your own; expected the model of an "
+                "adapter, such as zmqtrain.adapters.torch.TorchModel; or use zmqtrain.run"
+            )
+        self._model = model
+        self._seed = 0, 0
+        self._leases: SimpleQueue[Lease | None] = SimpleQueue()
+        self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
+
+    def __repr__(self) -> str:
+        return repr(self._model)  # all tasks have the same fingerprint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def seed_batch(self, seed: int, batch: int) -> None:
+        self._seed = seed, batch
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        # A plain dict: the loop may call backward() several times, so gradients are complete only
+        # at its step.
+        self._leases.put(Lease(parameters, batch, dict(out), *self._seed))
+        loss = self._losses.get()
+        if isinstance(loss, LoopEndedError):
+            raise loss
+        return loss
+
+    def next(self) -> Lease | None:
+        """Wait for the next batch of the trainer; None if there will be no more."""
+        lease = self._leases.get()
+        if lease is not None and hasattr(self._model, "seed_batch"):
+            self._model.seed_batch(lease.seed, lease.number)
+        return lease
+
+    def stepped(self, loss: float) -> None:
+        """End the step of the last batch: its gradient is in its memory."""
+        self._losses.put(loss)
+
+    def end_leases(self) -> None:
+        """The trainer has ended."""
+        self._leases.put(None)
+
+    def end_loop(self) -> None:
+        """The user's loop has ended: the trainer gets no more gradients."""
+        self._losses.put(LoopEndedError("the training loop has ended before the job"))
