@@ -67,7 +67,7 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
 
 def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
     steps: dict[str, Callable[[], object]] = {
-        "numba": _our_step(Update(RULES[rule]), size),
+        "compiled": _our_step(Update(RULES[rule]), size),
         "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
         "numpy": _our_step(Update(RULES[rule], fused=False), size),
     }

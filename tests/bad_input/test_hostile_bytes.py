@@ -305,10 +305,8 @@ async def test_hostile_messages_are_refused_and_the_worker_trains_on(
 
 
 @pytest.fixture
-def traced(make_job: MakeJob) -> Iterator[None]:
+def traced() -> Iterator[None]:
     """What is allocated is counted, and nothing is logged: pytest keeps what is."""
-    # A compiler that works meanwhile would allocate more than what is looked for.
-    make_job(steps=1).update().warm_up(np.empty(0, np.float32), guarded=True)
     logging.disable()
     tracemalloc.start()
     yield

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from zmqtrain.compute import offload as offload_module
-from zmqtrain.compute.offload import LONG_S, DaemonExecutor, Offload
+from zmqtrain.compute.offload import LONG_S, Offload
 
 Within = Callable[[Any], Any]
 SHORT_S = LONG_S / 2
@@ -104,32 +102,3 @@ async def test_close_waits_for_the_thread(offload: Offload, chunk: Callable[[flo
     await chunk(SHORT_S)
     offload.close()
     assert not any(thread.name.startswith("compute") for thread in threading.enumerate())
-
-
-async def test_daemon_gives_results_and_errors() -> None:
-    loop, executor = asyncio.get_running_loop(), DaemonExecutor()
-    assert await loop.run_in_executor(executor, int, "7") == 7
-    with pytest.raises(ValueError, match="seven"):
-        await loop.run_in_executor(executor, int, "seven")
-
-
-def test_end_of_the_process_does_not_wait_for_a_daemon() -> None:
-    """Nor does the cancelled wait for it say anything."""
-    program = """
-import asyncio, threading
-from zmqtrain.compute.offload import LONG_S, DaemonExecutor, Offload
-async def main():
-    begun = threading.Event()
-    def work():
-        begun.set()
-        threading.Event().wait()
-    loop = asyncio.get_running_loop()
-    waiting = asyncio.ensure_future(loop.run_in_executor(DaemonExecutor(), work))
-    await asyncio.to_thread(begun.wait)
-    waiting.cancel()
-asyncio.run(main())
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program], check=True, timeout=60, capture_output=True
-    )
-    assert (ended.stdout, ended.stderr) == (b"", b"")

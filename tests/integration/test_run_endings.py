@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Any
@@ -82,16 +81,3 @@ def test_second_run_on_a_logdir_is_refused(stage: Any) -> None:
     assert f"of a job that runs already (process {run.pid} on " in second.log
     run.signal(signal.SIGTERM)
     assert run.exit_code() == ExitCode.TERMINATED, str(run)
-
-
-def test_ps_ends_although_its_kernels_are_not_compiled_yet(stage: Any) -> None:
-    """Its import of Numba never ends."""
-    fifo, begun = stage.directory / "fifo", stage.directory / "begun"
-    os.mkfifo(fifo)
-    (stage.directory / "numba.py").write_text(f"open({str(begun)!r}, 'w'); open({str(fifo)!r})")
-    cluster = stage.cluster(stage.job(steps=20))
-    path = os.pathsep.join([str(stage.directory), os.environ.get("PYTHONPATH", "")])
-    ps = stage.start("ps", *cluster.command("ps"), env={"PYTHONPATH": path})
-    others = [cluster.start("chief"), cluster.start("worker")]
-    assert [task.exit_code() for task in (ps, *others)] == [0, 0, 0], stage.report
-    assert begun.exists()

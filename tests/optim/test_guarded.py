@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import mmap
+import os
+import resource
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.kills import dying_at
 from zmqtrain.optim import (
     LAMB,
     SGD,
@@ -19,12 +29,11 @@ from zmqtrain.optim import (
     Update,
     new_slots,
 )
-from zmqtrain.optim.kernels import cpu, loops
 from zmqtrain.optim.pipeline import factors_of
-from zmqtrain.optim.redo import DONE, KERNEL_BLOCK, READY, Redo
+from zmqtrain.optim.redo import KERNEL_BLOCK, Redo
 
 COPY = 3 * KERNEL_BLOCK
-LOOPS = (loops.__file__,)
+NOTHING = 0  # PROT_NONE, for mprotect
 
 UPDATES = [
     Update(SGD(0.1)),
@@ -47,12 +56,15 @@ every_update = pytest.mark.parametrize("update", UPDATES, ids=lambda update: rep
 class Memory:
     """Parameters, slots and a gradient of their own for every worker; copies beside them."""
 
-    def __init__(self, update: Update, size: int, copy: int = COPY) -> None:
-        self.parameters = normal(size, 99)
-        self.slots = new_slots(update, self.parameters)
+    def __init__(
+        self, update: Update, size: int, copy: int = COPY, make: Callable[..., Any] = np.array
+    ) -> None:
+        """``make``: returns a copy of an array."""
+        self.parameters: Flat = make(normal(size, 99))
+        self.slots = {n: make(slot) for n, slot in new_slots(update, self.parameters).items()}
         arrays = [self.parameters, *self.slots.values()]
-        copies = [np.full(copy, np.nan, np.float32) for _ in arrays]
-        self.redo = Redo(arrays, copies, np.zeros(2, np.int64))
+        copies = [make(np.full(copy, np.nan, np.float32)) for _ in arrays]
+        self.redo = Redo(arrays, copies, make(np.zeros(2, np.int64)))
 
     @property
     def bits(self) -> list[bytes]:
@@ -111,26 +123,48 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
     assert memory.bits == whole.bits
 
 
-def test_loop_killed_at_any_line_leaves_what_can_be_finished(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("allowed", [NOTHING, mmap.PROT_READ], ids=["read", "written"])
+@pytest.mark.parametrize("which", ["gradient", "arrays", "copies"])
+def test_compiled_loop_killed_at_any_page_leaves_what_can_be_finished(
+    which: str, allowed: int
 ) -> None:
-    """The loop as Python runs it; that compiled code keeps its order, test_parts.py shows."""
-    monkeypatch.setattr(loops, "KERNEL_BLOCK", 2)
-    monkeypatch.setattr(cpu, "KERNEL_BLOCK", 2)
-    update = Update(Momentum(0.1), moving_average=0.9)
-    whole, gradient = Memory(update, 5), normal(5, 1)
+    """It is killed as it first reads, or first writes, some page of some array."""
+    update, size = Update(Momentum(0.1), moving_average=0.9), 2 * KERNEL_BLOCK + 77
+    whole, gradient = Memory(update, size), normal(size, 1)
     update.bind(whole.parameters, whole.slots).apply_mean([gradient], 1, 0)
-    monkeypatch.setattr(cpu, "_loaded", lambda formula, *_: loops.loop_of(formula))
-    line, found = 0, set()
-    while True:
-        memory = Memory(update, 5, copy=2)
+    length = KERNEL_BLOCK if which == "copies" else size
+    found = set()
+    for place, page in product(range(3), range(-(-4 * length // mmap.PAGESIZE))):
+        memory, given = Memory(update, size, KERNEL_BLOCK, shared), shared(gradient)
+        arrays = {"gradient": [given] * 3, "arrays": memory.redo.arrays}
+        array = arrays.get(which, memory.redo.copies)[place]
         bound = update.bind(memory.parameters, memory.slots, memory.redo)
-        if not dying_at(line, lambda bound=bound: bound.apply_mean([gradient], 1, 0), LOOPS):  # type: ignore[misc]
-            break
-        progress = memory.redo.progress
-        found.add((int(progress[DONE]), int(progress[READY])))
+        is_killed = child_is_killed(array, page, allowed, partial(bound.apply_mean, [given], 1, 0))
+        assert is_killed is (which != "gradient" or allowed == NOTHING)
+        found.add(tuple(memory.redo.progress.tolist()))
         memory.redo.resume()
         bound.apply_mean([gradient], 1, 0)
-        assert memory.bits == whole.bits, f"killed at line {line}"
-        line += 1
-    assert found == {(0, 0), (0, 2), (2, 2), (2, 4), (4, 4), (4, 5), (5, 5)}
+        assert memory.bits == whole.bits, f"killed at page {page} of array {place}"
+    ends = (0, KERNEL_BLOCK, 2 * KERNEL_BLOCK, size)
+    if (which, allowed) == ("arrays", mmap.PROT_READ):  # killed as it copies what is ready
+        assert found == {*pairwise(ends)}
+
+
+def shared(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy in pages of its own, which a child process writes to as well."""
+    copy = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype)
+    copy[:] = array
+    return copy
+
+
+def child_is_killed(array: Flat, page: int, allowed: int, work: Callable[[], None]) -> bool:
+    """Do ``work`` in a child process, which dies when it does what is not allowed to this page."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        address = ctypes.c_void_p(array.ctypes.data + page * mmap.PAGESIZE)
+        ctypes.CDLL(None).mprotect(address, mmap.PAGESIZE, allowed)
+        work()
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import platform
 import re
-import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +40,7 @@ from zmqtrain.optim import (
 from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.optim.kernels import cpu
 from zmqtrain.optim.kernels.base import warn
+from zmqtrain.optim.kernels.loop import target_machine
 from zmqtrain.optim.redo import Redo
 
 # One row with a moving average for each rule: the kernel compiles once more for it.
@@ -154,7 +152,7 @@ def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
 
 
 @every_elementwise_update
-@settings(deadline=None, max_examples=30)  # the first example may compile
+@settings(deadline=None, max_examples=30)  # the first example compiles
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_kernel_block_by_block_equals_the_whole(update: Update, cuts: list[int]) -> None:
     whole, cut = Run(update, 200).step(0), Run(update, 200)
@@ -261,129 +259,50 @@ def test_update_by_mean_is_the_update_by_the_sum_in_order_over_the_count(
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """As in a new process whose user has compiled nothing; return where kernels are kept."""
-    caches = tmp_path / "caches"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
-    forget_kernels()
-    yield caches
-    monkeypatch.undo()
-    forget_kernels()
-
-
-def forget_kernels() -> None:
-    for cached in (warn, cpu._loaded, cpu.cache_directory):
+def anew() -> Iterator[None]:
+    """As in a new process, in which nothing is compiled."""
+    for cached in (warn, cpu._loaded):
+        cached.cache_clear()
+    yield
+    for cached in (warn, cpu._loaded):
         cached.cache_clear()
 
 
-def kept(caches: Path) -> list[Path]:
-    """Return the files with compiled code."""
-    return sorted(caches.glob("zmqtrain/kernels-*/*/**/*.nbc"))
+class Inverted(SGD):
+    """A rule of a third party, with an operation that has no counterpart in a kernel."""
+
+    formula = staticmethod(lambda w, g, rate: (w - rate * np.arctan(g),))
 
 
-def hits() -> int:
-    """Return how many kernels came from Numba's cache, of one that is needed."""
-    code = kernel_of(Update(SGD(0.1))).code  # type: ignore[attr-defined]
-    return sum(code.stats.cache_hits.values())
-
-
-def test_kernel_is_compiled_once_for_all_processes(anew: Path) -> None:
-    assert hits() == 0
-    assert len(kept(anew)) == 1
-    forget_kernels()
-    assert hits() == 1
-
-
-def compile_elsewhere(caches: str) -> int:
-    import os
-
-    os.environ["XDG_CACHE_HOME"] = caches
-    return hits()
-
-
-def test_processes_that_start_together_compile_once(anew: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(2) as processes:
-        found = processes.map(compile_elsewhere, [str(anew)] * 2, chunksize=1)
-    assert sorted(found) in ([0, 1], [0, 0])  # one process may have done both
-    assert len(kept(anew)) == 1
-    assert hits() == 1
-
-
-@pytest.mark.parametrize("damage", [b"", b"no code"], ids=["empty", "other"])
-@pytest.mark.parametrize("which", ["*.nbi", "*.nbc"])
-def test_damaged_cache_is_thrown_away_and_made_anew(
-    which: str, damage: bytes, anew: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hits()
-    (file,) = anew.glob(f"zmqtrain/kernels-*/*/**/{which}")
-    file.write_bytes(damage)
-    forget_kernels()
-    assert hits() == 0
-    assert not caplog.records
-    for hit in (0, 1):
-        forget_kernels()
-        assert hits() == hit
-
-
-def test_code_of_other_sources_is_not_taken(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hits()
-    (file,) = kept(anew)
-    copy = anew / "zmqtrain"
-    forget_kernels()
-    optim = shutil.copytree(Path(cpu.__file__).parents[1], copy / "optim")
-    (optim / "rules.py").write_text("# another formula")
-    monkeypatch.setattr(cpu, "__file__", str(optim / "kernels" / "cpu.py"))
-    assert hits() == 0
-    assert len(kept(anew)) == 2
-    assert file.exists()
-
-
-@pytest.mark.parametrize("trouble", ["no directory", "open to others"])
-def test_where_nothing_can_be_kept_kernels_are_compiled_all_the_same(
-    trouble: str, anew: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hits()
-    (file,) = kept(anew)
-    if trouble == "no directory":
-        shutil.rmtree(anew)
-        anew.touch()
-    else:
-        file.parents[1].chmod(0o777)
-    forget_kernels()
-    assert hits() == 0
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("trouble", ["no Numba", "a rule that it cannot compile"])
+@pytest.mark.parametrize("trouble", ["no LLVM", "a formula that it cannot compile"])
+@pytest.mark.usefixtures("anew")
 def test_without_kernels_updates_are_the_same_and_one_warning_says_why(
-    trouble: str, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trouble: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reference = Run(unfused(Update(Adam())), 100).step(0)
-    if trouble == "no Numba":
+    update = Update(Inverted() if "formula" in trouble else Adam())
+    if trouble == "no LLVM":
         monkeypatch.setitem(sys.modules, "zmqtrain.optim.kernels.cpu", None)
         monkeypatch.delattr(kernels, "cpu")
-    else:
-        monkeypatch.setattr(cpu, "loop_of", lambda formula: lambda *arguments: formula())
-    plain = Run(Update(Adam()), 100)
-    for _ in range(2):
-        plain.update.warm_up(plain.parameters)
-    assert plain.step(0).memory == reference.memory
+    plain, reference = Run(update, 100), Run(unfused(update), 100)
+    for step in range(2):
+        assert plain.step(step).memory == reference.step(step).memory
     (message,) = caplog.messages
     assert "falling back to NumPy" in message
 
 
 @pytest.mark.parametrize("update", [*UPDATES, *LAYERED], ids=named)
-def test_loop_is_compiled_to_vector_instructions(update: Update, anew: Path) -> None:
+def test_loop_is_compiled_to_vector_instructions(update: Update) -> None:
     """A loop that is not is many times slower, and as right."""
     guarded = update.moving_average is not None  # so that the fullest loops are looked at
     run = Run(update, 10)
     arrays = [run.parameters, *run.slots.values()]
     redo = Redo(arrays, [array.copy() for array in arrays], np.zeros(2, np.int64))
-    code = update.bind(run.parameters, run.slots, redo if guarded else None)._kernel.code  # type: ignore[attr-defined]
-    (ir,) = code.inspect_llvm().values()
+    kernel = update.bind(run.parameters, run.slots, redo if guarded else None)._kernel
+    module = kernel.loop.module  # type: ignore[attr-defined]
+    ir = str(module)
     assert (ir.count("fence release") >= 4) is guarded  # around both words of progress
     if platform.machine() == "x86_64":
-        (instructions,) = code.inspect_asm().values()
+        instructions = target_machine().emit_assembly(module)
         assert re.search(r"\bv?(add|sub|mul)ps\b", instructions)
         assert not re.search(r"\bv?fn?m(add|sub)", instructions)  # it would round once, not twice
         assert not re.search(r"\bsqrtf\b", instructions)
@@ -391,22 +310,15 @@ def test_loop_is_compiled_to_vector_instructions(update: Update, anew: Path) -> 
 
 
 @every_update
-def test_after_warming_up_no_update_compiles(update: Update) -> None:
+def test_a_loop_is_compiled_once_for_all_memory_and_steps(update: Update) -> None:
+    kernel_of(update)
+    compiled = cpu._loaded.cache_info().misses
     run = Run(update, 100)
-    update.warm_up(run.parameters)
     bound = update.bind(run.parameters, run.slots)
-    code = bound._kernel.code  # type: ignore[attr-defined]
     for step in range(2):
         bound.apply_mean([run.gradient(0)] * 3, 3, step)
         bound.apply_mean([np.frombuffer(run.gradient(0).tobytes(), np.float32)], 1, step)
-    assert len(code.signatures) == 1
-
-
-def test_no_kernel_is_loaded_before_it_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_compiled", None)
-    run = Run(Update(SGD(), fused=False), 10)
-    bound = run.update.bind(run.parameters, run.slots)
-    bound.apply_mean([run.gradient(0)] * 3, 3, 0)
+    assert cpu._loaded.cache_info().misses == compiled
 
 
 def test_kernel_keeps_the_arrays_that_it_writes_to() -> None:

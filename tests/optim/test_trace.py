@@ -12,40 +12,40 @@ import pytest
 
 from tests.optim.test_kernels import LAYERED, UPDATES, Run, named, unfused
 from zmqtrain.optim import Ftrl, LayerRule, Update
-from zmqtrain.optim.kernels.trace import Source, trace
+from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
 
 COMPILER = shutil.which("cc")
 
 
-def trace_of(update: Update) -> tuple[Source, tuple[np.float32, ...]]:
-    """Return the source of an update's first step, and the numbers that it reads, in its order."""
+def trace_of(update: Update) -> tuple[Trace, tuple[np.float32, ...]]:
+    """Return the trace of an update's first step, and the numbers that it reads, in its order."""
     rule = update.rule
     run = Run(update, 1)
     arrays = (*rule.arrays(run.parameters, run.slots), run.slots.get("average"))  # type: ignore[attr-defined]
     numbers = rule.hyperparameters(0)  # type: ignore[attr-defined]
     is_layered, has_l2 = isinstance(rule, LayerRule), bool(update.l2)
-    source = trace(
+    noted = trace(
         rule.formula,  # type: ignore[attr-defined]
         [array is not None for array in arrays],
-        numbers,
+        [number if isinstance(number, bool) else None for number in numbers],
         factor=is_layered,
         l2=has_l2,
     )
     options = [np.float32(1)] * is_layered + [np.float32(1)] + [np.float32(update.l2)] * has_l2
     share = update.share(1)
     options += [] if share is None else [share]
-    return source, (*(n for n in numbers if not isinstance(n, bool)), *options)
+    return noted, (*(n for n in numbers if not isinstance(n, bool)), *options)
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 @pytest.mark.parametrize("update", UPDATES, ids=named)
 def test_source_gives_the_bits_of_the_formula(update: Update, tmp_path: Path) -> None:
-    source, numbers = trace_of(update)
-    body = "\n".join(source.lines)
-    define = "".join(f"#define {name} {name}_[i]\n" for name in source.arrays)
+    noted, numbers = trace_of(update)
+    body = "\n".join(lines_of(noted))
+    define = "".join(f"#define {name} {name}_[i]\n" for name in noted.arrays)
     declared = ", ".join(
-        [*(f"float *{name}_" for name in source.arrays), "const float *g_", "int size"]
-        + [f"float {name}" for name in source.numbers]
+        [*(f"float *{name}_" for name in noted.arrays), "const float *g_", "int size"]
+        + [f"float {name}" for name in noted.numbers]
     )
     (tmp_path / "update.c").write_text(
         f"#include <math.h>\n{define}void update({declared}) {{\n"
@@ -73,9 +73,9 @@ def test_source_gives_the_bits_of_the_formula(update: Update, tmp_path: Path) ->
     "update", [*LAYERED, Update(Ftrl(0.1, learning_rate_power=-0.3))], ids=named
 )
 def test_source_reads_every_number_and_writes_every_array_once(update: Update) -> None:
-    source, numbers = trace_of(update)
-    text = "\n".join(source.lines)
-    assert len(source.numbers) == len(numbers)
-    for name in source.arrays:
-        assert sum(line.startswith(f"{name} = ") for line in source.lines) == 1
+    noted, numbers = trace_of(update)
+    text = "\n".join(lines_of(noted))
+    assert len(noted.numbers) == len(numbers)
+    for name in noted.arrays:
+        assert sum(line.startswith(f"{name} = ") for line in lines_of(noted)) == 1
     assert "factor" in text or not isinstance(update.rule, LayerRule)

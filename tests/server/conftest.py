@@ -10,7 +10,7 @@ import pytest
 
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.membership import Peer, PeerTable
-from zmqtrain.optim import SGD, Update
+from zmqtrain.optim import SGD, Rule, Update
 from zmqtrain.server.state import PendingPush, ShardState
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.marks import Marks
@@ -21,10 +21,10 @@ from zmqtrain.store.shard import Shard, segment_layout
 SIZE = 8
 
 
-def make_state(index: int = 0) -> ShardState:
+def make_state(index: int = 0, rule: Rule | None = None) -> ShardState:
     """Return shard ``index`` of two, of a job that has begun: all its parameters are 0."""
     layout = place([Variable("w", (2 * SIZE,))], 2, partition_nbytes=4 * SIZE)[index]
-    update = Update(SGD(1.0), fused=False)
+    update = Update(rule or SGD(1.0), fused=False)
     segment = Segment.private(segment_layout(layout, update))
     state = ShardState(Task(Role.PS, index), Shard(layout, update, segment), Marks(segment))
     state.shard.initialize(np.zeros(layout.size, np.float32))

@@ -13,7 +13,7 @@ from tests.asking import Asked
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim import SGD, Update
+from zmqtrain.optim import SGD
 from zmqtrain.server.executor import Applied, Executor, ReleasedUndecided, UpdateRefused
 from zmqtrain.server.state import PendingPull, ShardState
 from zmqtrain.wire.messages import Order, Release
@@ -113,10 +113,10 @@ async def test_release_of_another_life_or_request_changes_nothing(
     assert (state.pending, peer.released, state.orders) == ({0: pending}, -1, 1)
 
 
+@pytest.mark.parametrize("state", [make_state(rule=SGD(NoRate()))], ids=["no rate"])
 async def test_update_that_the_rule_refuses_drops_its_push(
     state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
 ) -> None:
-    state.shard.bind(Update(SGD(NoRate()), fused=False))
     add_worker(peers)
     pending = add_push(state, 1)
     executor.carry_out([(1, Order("apply", (0,)))])

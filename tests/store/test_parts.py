@@ -83,13 +83,10 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
         return InPlace(segment), parts_of(segment)
 
     def parts_of(segment: Segment) -> list[Part]:
-        parts = [
-            Part(InPlace(segment), where, segment.redo(number), [(slice(0, size), 0)])
+        return [
+            Part(InPlace(segment), where, segment.redo(number), [(slice(0, size), 0)], update)
             for number, where in enumerate(segment.layout.parts)
         ]
-        for part in parts:
-            part.bind(update)
-        return parts
 
     def dies(part: Part, line: int) -> bool:
         return dying_at(line, lambda: part.update([gradient], 1, 0, None), [redo.__file__])

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from threading import Thread
-from typing import ParamSpec, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 LONG_S = 0.02
 
@@ -43,26 +41,3 @@ class Offload:
             return work()
         finally:
             self._last_s = time.perf_counter() - started
-
-
-class DaemonExecutor(Executor):
-    """Runs each call in a daemon thread of its own."""
-
-    def submit(
-        self,
-        fn: Callable[Arguments, Result],
-        /,
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Future[Result]:
-        future: Future[Result] = Future()
-        future.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        Thread(target=run, daemon=True).start()
-        return future

@@ -11,8 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, replace
-from functools import partial
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
-from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
@@ -86,14 +84,12 @@ class LocalRun:
             raise KeyboardInterrupt
         self._exchange = exchange
         loop = TrainingLoop(self._job, dataset, exchange, Metrics(Role.WORKER))
-        loading = asyncio.ensure_future(self._load_kernels(exchange.shard))
         try:
             await loop.run()
         except LoopEndedError as error:
             log.info("%s", error)
         finally:
             loop.close()
-            loading.cancel()
         return await self._end()
 
     @property
@@ -127,7 +123,7 @@ class LocalRun:
         update = self._job.update()
         if self._job.ps_device == "gpu":
             return Shard(self._layout, update, device=make_device("gpu", "--ps-device"))
-        return Shard(self._layout, replace(update, fused=False), threads=None)
+        return Shard(self._layout, update, threads=None)
 
     async def _between_steps(self) -> None:
         """Evaluate, show progress and save when due, while no step is under way."""
@@ -172,15 +168,6 @@ class LocalRun:
         values = empty_values(self._job.variables())
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
         return values
-
-    async def _load_kernels(self, shard: Shard) -> None:
-        """Load compiled kernels; until then NumPy gives the same results, more slowly."""
-        update = self._job.update()
-        if shard.rule.fused:  # on a GPU
-            return
-        load = partial(update.warm_up, np.empty(0, np.float32), guarded=shard.safe)
-        await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
-        shard.bind(update)  # not during a step, which runs on the loop
 
     def _status(self) -> Status:
         exchange, job = self._running, self._job

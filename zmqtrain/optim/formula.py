@@ -1,7 +1,8 @@
 """Rules that are one formula for every element, and how NumPy runs it: the reference.
 
-Numba compiles the same formula into one pass over memory, and a GPU's kernel is traced from it
-(kernels/). Both give NumPy's bits, for they do the same IEEE float32 operations in the same order.
+The formula is traced as well (kernels/): what it does to one element becomes a loop, which LLVM
+compiles for the CPU, or a GPU's kernel. Both give NumPy's bits, for they do the same IEEE float32
+operations in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]
-"""Hyperparameters of one update, followed by switches."""
+"""Hyperparameters of one update, followed by switches, which are the same for every update."""
 
 Formula: TypeAlias = Callable[..., tuple[Any, ...]]
 
@@ -30,10 +31,9 @@ class FormulaRule(ABC):
 
     ``formula(w, g, *slots, *numbers)`` takes a parameter, its gradient, the slots of
     ``formula_slots`` and the numbers of ``hyperparameters(step)``; it returns the new parameter and
-    the new slots, in a tuple. NumPy calls it with arrays, Numba compiles it for numbers, and for a
-    GPU it is traced. It may use operators, NumPy's sqrt, sign, abs, maximum and power, and
-    ``approach``. It may branch on switches and on slots that are None, never on values. Its
-    constants are np.float32.
+    the new slots, in a tuple. NumPy calls it with arrays, and a tracer with symbols. It may use
+    operators, NumPy's sqrt, sign, abs, maximum and power, and ``approach``. It may branch on
+    switches and on slots that are None, never on values. Its constants are np.float32.
     """
 
     __slots__ = ()
@@ -150,15 +150,10 @@ def element(
     g = g * scale
     if l2 is not None:
         g = g + l2 * w
-    new = formula(*((w, g) + slots + numbers))  # noqa: RUF005 - as Numba reads it
+    first, *others = formula(w, g, *slots, *numbers)
     if factor is not None:
-        new = (w - factor * new[0],) + new[1:]  # noqa: RUF005
-    return new + (moved(average, new[0], share),)  # noqa: RUF005
-
-
-def moved(average: Any, target: Any, share: Any) -> Any:
-    """Return the average after an update; None stays None."""
-    return None if average is None else approach(average, target, share)
+        first = w - factor * first
+    return first, *others, None if average is None else approach(average, first, share)
 
 
 def approach(average: Any, target: Any, share: Any) -> Any:

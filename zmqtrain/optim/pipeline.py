@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -100,15 +99,6 @@ class Update:
         cover the memory, in order; None: all is one variable.
         """
         return BoundUpdate(self, parameters, slots, redo, pieces)
-
-    def warm_up(self, parameters: Flat, *, guarded: bool = False) -> None:
-        """Load or compile the kernel for updates of this memory; compiling takes seconds."""
-        memory = parameters[:0]
-        slots = new_slots(self, memory)
-        arrays = [memory, *slots.values()]
-        redo = Redo(arrays, arrays, np.zeros(2, np.int64)) if guarded else None
-        with contextlib.suppress(ConfigError):  # the update itself raises it again
-            self.bind(memory, slots, redo).apply_mean([memory], 1, 0)
 
     def share(self, updates: int) -> np.float32 | None:
         """Return 1 - d of the average after this many updates."""

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.task import JobActor
-from zmqtrain.compute.offload import DaemonExecutor
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
@@ -28,7 +25,6 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.job import Job
-from zmqtrain.optim import Update
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
@@ -53,7 +49,7 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.shard import Shard, segment_layout
+from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.base import HIGH_WATER_MARK, Transport
 from zmqtrain.wire import chunks
 from zmqtrain.wire.codec import Sender
@@ -131,20 +127,11 @@ class ParameterServer(JobActor):
             recover(self.state, self.peers)
             self._decider.recover()
             self.metrics.role_state.set("training")
-        if not shard.rule.fused:
-            self.spawn(self._compile(shard, update))
         self.spawn(self._watch())
         await self.stopping.wait()
         if self._admin is not None:
             self._admin.ended(self._shutdown.reason if self._shutdown else f"{self.task} ends")
         return await self._farewell()
-
-    async def _compile(self, shard: Shard, update: Update) -> None:
-        """Switch to compiled kernels. Until they are loaded, NumPy computes the same, slower."""
-        load = partial(update.warm_up, np.empty(0, np.float32), guarded=shard.safe)
-        await asyncio.get_running_loop().run_in_executor(DaemonExecutor(), load)
-        if self._executor is not None:
-            self._executor.after_orders(partial(shard.bind, update))
 
     async def _watch(self) -> None:
         """End leases; give up if no chief comes."""

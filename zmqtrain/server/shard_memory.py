@@ -10,7 +10,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -70,7 +69,7 @@ def open_segment(
 def make_shard(
     layout: ShardLayout, segment: Segment, job: Job, *, safe: bool, threads: int | None
 ) -> Shard:
-    """Return the shard in a segment, updated by NumPy for now or by a GPU.
+    """Return the shard in a segment, updated by the CPU or by a GPU.
 
     Raises:
         ConfigError: there is no GPU.
@@ -79,7 +78,7 @@ def make_shard(
     if job.ps_device == "gpu":
         return Shard(layout, update, segment, device=make_device("gpu", "--ps-device"))
     safe = safe and segment.path is not None
-    return Shard(layout, replace(update, fused=False), segment, safe=safe, threads=threads)
+    return Shard(layout, update, segment, safe=safe, threads=threads)
 
 
 def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:

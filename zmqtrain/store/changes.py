@@ -81,19 +81,13 @@ class Changes:
         for piece, variable in pieces:
             self._sizes[variable] += piece.stop - piece.start
         self._memory = memory
+        self._update = update
         self._safe = safe
         self._team = ThreadTeam(threads)
         self._parts = [
-            Part(memory, where, segment.redo(number) if safe else None, pieces)
+            Part(memory, where, segment.redo(number) if safe else None, pieces, update)
             for number, where in enumerate(memory.parts)
         ]
-        self.bind(update)
-
-    def bind(self, update: Update) -> None:
-        """Use this update from now on; it computes the same, at another speed."""
-        self._update = update
-        for part in self._parts:
-            part.bind(update)
 
     def make(self, change: Change) -> None:
         """Make one change.

@@ -32,21 +32,18 @@ class Part:
         where: slice,
         redo: tuple[list[Flat], NDArray[np.int64]] | None,
         pieces: Pieces,
+        update: Update,
     ) -> None:
         self._where = where
-        self._pieces = list(_within(where, pieces))
-        self._parameters, self._sum = memory.parameters[where], memory.sum[where]
-        self._slots = {name: slot[where] for name, slot in memory.slots.items()}
+        parameters, self._sum = memory.parameters[where], memory.sum[where]
+        slots = {name: slot[where] for name, slot in memory.slots.items()}
         self._redo: Redo | None = None
         self._redo_sum: Redo | None = None
         if redo is not None:
             copies, progress = redo
-            self._redo = Redo([self._parameters, *self._slots.values()], copies, progress)
+            self._redo = Redo([parameters, *slots.values()], copies, progress)
             self._redo_sum = Redo([self._sum], copies[:1], progress)
-
-    def bind(self, update: Update) -> None:
-        """Use this update from now on."""
-        self._update = update.bind(self._parameters, self._slots, self._redo, self._pieces)
+        self._update = update.bind(parameters, slots, self._redo, list(_within(where, pieces)))
 
     def begin(self) -> None:
         """Nothing of a new change is done."""

@@ -92,10 +92,6 @@ class Shard:
         self._changes.forget()
         self._staged.clear()
 
-    def bind(self, update: Update) -> None:
-        """Use this update from now on; it computes the same. The shard is idle."""
-        self._changes.bind(update)
-
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
         return self._changes.repair()

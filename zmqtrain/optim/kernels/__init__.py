@@ -1,4 +1,4 @@
-"""Kernels of updates: in NumPy, compiled by Numba for the CPU, or on a GPU.
+"""Kernels of updates: in NumPy, compiled by LLVM for the CPU, or on a GPU.
 
 All three run the formula of the rule (formula.py) and give the same bits. A rule with its own
 ``update`` method runs unchanged.
@@ -38,7 +38,7 @@ def _compiled(memory: Memory) -> Kernel | None:
         return None
     try:
         from zmqtrain.optim.kernels import cpu
-    except Exception as error:  # a broken Numba may raise anything
+    except Exception as error:  # a broken LLVM may raise anything
         warn(repr(error))
         return None
     return cpu.bind(memory)

@@ -15,7 +15,7 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.formula import at
 from zmqtrain.optim.kernels.base import Memory
-from zmqtrain.optim.kernels.trace import Source, trace
+from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
 
 
 class GpuKernel:
@@ -39,8 +39,9 @@ class GpuKernel:
         numbers = rule.hyperparameters(step)
         if self._code is None:
             are_there = [array is not None for array in self._arrays]
+            switches = [number if isinstance(number, bool) else None for number in numbers]
             options = {"factor": factor is not None, "l2": l2 is not None}
-            self._code = _compiled(trace(rule.formula, are_there, numbers, **options))
+            self._code = _compiled(trace(rule.formula, are_there, switches, **options))
         arrays = at(self._arrays, slice(start, start + len(gradient)))
         read = [number for number in numbers if not isinstance(number, bool)]
         read += [number for number in (factor, scale, l2, share) if number is not None]
@@ -49,12 +50,12 @@ class GpuKernel:
 
 
 @cache
-def _compiled(source: Source) -> Callable[..., None]:
+def _compiled(noted: Trace) -> Callable[..., None]:
     """Return a kernel; CuPy compiles it at its first call and caches the code."""
     kernel: Callable[..., None] = cupy.ElementwiseKernel(
-        ", ".join(f"float32 {name}" for name in ("g", *source.numbers)),
-        ", ".join(f"float32 {name}" for name in source.arrays),
-        "\n".join(source.lines),
+        ", ".join(f"float32 {name}" for name in ("g", *noted.numbers)),
+        ", ".join(f"float32 {name}" for name in noted.arrays),
+        "\n".join(lines_of(noted)),
         "zmqtrain_update",
         options=("--fmad=false",),
     )

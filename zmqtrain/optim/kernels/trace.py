@@ -1,17 +1,20 @@
-"""Tracing a formula to C++: it is called with symbols instead of arrays and numbers."""
+"""Tracing a formula: it is called with symbols, which note each operation instead of doing it.
+
+The CPU's loop (loop.py) and the source of a GPU's kernel are written from what was noted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from zmqtrain.optim.formula import Formula, Numbers, element
+from zmqtrain.optim.formula import Formula, element
 
-_OPERATIONS = {
+_IN_C = {
     np.add: "{} + {}",
     np.subtract: "{} - {}",
     np.multiply: "{} * {}",
@@ -23,63 +26,84 @@ _OPERATIONS = {
     np.maximum: "{0} >= {1} || {0} != {0} ? {0} : {1}",  # NaN of either stays
 }
 
+Operand: TypeAlias = str | float
+"""The name of a value, or a constant."""
+
 
 @dataclass(frozen=True)
-class Source:
-    """An elementwise kernel: the names of what it reads and of what it reads and writes."""
+class Operation:
+    """``name`` = ``ufunc`` (operands)."""
 
-    numbers: tuple[str, ...]
+    name: str
+    ufunc: np.ufunc
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """An update of one element.
+
+    ``arrays``: names of the elements that it reads and writes; ``results``: of their new values;
+    ``numbers``: of what it only reads, beside the gradient "g".
+    """
+
     arrays: tuple[str, ...]
-    lines: tuple[str, ...]
+    results: tuple[str, ...]
+    numbers: tuple[str, ...]
+    operations: tuple[Operation, ...]
 
 
 def trace(
     formula: Formula,
     are_there: Sequence[bool],
-    numbers: Numbers,
+    switches: Sequence[bool | None],
     *,
     factor: bool,
     l2: bool,
-) -> Source:
-    """Return the C++ of a whole update (:func:`element`) by this formula.
+) -> Trace:
+    """Return the trace of a whole update (:func:`element`) by this formula.
 
-    ``are_there``: which of w, slots and average exist. The switches in ``numbers`` become part of
-    the source. ``g`` is the gradient.
+    ``are_there``: which of w, slots and average exist. ``switches``: for each number of the formula
+    its value if it is a switch, else None.
     """
-    lines: list[str] = []
+    noted: list[Operation] = []
 
     def symbol(name: str, is_there: bool = True) -> _Symbol | None:
-        return _Symbol(name, lines) if is_there else None
+        return _Symbol(name, noted) if is_there else None
 
-    names = [f"a{place}" for place in range(len(are_there))]
-    w, *slots, average = (symbol(*pair) for pair in zip(names, are_there, strict=True))
-    given = [
-        number if isinstance(number, bool) else symbol(f"n{place}")
-        for place, number in enumerate(numbers)
-    ]
+    arrays = [symbol(f"a{place}", is_there) for place, is_there in enumerate(are_there)]
+    w, *slots, average = arrays
+    numbers = [symbol(f"n{n}") if switch is None else switch for n, switch in enumerate(switches)]
     options = {"factor": factor, "scale": True, "l2": l2, "share": average is not None}
-    symbols = [symbol(*option) for option in options.items()]
-    new = element(formula, w, symbol("g"), tuple(slots), average, tuple(given), *symbols)
-    for name, value in zip(names, new, strict=True):
-        if value is not None:
-            lines.append(f"{name} = {value.name};")
-    read = [*(n for n in given if isinstance(n, _Symbol)), *(s for s in symbols if s is not None)]
-    return Source(
-        tuple(number.name for number in read),
-        tuple(name for name, is_there in zip(names, are_there, strict=True) if is_there),
-        tuple(lines),
+    others = [symbol(*option) for option in options.items()]
+    new = element(formula, w, symbol("g"), tuple(slots), average, tuple(numbers), *others)
+    return Trace(
+        tuple(each.name for each in arrays if each is not None),
+        tuple(each.name for each in new if each is not None),
+        tuple(each.name for each in (*numbers, *others) if isinstance(each, _Symbol)),
+        tuple(noted),
     )
 
 
-class _Symbol(NDArrayOperatorsMixin):
-    """A value of one element; each operation on it becomes a line of C++."""
+def lines_of(noted: Trace) -> list[str]:
+    """Return a trace in C, which is C++ as well; ``arrays`` and ``numbers`` are floats."""
+    lines = []
+    for operation in noted.operations:
+        operands = [each if isinstance(each, str) else f"{each!r}f" for each in operation.operands]
+        lines.append(f"const float {operation.name} = {_IN_C[operation.ufunc].format(*operands)};")
+    results = zip(noted.arrays, noted.results, strict=True)
+    return lines + [f"{array} = {result};" for array, result in results]
 
-    def __init__(self, name: str, lines: list[str]) -> None:
+
+class _Symbol(NDArrayOperatorsMixin):
+    """A value of one element."""
+
+    def __init__(self, name: str, noted: list[Operation]) -> None:
         self.name = name
-        self._lines = lines
+        self._noted = noted
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> _Symbol:
-        operands = [i.name if isinstance(i, _Symbol) else f"{float(i)!r}f" for i in inputs]
-        name = f"t{len(self._lines)}"
-        self._lines.append(f"const float {name} = {_OPERATIONS[ufunc].format(*operands)};")
-        return _Symbol(name, self._lines)
+        operands = tuple(each.name if isinstance(each, _Symbol) else float(each) for each in inputs)
+        name = f"t{len(self._noted)}"
+        self._noted.append(Operation(name, ufunc, operands))
+        return _Symbol(name, self._noted)
