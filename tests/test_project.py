@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text()
 DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
-errors user_code models metrics compute wire transport policies optim data store adapters
-observe job training config actors coordination server exchanges chief roles local cli
+errors user_code models metrics compute wire transport policies optim data store adapters observe
+callbacks job training config actors coordination server exchanges chief roles local cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
 
@@ -87,7 +87,9 @@ def test_only_the_transport_imports_zmq() -> None:
 
 
 def test_public_names_are_those_declared() -> None:
-    assert sorted(zmqtrain.__all__) == ["Job", "Summary", "__version__", "attach", "load", "run"]
+    assert sorted(zmqtrain.__all__) == [
+        *("History", "Job", "Summary", "Trainer", "__version__", "attach", "load", "run")
+    ]
     for name in zmqtrain.__all__:
         assert getattr(zmqtrain, name) is not None
 

@@ -1,8 +1,8 @@
 """zmqtrain: a parameter-server training engine.
 
-``Job`` says what is trained, ``run`` trains it inside this process, ``attach`` gives its batches to
-a loop of your own, ``load`` reads its weights from a logdir; `zmqtrain run`, the roles and honcho
-train it in processes of their own.
+``Trainer`` fits a model to data by epochs. ``Job`` says what is trained, ``run`` trains it inside
+this process, ``attach`` gives its batches to a loop of your own, ``load`` reads its weights from a
+logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zmqtrain.callbacks.history import History
     from zmqtrain.job import Job
     from zmqtrain.local.in_process import run
     from zmqtrain.local.own_loop import attach
+    from zmqtrain.local.trainer import Trainer
     from zmqtrain.observe.summary import Summary
     from zmqtrain.store.weights import load
 
-__all__ = ["Job", "Summary", "__version__", "attach", "load", "run"]
+__all__ = ["History", "Job", "Summary", "Trainer", "__version__", "attach", "load", "run"]
 
 __version__ = version("zmqtrain")
 
 _HOMES = {
     "attach": "zmqtrain.local.own_loop",
     "load": "zmqtrain.store.weights",
+    "History": "zmqtrain.callbacks.history",
     "Job": "zmqtrain.job",
     "Summary": "zmqtrain.observe.summary",
+    "Trainer": "zmqtrain.local.trainer",
     "run": "zmqtrain.local.in_process",
 }
 

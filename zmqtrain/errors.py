@@ -94,6 +94,14 @@ class OrphanedError(ZmqTrainError):
     exit_code = ExitCode.ORPHANED
 
 
+class RunFailedError(ZmqTrainError):
+    """A training came to a bad end; ``exit_code`` says of which kind."""
+
+    def __init__(self, text: str, exit_code: int = ExitCode.CRASH) -> None:
+        super().__init__(text)
+        self.exit_code = ExitCode(exit_code)
+
+
 _EXPECTED = {
     "int_parsing": "expected a whole number",
     "int_parsing_size": "expected a smaller number",

@@ -34,7 +34,9 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
+from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
+from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import ShardLayout, Variable, variables_of
@@ -66,6 +68,9 @@ def _compression_spec(spec: str) -> str:
 
 
 Count = Annotated[int, Field(lt=COUNT_LIMIT)]
+ENDLESS = COUNT_LIMIT - 1
+"""The number of steps of a job that ends after epochs."""
+
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 
@@ -90,7 +95,15 @@ class Job(BaseModel):
         "worker's own steps, whereas the staleness that is reported counts updates by all workers",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
-    steps: Count = Field(1000, ge=1, description="global steps after which the run ends")
+    epochs: Count = Field(
+        0,
+        ge=0,
+        description="passes over the training set after which the run ends, instead of steps; each "
+        "counts every example once, so its last batch may be smaller; 0: steps count",
+    )
+    steps: Count = Field(
+        1000, ge=1, validate_default=True, description="global steps after which the run ends"
+    )
     seed: int = Field(
         0, ge=0, description="seed of the initial parameters and of the order of the examples"
     )
@@ -158,6 +171,34 @@ class Job(BaseModel):
         description="with tcp, send finished gradients while the model computes the others; "
         "not with compression, clip_norm or device gpu, which need the whole gradient",
     )
+
+    initial: Any = Field(
+        None, description="arrays by name with which variables begin, instead of the model's own"
+    )
+    metrics: Any = Field((), description="what is measured beside the loss; see zmqtrain.metrics")
+    callbacks: Any = Field(
+        (), description="called between epochs, on the chief; see zmqtrain.callbacks"
+    )
+
+    @field_validator("steps")
+    @classmethod
+    def _epochs_end_it(cls, value: int, info: Any) -> int:
+        return ENDLESS if info.data.get("epochs") else value
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_metrics(cls, value: Any) -> tuple[Metric, ...]:
+        try:
+            return checked(value)
+        except (ConfigError, TypeError) as error:
+            raise ValueError(str(error)) from None
+
+    @field_validator("callbacks")
+    @classmethod
+    def _need_epochs(cls, value: Any, info: Any) -> tuple[Any, ...]:
+        if value and not info.data.get("epochs"):
+            raise ValueError("callbacks are called between epochs; give the job epochs")
+        return tuple(value)
 
     @field_validator("model", "data", "optimizer")
     @classmethod
@@ -270,7 +311,29 @@ class Job(BaseModel):
                 )
         if not parameters:
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
-        return parameters
+        return parameters if self.initial is None else self._begun(parameters)
+
+    def _begun(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the model's parameters with the values of ``initial``.
+
+        Raises:
+            ConfigError: names or shapes are others.
+        """
+        given = {name: np.asarray(value) for name, value in self.initial.items()}
+        if unknown := sorted(given.keys() - parameters.keys()):
+            raise ConfigError(
+                f"initial has {unknown[0]!r}, which {self.model!r} does not have; expected some of "
+                f"{', '.join(parameters)}"
+            )
+        for name, value in given.items():
+            if value.shape != parameters[name].shape:
+                raise ConfigError(
+                    f"initial has {name!r} of shape {value.shape}; expected "
+                    f"{parameters[name].shape}, as {self.model!r} has it"
+                )
+        return {
+            name: given.get(name, value).astype(value.dtype) for name, value in parameters.items()
+        }
 
     def load_data(self) -> tuple[Dataset, Dataset | None]:
         """Return (training set, evaluation set); without the latter nothing is evaluated.
@@ -295,6 +358,10 @@ class Job(BaseModel):
             "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
         )
 
+    def plan(self, examples: int) -> BatchPlan:
+        """Return the batches of a training set of so many examples."""
+        return BatchPlan(examples, self.batch_size, self.seed, exact=self.epochs > 0)
+
     def variables(self) -> tuple[Variable, ...]:
         """Return the model's variables; the first call makes initial parameters."""
         if self._variables is None:
@@ -313,8 +380,10 @@ class Job(BaseModel):
         variables = self.variables()
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
         digest = _hash(listing.encode())
-        source = {SOURCE: self._source} if self._source else {}
-        return source | {
+        optional = {SOURCE: self._source} if self._source else {}
+        if self.epochs:
+            optional[EPOCHS] = str(self.epochs)
+        return optional | {
             # An address would differ on every task.
             "model": _short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
@@ -329,6 +398,9 @@ class Job(BaseModel):
         }
 
 
+EPOCHS = "epochs"
+"""Entry of the fingerprint of a job whose batches are those of exact passes."""
+
 SOURCE, DATA = "source", "data"
 """Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
 training set. A job may be made without a file, and a ps loads no data."""
@@ -337,9 +409,9 @@ training set. A job may be made without a file, and a ps loads no data."""
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say what differs in a job that resumes a checkpoint; "" if nothing does.
 
-    Steps and placement may differ. Older checkpoints lack some entries.
+    Steps, epochs and placement may differ. Older checkpoints lack some entries.
     """
-    names = sorted((then.keys() & now.keys()) - {"steps", "placement"})
+    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement"})
     return "; ".join(
         f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
     )

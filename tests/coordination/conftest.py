@@ -8,6 +8,7 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     CloseAsked,
     Event,
+    Extended,
     GivenUp,
     Joined,
     Left,
@@ -28,8 +29,8 @@ def play() -> Play:
 
     Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (it is
     at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
-    SPEC``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for BY...``. Nothing is
-    written as ``-``.
+    SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for
+    BY...``. Nothing is written as ``-``.
     """
 
     def run(coordinator: Coordinator, script: str) -> None:
@@ -52,6 +53,8 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             orders = coordinator.handle(Joined(int(worker), int(incarnation)))
         case ["leave", worker]:
             orders = coordinator.handle(Left(int(worker)))
+        case ["extend", limit]:
+            orders = coordinator.handle(Extended(int(limit)))
         case ["pull", worker]:
             orders = coordinator.handle(PullArrived(int(worker)))
         case ["push", worker, sequence, batch, *where]:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import numpy as np
 from zmqtrain.actors.joining import Joined, join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     CheckpointError,
+    ConfigError,
     ExitCode,
     FencedError,
     PeerLostError,
@@ -71,6 +74,8 @@ class Chief(JobActor):
         """``dataset``: the evaluation set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
         self.summary: Summary | None = None
+        self.history = History()  # what was measured after each epoch
+        self.weights: dict[str, Any] = {}  # at the end
         self.ending = False  # the shutdown is being broadcast
         self._on_progress = on_progress
         self._dataset = dataset
@@ -98,6 +103,10 @@ class Chief(JobActor):
     async def _run_job(self) -> int:
         if self._dataset is None:
             self._dataset = (await self.load_data())[1]
+        if self.job.epochs:
+            raise ConfigError(
+                "epochs need a job of one worker without ps; give this cluster steps instead"
+            )
         self._evaluator = Evaluator(self.job, self._dataset, self.metrics, self.read_parameters)
         await self._saver.check()
         self.metrics.role_state.set("joining")
@@ -280,17 +289,17 @@ class Chief(JobActor):
         conclusion = await conclude(
             *self._verdict(status),
             lambda: self._save(status.step),
-            None if interrupted else self._evaluator.evaluate,
+            None if interrupted else partial(self._evaluator.evaluate, status.step),
         )
         final = await self.status()
         self._on_progress(final)
-        parameters = await self.read_parameters()
+        self.weights = await self.read_parameters()
         self.summary = Summary.of(
             final,
             job=self.job_name,
             ps=self.shards,
             workers=self.workers,
-            parameters=parameters,
+            parameters=self.weights,
             checkpoint=self._saver.last,
             **asdict(conclusion),
         )

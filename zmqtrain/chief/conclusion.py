@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from math import nan
+from dataclasses import dataclass, field
 
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ZmqTrainError
+from zmqtrain.metrics import Measures
 
 log = logging.getLogger(__name__)
 
@@ -18,32 +18,31 @@ class Conclusion:
 
     exit_code: int
     ended: str
-    loss: float = nan
-    accuracy: float = nan
+    measures: Measures = field(default_factory=dict)
 
 
 async def conclude(
     exit_code: int,
     ended: str,
     save: Callable[[], Awaitable[object]],
-    evaluate: Callable[[], Awaitable[tuple[float, float]]] | None,
+    evaluate: Callable[[], Awaitable[Measures]] | None,
 ) -> Conclusion:
     """Save, then evaluate (None: not at all). The first failure of the two is the run's failure.
 
     ``exit_code`` and ``ended`` are the result if both succeed.
     """
     failures: list[ZmqTrainError] = []
-    loss = accuracy = nan
+    measures: Measures = {}
     try:
         await save()
     except CheckpointError as error:
         failures.append(error)
     try:
         if evaluate is not None:
-            loss, accuracy = await evaluate()
+            measures = await evaluate()
     except (ConfigError, DataError) as error:
         log.error("not evaluated: %s", error)
         failures.append(error)
     if failures:
         exit_code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
-    return Conclusion(exit_code, ended, loss, accuracy)
+    return Conclusion(exit_code, ended, measures)

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Dataset, Parameters
+from zmqtrain.metrics import Measures, numbers
+from zmqtrain.models.base import Array, Batch, Dataset, Parameters
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.evaluation import evaluate
 
@@ -34,6 +35,7 @@ class Evaluator:
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters = read_parameters
         self._next_step = job.evaluate_every or math.inf
+        self._last: tuple[int, Measures] | None = None  # of which step, and what
 
     def is_due(self, step: int) -> bool:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
@@ -44,30 +46,72 @@ class Evaluator:
         every = self._job.evaluate_every
         self._next_step = (step // every + 1) * every
         try:
-            loss, accuracy = await self.evaluate()
+            measures = await self.evaluate(step)
         except (ConfigError, DataError) as error:
             self._next_step = math.inf
             log.error("not evaluated at step %d, nor again before the end: %s", step, error)
         else:
-            log.info("step %d: loss %.4f, accuracy %.4f", step, loss, accuracy)
+            log.info("step %d: %s", step, shown(measures))
 
-    async def evaluate(self) -> tuple[float, float]:
-        """Return (loss, accuracy) on the evaluation set, NaN where the model has none.
+    def names(self) -> list[str]:
+        """Return the names of all measures, which those of one example are.
+
+        Raises:
+            ConfigError, DataError: as for :meth:`evaluate`.
+        """
+        if self._dataset is None or not len(self._dataset):
+            return []
+        job = self._job
+        return list(
+            evaluate(job.model, job.initial_parameters(), First(self._dataset), metrics=job.metrics)
+        )
+
+    def forget(self) -> None:
+        """The parameters were replaced, at the same step."""
+        self._last = None
+
+    async def evaluate(self, step: int) -> Measures:
+        """Return what is measured on the evaluation set at this step; {} without one.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.
         """
         if self._dataset is None:
-            return math.nan, math.nan
+            return {}
+        if self._last is not None and self._last[0] == step:
+            return self._last[1]
         parameters = await self._read_parameters(self._job.evaluate_average)
         cancelled = threading.Event()
         try:
             measures = await asyncio.to_thread(
-                evaluate, self._job.model, parameters, self._dataset, cancelled.is_set
+                evaluate,
+                self._job.model,
+                parameters,
+                self._dataset,
+                cancelled.is_set,
+                self._job.metrics,
             )
         finally:
             cancelled.set()  # otherwise the process would wait for the thread
-        loss, accuracy = measures.get("loss", math.nan), measures.get("accuracy", math.nan)
-        self._metrics.evaluation_loss.set(loss)
-        self._metrics.evaluation_accuracy.set(accuracy)
-        return loss, accuracy
+        self._metrics.evaluation_loss.set(measures.get("loss", math.nan))
+        self._metrics.evaluation_accuracy.set(measures.get("accuracy", math.nan))
+        self._last = step, measures
+        return measures
+
+
+def shown(measures: Measures) -> str:
+    """Return the measures that are numbers, in one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in numbers(measures).items())
+
+
+class First:
+    """The first example of a dataset."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return 1
+
+    def take(self, indices: Array) -> Batch:
+        return self._dataset.take(indices)

@@ -145,7 +145,12 @@ class Saver:
     def _manifest(self, saved: Saved, generation: int) -> Manifest:
         layouts = self._job.layouts(self._shards)
         ledger = LedgerState(
-            next_batch=saved.next_batch, open_batches=saved.open_batches, examples=saved.examples
+            next_batch=saved.next_batch,
+            open_batches=saved.open_batches,
+            examples=saved.examples,
+            limit=saved.limit,
+            pass_examples=saved.pass_examples,
+            pass_loss=saved.pass_loss,
         )
         slots = [slot.name for slot in self._job.update().slots]
         try:
@@ -154,7 +159,7 @@ class Saver:
                 generation=generation,
                 global_step=saved.step,
                 policy=saved.policy,
-                ledger=ledger.model_dump(mode="json"),
+                ledger=ledger.model_dump(mode="json", exclude_defaults=True),
                 worker_marks={
                     f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
                 },

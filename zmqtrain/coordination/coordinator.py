@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 from zmqtrain.coordination.events import (
     CloseAsked,
     Event,
+    Extended,
     GivenUp,
     Joined,
     Left,
@@ -53,6 +54,7 @@ class Member:
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
+    loss: float = 0.0  # their mean
     finite: bool = True  # false if any of them saw a non-finite gradient
 
 
@@ -94,6 +96,11 @@ class Coordinator:
     def finished(self) -> bool:
         return self.version >= self.steps
 
+    @property
+    def is_pass_over(self) -> bool:
+        """Whether every batch of the pass is counted, so that nobody computes."""
+        return self.ledger.is_at_limit and not self.finished
+
     def handle(self, event: Event) -> list[Order]:
         """Return what every shard has to do now that this has happened, in this order."""
         match event:
@@ -118,13 +125,18 @@ class Coordinator:
                 self.closing = True
                 if at_once:
                     return self._orders([], at_once=True)
+            case Extended(limit):
+                self._extend(limit)
             case GivenUp():
                 self.steps = self.version
         return self._orders([])
 
     def held(self) -> Iterable[Held]:
-        """Yield the workers that wait, and for which workers; none once the job is complete."""
-        if self.finished:
+        """Yield the workers that wait, and for which workers.
+
+        None once the job is complete, nor between two passes, when all wait for the chief.
+        """
+        if self.finished or self.is_pass_over:
             return
         by = tuple(sorted(self.workers_by_state["computing"]))
         if self.closing or self.next_policy is not None:
@@ -135,7 +147,8 @@ class Coordinator:
             return
         yield from self.policy.held()
         for worker in self._workers("starved", "spare"):
-            yield Held(worker, "every step up to the last is being computed already", by)
+            until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
+            yield Held(worker, f"every {until} is being computed already", by)
 
     def expects(self, push: ReadyPush) -> bool:
         """Say whether this is a new push of a worker's current life."""
@@ -173,7 +186,7 @@ class Coordinator:
         member = self.members.get(event.worker)
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
-        member.batch, member.examples = event.batch, event.examples
+        member.batch, member.examples, member.loss = event.batch, event.examples, event.loss
         return self._part_arrived(event.worker, member, event.sequence, 0, event.finite)
 
     def _pushes_reported(self, shard: int, pushes: Iterable[ReadyPush]) -> list[Order]:
@@ -198,7 +211,7 @@ class Coordinator:
         member.sequence = sequence
         self._change(worker, "waiting")
         if self.ledger.holds(worker, member.batch):
-            self.ledger.arrive(worker, member.batch, member.examples)
+            self.ledger.arrive(worker, member.batch, member.examples, member.loss)
         return self._orders(self._decide(worker, member))
 
     def _decide(self, worker: int, member: Member) -> list[Decision]:
@@ -223,12 +236,18 @@ class Coordinator:
             released = self._at_barrier(orders, at_once)
         elif not released:
             released = self._add_orders(self._feed(), orders)
-        while released and not self.finished:
-            released = self._add_orders(self._release(released, orders), orders)
+        self._let_go_on(released, orders)
+        if self._is_stuck():
+            self.next_policy = self.make_policy(self.policy.spec)
+            self._let_go_on(self._at_barrier(orders, at_once), orders)
         if self.finished:
             self.next_policy = None
             self._end(orders)
         return orders
+
+    def _let_go_on(self, released: list[int], orders: list[Order]) -> None:
+        while released and not self.finished:
+            released = self._add_orders(self._release(released, orders), orders)
 
     def _add_orders(self, decisions: list[Decision], orders: list[Order]) -> list[int]:
         """Add the orders for decisions; return the workers to release after them."""
@@ -258,6 +277,18 @@ class Coordinator:
         for order in orders[begin:]:  # each of them says what becomes of pushes
             self.undecided.difference_update(order.workers)
         return released
+
+    def _extend(self, limit: int) -> None:
+        """Let the next pass begin, with all workers in one step as at the begin of a policy."""
+        if self.next_policy is None and self.is_pass_over and self.workers_by_state["starved"]:
+            self.next_policy = self.make_policy(self.policy.spec)
+        self.ledger.raise_limit(limit)
+
+    def _is_stuck(self) -> bool:
+        """Say whether a step is unfinished at the end of a pass: what it lacks will not come."""
+        ledger = self.ledger
+        is_left = bool(ledger.outstanding) and not ledger.may_lease
+        return is_left and not self.workers_by_state["computing"] and not self.finished
 
     def _at_barrier(self, orders: list[Order], at_once: bool) -> list[int]:
         """Hold all workers until none computes; then end, or begin the next policy with all."""
@@ -323,6 +354,8 @@ class Coordinator:
         return Order("release", (worker,), "", member.incarnation, member.sequence, batches, stop)
 
     def _may_lease(self) -> bool:
+        if not self.ledger.may_lease:
+            return False
         if not self.policy.step_per_push:
             return True  # the version alone ends the run; what is computed too much is dropped
         return self.version + self.ledger.outstanding < self.steps

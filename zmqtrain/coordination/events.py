@@ -37,7 +37,8 @@ class PullArrived:
 class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
-    It was computed from ``batch``, of so many ``examples``. ``finite``: whether this part of it is.
+    It was computed from ``batch``, of so many ``examples`` with this mean ``loss``. ``finite``:
+    whether this part of it is.
     """
 
     worker: int
@@ -45,6 +46,7 @@ class PushArrived:
     batch: int
     examples: int = 0
     finite: bool = True
+    loss: float = 0.0
 
 
 @dataclass(slots=True)
@@ -77,11 +79,18 @@ class CloseAsked:
 
 
 @dataclass(slots=True)
+class Extended:
+    """Batches up to ``limit`` may be leased: the next pass over the data begins."""
+
+    limit: int
+
+
+@dataclass(slots=True)
 class GivenUp:
     """The run cannot go on: nothing more counts."""
 
 
 Event: TypeAlias = (
     PushArrived | PushesReported | PullArrived | Joined | Left
-    | SwitchAsked | SnapshotAsked | CloseAsked | GivenUp
+    | SwitchAsked | SnapshotAsked | CloseAsked | Extended | GivenUp
 )  # fmt: skip

@@ -294,8 +294,9 @@ class Leader:
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
             if order.kind == "switch":
+                if order.text != self.policy:
+                    self._metrics.policy_switches.inc()
                 self.policy = order.text
-                self._metrics.policy_switches.inc()
                 self._show_policy()
 
     def _check_divergence(self, coordinator: Coordinator) -> None:

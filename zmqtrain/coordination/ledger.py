@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
+from zmqtrain.job import EPOCHS
 from zmqtrain.store.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ class LedgerState(BaseModel):
     next_batch: NonNegativeInt
     open_batches: tuple[NonNegativeInt, ...]
     examples: NonNegativeInt
+    limit: NonNegativeInt | None = None
+    pass_examples: NonNegativeInt = 0
+    pass_loss: float = 0.0
 
     def counted(self) -> list[int]:
         """Return the batches that were learned from, in order."""
@@ -44,14 +49,34 @@ class Ledger:
     next_batch: int = 0
     returned: list[int] = field(default_factory=list)  # to be leased again; a heap
     examples: int = 0  # counted
-    sizes: dict[int, int] = field(default_factory=dict)  # pending batch -> its examples
+    # Pending batch -> its examples and their mean loss.
+    measured: dict[int, tuple[int, float]] = field(default_factory=dict)
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
     outstanding: int = 0  # batches leased or pending: each may still become a counted one
+    limit: int | None = None  # batches from this number on are not leased
+    pass_examples: int = 0  # counted since the limit was last raised
+    pass_loss: float = 0.0  # sum of the losses of these examples
 
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
+
+    @property
+    def may_lease(self) -> bool:
+        """Whether there is a batch below the limit."""
+        following = self.returned[0] if self.returned else self.next_batch
+        return self.limit is None or following < self.limit
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether every batch below the limit is counted, or cannot be."""
+        return not self.may_lease and not self.outstanding
+
+    def raise_limit(self, limit: int) -> None:
+        """Lease batches up to this number, too: a new pass begins, unless it has begun."""
+        if self.limit is not None and limit > self.limit:
+            self.limit, self.pass_examples, self.pass_loss = limit, 0, 0.0
 
     def lease(self, worker: int) -> int:
         """Lease the next batch to the worker."""
@@ -67,16 +92,19 @@ class Ledger:
     def holds(self, worker: int, batch: int) -> bool:
         return batch in self.leases.get(worker, ())
 
-    def arrive(self, worker: int, batch: int, examples: int = 0) -> None:
-        """The worker's gradient of this leased batch, of so many examples, has arrived."""
-        self.sizes[batch] = examples
+    def arrive(self, worker: int, batch: int, examples: int = 0, loss: float = 0.0) -> None:
+        """The worker's gradient of this leased batch has arrived; ``loss``: their mean."""
+        self.measured[batch] = examples, loss
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
         """The worker's pending batches were applied."""
         for batch in self.pending.pop(worker, ()):
-            self.examples += self.sizes.pop(batch)
+            examples, loss = self.measured.pop(batch)
+            self.examples += examples
+            self.pass_examples += examples
+            self.pass_loss += examples * loss
             self.outstanding -= 1
 
     def count_all(self) -> None:
@@ -98,6 +126,16 @@ class Ledger:
             heapq.heappush(self.returned, batch)
             self.outstanding -= 1
 
+    @property
+    def uncounted(self) -> int:
+        """The first batch that is not counted."""
+        return min(self.open_batches(), default=self.next_batch)
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss of the examples counted in this pass; NaN before the first."""
+        return self.pass_loss / self.pass_examples if self.pass_examples else math.nan
+
     def open_batches(self) -> tuple[int, ...]:
         """Return the numbers below ``next_batch`` that are not counted, in order."""
         held = [*self.leases.values(), *self.pending.values()]
@@ -108,7 +146,7 @@ class Ledger:
         batch = self.pending[worker].pop()
         if not self.pending[worker]:
             del self.pending[worker]
-        del self.sizes[batch]
+        del self.measured[batch]
         self.outstanding -= 1
         return batch
 
@@ -119,9 +157,16 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
     With other batches the data starts again; what was counted stays counted.
     """
     state = LedgerState.model_validate(manifest.ledger)
-    for option in ("batch_size", "seed"):
-        then, now = manifest.fingerprint.get(option), fingerprint[option]
-        if then != now:
+    for option in ("batch_size", "seed", EPOCHS):
+        then, now = manifest.fingerprint.get(option), fingerprint.get(option)
+        if then != now and (option != EPOCHS or None in (then, now)):
             log.warning("%s was %s, is %s: the data starts again", option, then, now)
             return Ledger(examples=state.examples)
-    return Ledger(state.next_batch, list(state.open_batches), state.examples)
+    return Ledger(
+        state.next_batch,
+        list(state.open_batches),
+        state.examples,
+        limit=state.limit,
+        pass_examples=state.pass_examples,
+        pass_loss=state.pass_loss,
+    )

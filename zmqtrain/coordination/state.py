@@ -55,7 +55,7 @@ _RECORDS = (
     *(Order, ReadyPush, Member, Ledger, Coordinator),
     *(events.PushArrived, events.PushesReported, events.PullArrived),
     *(events.Joined, events.Left),
-    *(events.SwitchAsked, events.SnapshotAsked, events.CloseAsked, events.GivenUp),
+    *(events.SwitchAsked, events.SnapshotAsked, events.CloseAsked, events.Extended, events.GivenUp),
 )
 """Dataclasses, packed as their fields."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.models.base import Array, Batch
+from zmqtrain.models.base import Array, Batch, Dataset
 
 
 class ArrayDataset:
@@ -42,21 +43,43 @@ class ArrayDataset:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Arrays:
-    """Data from arrays that the job makes: ``train`` and ``evaluation`` examples.
+    """Data that the job makes: ``train`` and ``evaluation`` examples, or None for the latter.
 
-    Each is a tuple of arrays that share their first axis, usually (features, labels).
+    Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
     """
 
-    train: tuple[Array, ...]
-    evaluation: tuple[Array, ...]
+    train: tuple[Array, ...] | Dataset
+    evaluation: tuple[Array, ...] | Dataset | None = None
 
-    def load(self, directory: str | None) -> tuple[ArrayDataset, ArrayDataset]:
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
         """Return both sets; ``directory`` is not used."""
-        return ArrayDataset(*self.train), ArrayDataset(*self.evaluation)
+        evaluation = None if self.evaluation is None else as_dataset(self.evaluation)
+        return as_dataset(self.train), evaluation
 
     def __repr__(self) -> str:
-        train, evaluation = _described(self.train), _described(self.evaluation)
-        return f"Arrays(train=({train}), evaluation=({evaluation}))"
+        texts = [
+            f"({_described(part)})" if isinstance(part, tuple) else repr(part)
+            for part in (self.train, self.evaluation)
+        ]
+        return f"Arrays(train={texts[0]}, evaluation={texts[1]})"
+
+
+def as_dataset(examples: Any) -> Dataset:
+    """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
+
+    Raises:
+        DataError: it is something else, or the arrays have different numbers of rows.
+    """
+    if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
+        return examples
+    arrays = examples if isinstance(examples, tuple | list) else (examples,)
+    if not all(hasattr(array, "shape") for array in arrays):
+        kinds = ", ".join(type(array).__name__ for array in arrays)
+        raise DataError(
+            f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
+            "with __len__ and take(indices); convert lists with numpy.array"
+        )
+    return ArrayDataset(*arrays)
 
 
 def split(arrays: Sequence[Array], fraction: float, seed: int) -> tuple[ArrayDataset, ArrayDataset]:

@@ -20,6 +20,8 @@ class BatchPlan:
     positions b * batch_size .. (b + 1) * batch_size - 1. So every batch is full, a batch may cross
     the border between two passes, and each example occurs exactly once in each pass.
 
+    ``exact``: no batch crosses such a border; the last batch of a pass is shorter if need be.
+
     Raises:
         DataError: there are no examples.
         ConfigError: ``batch_size`` is below 1 or ``seed`` negative.
@@ -28,6 +30,7 @@ class BatchPlan:
     examples: int
     batch_size: int
     seed: int
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.examples < 1:
@@ -41,8 +44,18 @@ class BatchPlan:
             )
         check_seed(self.seed)
 
+    @property
+    def of_pass(self) -> int:
+        """How many batches an exact pass has."""
+        return -(-self.examples // self.batch_size)
+
     def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the examples of batch ``number`` (>= 0), int64 (batch_size,)."""
+        """Return the examples of batch ``number`` (>= 0), int64 (batch_size,), or fewer."""
+        if self.exact:
+            pass_number, place = divmod(number, self.of_pass)
+            start = place * self.batch_size
+            order = _order(self.seed, pass_number, self.examples)
+            return order[start : start + self.batch_size].copy()
         batch = np.empty(self.batch_size, np.int64)
         position, filled = number * self.batch_size, 0
         while filled < self.batch_size:

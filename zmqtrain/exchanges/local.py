@@ -6,6 +6,7 @@ for bit. Tests use it as the reference.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
@@ -15,6 +16,7 @@ from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import (
     CloseAsked,
     Event,
+    Extended,
     GivenUp,
     Joined,
     PullArrived,
@@ -28,6 +30,8 @@ from zmqtrain.policies import make_policy
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.messages import Order
+
+log = logging.getLogger(__name__)
 
 WORKER = 0
 GRADIENT = 0  # number of the gradient buffer in the segment
@@ -59,19 +63,23 @@ class LocalExchange:
             ledger=ledger,
             lookahead=job.prefetch,
         )
+        if job.epochs and ledger.limit is None:
+            ledger.limit = 0
         self.staleness = Staleness()
         self.throughput = Throughput()
         self.loss = float("nan")  # of the last step
         self.steps = 0
         self.failure = ""
-        self.failure_code = ExitCode.OK
+        self.failure_code: int = ExitCode.OK
+        self._release: Order | None = None  # of the worker, since its last step
         self._result: Literal["applied", "accumulated", "dropped", "refused"] = "refused"
         self._reason = ""
 
     async def join(self) -> Membership:
         self._handle(Joined(WORKER, incarnation=1))
-        release = self._handle(PullArrived(WORKER))
-        self._check_progress(release)
+        self._handle(PullArrived(WORKER))
+        self._check_release()
+        release = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
         batches, stop = (release.batches, release.stop) if release is not None else ((), True)
         return Membership(layouts, parameters, [self._gradient], batches, stop)
@@ -88,10 +96,15 @@ class LocalExchange:
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
             self.shard.stage(WORKER, GRADIENT, self.steps)
-        event = PushArrived(WORKER, self.steps, report.batch, report.examples, report.finite)
-        release = self._handle(event)
-        self._check_progress(release)
+        self._handle(
+            PushArrived(
+                WORKER, self.steps, report.batch, report.examples, report.finite, report.loss
+            )
+        )
+        self._check_divergence()
         await self._between_steps()
+        self._check_release()
+        release = self._take_release()
         if release is None or self.failure:
             return StepResult(self._result, stop=True, reason=self._reason)
         return StepResult(self._result, release.batches, release.stop, self._reason)
@@ -106,24 +119,34 @@ class LocalExchange:
         """End the job early: the step under way still counts, and no other is begun."""
         self._handle(CloseAsked())
 
-    def _check_progress(self, release: Order | None) -> None:
-        """Fail if the job cannot go on."""
-        coordinator = self.coordinator
-        if refused := divergence(coordinator.refused, self._job.max_nonfinite):
-            self._fail(ExitCode.DIVERGED, refused)
-        elif release is None and not self.failure:
-            reasons = "; ".join(held.reason for held in coordinator.held())
-            text = f"the only worker waits for others, and none can join: {reasons}"
-            self._fail(ExitCode.PEER_LOST, text)
+    def extend(self, limit: int) -> None:
+        """Let the worker go on with batches up to this number."""
+        self._handle(Extended(limit))
 
-    def _fail(self, code: ExitCode, text: str) -> None:
+    def _take_release(self) -> Order | None:
+        release, self._release = self._release, None
+        return release
+
+    def _check_divergence(self) -> None:
+        if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
+            self.fail(ExitCode.DIVERGED, refused)
+
+    def _check_release(self) -> None:
+        """Fail if the worker is to wait: nobody else is there."""
+        if self._release is None and not self.failure:
+            reasons = "; ".join(held.reason for held in self.coordinator.held())
+            text = f"the only worker waits for others, and none can join: {reasons}"
+            self.fail(ExitCode.PEER_LOST, text)
+
+    def fail(self, code: int, text: str) -> None:
+        """The job cannot go on; the first reason counts."""
         if not self.failure:
+            log.error("%s", text)
             self.failure, self.failure_code = text, code
             self._handle(GivenUp())
 
-    def _handle(self, event: Event) -> Order | None:
-        """Carry out the coordinator's orders after an event; return the worker's release."""
-        release = None
+    def _handle(self, event: Event) -> None:
+        """Carry out the coordinator's orders after an event."""
         for order in self.coordinator.handle(event):
             match order.kind:
                 case "apply" | "reduce":
@@ -134,8 +157,7 @@ class LocalExchange:
                 case "drop":
                     self._result, self._reason = "dropped", order.text
                 case "release":
-                    release = order
-        return release
+                    self._release = order
 
     def _update(self, order: Order) -> None:
         try:
@@ -145,7 +167,7 @@ class LocalExchange:
                 self.shard.reduce(order.workers)
         except ConfigError as error:  # the schedule failed; the parameters are untouched
             self._result, self._reason = "dropped", str(error)
-            self._fail(error.exit_code, str(error))
+            self.fail(error.exit_code, str(error))
             return
         self._result, self._reason = "applied", ""
         self.throughput.observe(self.shard.version, time.monotonic())

@@ -14,9 +14,12 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
+from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressLog
 from zmqtrain.config.cluster import Role
@@ -62,6 +65,27 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
             instance by too many non-finite gradients, returns its summary with an exit code.
     """
+    return train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress).summary
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a training leaves: its summary, the measures of its epochs, the weights by name."""
+
+    summary: Summary
+    history: History
+    weights: dict[str, Any]
+
+
+def train_here(
+    job: Job,
+    *,
+    workers: int = 1,
+    ps: int | None = None,
+    timing: Timing | None = None,
+    on_progress: Progress | None = None,
+) -> Outcome:
+    """Train ``job`` as :func:`run` does, and return more of what came out."""
     refuse_while_loading()
     for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
         if type(count) is not int or count < 1:
@@ -112,17 +136,18 @@ class Stop:
                 self._loop.call_soon_threadsafe(self._stop, int(code))
 
 
-async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Summary:
+async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Outcome:
     train, evaluation = await asyncio.to_thread(job.load_data)
     run = LocalRun(job, evaluation, on_progress)
     stop.reach(run.stop)
     with claimed(job.logdir):
-        return await run.train(train)
+        summary = await run.train(train)
+    return Outcome(summary, run.history, run.weights)
 
 
 async def _run_cluster(
     job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
-) -> Summary:
+) -> Outcome:
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 
@@ -158,7 +183,7 @@ async def _run_cluster(
         transport.close()
     if chief.summary is None:
         raise KeyboardInterrupt  # Ctrl-C came before the job began
-    return chief.summary
+    return Outcome(chief.summary, chief.history, chief.weights)
 
 
 def _copy_of(model: Model) -> Model:

@@ -10,29 +10,33 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, astuple
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zmqtrain.actors.joining import process_name
+from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import WATCH_S
 from zmqtrain.chief.conclusion import conclude
+from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
-from zmqtrain.errors import CheckpointError, ExitCode
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.exchanges.local import WORKER, LocalExchange
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
+from zmqtrain.optim.schedules import Replaceable
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
 from zmqtrain.store.manifest import read_manifest
@@ -61,15 +65,23 @@ class LocalRun:
         self._stop_code = 0
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
+        self._epochs: Epochs | None = None
+        self._rate: Replaceable | None = None  # the learning rate, if callbacks may set it
+        self.weights: dict[str, Any] = {}  # at the end
         metrics = Metrics(Role.CHIEF)
         self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
-        self._evaluator = Evaluator(job, evaluation, metrics, self._read_parameters)
+        self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
 
     def stop(self, code: int) -> None:
         """End the run after the current step, with this exit code; the first call decides."""
         self._stop_code = self._stop_code or code
         if self._exchange is not None:
             self._exchange.close()
+
+    @property
+    def history(self) -> History:
+        """What was measured after each epoch."""
+        return History() if self._epochs is None else self._epochs.history
 
     async def train(self, dataset: Dataset) -> Summary:
         """Train on ``dataset`` to the end; return the summary.
@@ -83,6 +95,9 @@ class LocalRun:
         if self._stop_code:
             raise KeyboardInterrupt
         self._exchange = exchange
+        if self._job.epochs:
+            self._epochs = Epochs(self._job, len(dataset), self._evaluator, self)
+            self._go_on(await self._epochs.begin(self._progress()))
         loop = TrainingLoop(self._job, dataset, exchange, Metrics(Role.WORKER))
         try:
             await loop.run()
@@ -120,13 +135,39 @@ class LocalRun:
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     def _make_shard(self) -> Shard:
-        update = self._job.update()
+        update, optimizer = self._job.update(), self._job.optimizer
+        if self._job.callbacks and is_dataclass(optimizer) and hasattr(optimizer, "learning_rate"):
+            self._rate = Replaceable(optimizer.learning_rate)
+            update = replace(update, rule=replace(self._job.optimizer, learning_rate=self._rate))
         if self._job.ps_device == "gpu":
             return Shard(self._layout, update, device=make_device("gpu", "--ps-device"))
         return Shard(self._layout, update, threads=None)
 
+    def _progress(self) -> Progress:
+        coordinator = self._running.coordinator
+        ledger = coordinator.ledger
+        return Progress(coordinator.version, ledger.uncounted, ledger.mean_loss)
+
+    def _go_on(self, limit: int | None) -> None:
+        """Train up to this batch; None: the training is over."""
+        if limit is None:
+            self._running.close()
+        else:
+            self._running.extend(limit)
+
+    async def _follow_epochs(self, epochs: Epochs) -> None:
+        """Call the callbacks; the job ends if one of them raises."""
+        try:
+            epochs.step(self._progress())
+            if self._running.coordinator.is_pass_over:
+                self._go_on(await epochs.next_limit(self._progress()))
+        except (ConfigError, DataError, CheckpointError) as error:
+            self._running.fail(error.exit_code, str(error))
+
     async def _between_steps(self) -> None:
-        """Evaluate, show progress and save when due, while no step is under way."""
+        """Call back, evaluate, show progress and save when due, while no step is under way."""
+        if self._epochs is not None:
+            await self._follow_epochs(self._epochs)
         step, now = self._running.coordinator.version, time.monotonic()
         if self._evaluator.is_due(step) and step < self._job.steps:
             await self._evaluator.report(step)
@@ -160,17 +201,33 @@ class LocalRun:
             open_batches=ledger.open_batches(),
             examples=ledger.examples,
             marks=(),
+            limit=ledger.limit,
+            pass_examples=ledger.pass_examples,
+            pass_loss=ledger.pass_loss,
         )
 
-    async def _read_parameters(self, average: bool = False) -> dict[str, Any]:
+    async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         """Return the current variables, or their moving averages."""
         shard = self._running.shard
         values = empty_values(self._job.variables())
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
         return values
 
+    async def write_parameters(self, weights: Mapping[str, Any]) -> None:
+        """Go on with these variables."""
+        self._layout.gather(weights, self._running.shard.parameters)
+
+    async def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next step on, in place of the optimizer's."""
+        if self._rate is None:
+            raise ConfigError(
+                f"a callback sets the learning rate of {self._job.optimizer!r}; expected an "
+                "optimizer that is a dataclass with learning_rate"
+            )
+        self._rate.replacement = rate
+
     def _status(self) -> Status:
-        exchange, job = self._running, self._job
+        exchange, job, epochs = self._running, self._job, self._epochs
         coordinator = exchange.coordinator
         step = coordinator.version
         counts = {"applied": coordinator.applied, "dropped": coordinator.dropped}
@@ -194,8 +251,12 @@ class LocalRun:
             policy=job.policy,
             switching="",
             step=step,
-            steps=job.steps,
-            stop=completion(step, job.steps) if step >= job.steps else "",
+            steps=job.steps if epochs is None else job.epochs * epochs.batches,
+            stop=epochs.ended
+            if epochs
+            else completion(step, job.steps)
+            if step >= job.steps
+            else "",
             failure=exchange.failure,
             failure_code=exchange.failure_code,
             all_delivered=True,
@@ -210,8 +271,20 @@ class LocalRun:
             waits=(),
         )
 
+    def _reason_to_end(self, step: int) -> str:
+        """Say why the job needs no more gradients, "" while it does."""
+        if self._epochs is not None:
+            return self._epochs.ended
+        return completion(step, self._job.steps) if step >= self._job.steps else ""
+
     async def _end(self) -> Summary:
-        """Save, evaluate, and return the summary."""
+        """Call back, save, evaluate, and return the summary."""
+        step = self._running.coordinator.version
+        if self._epochs is not None:
+            try:
+                await self._epochs.end(step)
+            except ConfigError as error:
+                self._running.fail(error.exit_code, str(error))
         status = self._status()
         code, ended = status.failure_code, status.failure
         is_complete = bool(status.failure or status.stop)
@@ -222,12 +295,13 @@ class LocalRun:
             code,
             ended,
             lambda: self._saver.save(status.step, self._generation),
-            self._evaluator.evaluate if is_complete else None,
+            partial(self._evaluator.evaluate, step) if is_complete else None,
         )
+        self.weights = await self.read_parameters()
         self._on_progress(status)
         return Summary.of(
             status,
-            parameters=await self._read_parameters(),
+            parameters=self.weights,
             job=self._job.name,
             ps=0,
             workers=1,

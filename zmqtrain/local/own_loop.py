@@ -118,7 +118,8 @@ class Session:
                 serving = self._task.serve(self._job, lambda actor: self._stop.reach(actor.stop))
                 self._exit_code = uvloop.run(serving)
             else:
-                self.summary = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
+                outcome = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
+                self.summary = outcome.summary
         except BaseException as error:
             self._error = error
         finally:

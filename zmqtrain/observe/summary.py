@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.errors import ExitCode
+from zmqtrain.metrics import Measures, numbers
 from zmqtrain.wire.messages import Status
 
 
@@ -18,9 +21,9 @@ class Summary:
     """The figures of a run.
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
-    ``ps`` is 0 if one worker trained alone. ``loss`` and ``accuracy`` are of the evaluation set,
-    NaN if it was not evaluated; ``train_loss`` is that of the last push. ``staleness`` counts the
-    updates by all workers between a gradient's pull and its push. ``ended`` says why the run ended.
+    ``ps`` is 0 if one worker trained alone. ``measures`` are of the evaluation set, {} if it was
+    not evaluated; ``train_loss`` is that of the last push. ``staleness`` counts the updates by all
+    workers between a gradient's pull and its push. ``ended`` says why the run ended.
     """
 
     job: str
@@ -30,8 +33,7 @@ class Summary:
     global_step: int
     seconds: float
     steps_per_second: float
-    loss: float
-    accuracy: float
+    measures: Measures
     train_loss: float
     staleness: dict[str, float]
     pushes: dict[str, int]
@@ -60,14 +62,26 @@ class Summary:
             **fields,
         )
 
+    @property
+    def loss(self) -> float:
+        """The loss on the evaluation set; NaN if there is none."""
+        return float(self.measures.get("loss", math.nan))
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy on the evaluation set; NaN if there is none."""
+        return float(self.measures.get("accuracy", math.nan))
+
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity become null."""
-        return json.dumps(_finite(asdict(self)))
+        return json.dumps(_finite(asdict(self) | {"loss": self.loss, "accuracy": self.accuracy}))
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""
-        accuracy = "" if self.accuracy != self.accuracy else f", test accuracy {self.accuracy:.4f}"
-        loss = "" if self.loss != self.loss else f"final loss {self.loss:.4f}{accuracy}"
+        names = {"loss": "final loss", "accuracy": "test accuracy"}
+        measured = ", ".join(
+            f"{names.get(name, name)} {value:.4f}" for name, value in numbers(self.measures).items()
+        )
         rate = f"{self.steps_per_second:.0f} steps/s"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
@@ -80,8 +94,8 @@ class Summary:
             f"pushes {results.format(**self.pushes)}",
             f"staleness {staleness.format(**self.staleness)}",
         ]
-        if loss:
-            lines.append(loss)
+        if measured:
+            lines.append(measured)
         if self.checkpoint:
             lines.append(f"checkpoint {self.checkpoint}")
         elif self.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
@@ -101,6 +115,10 @@ def parameters_sha256(parameters: Mapping[str, Any]) -> str:
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _finite(value.tolist())
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -185,6 +185,18 @@ class Cosine:
         return self.initial * ((1 - self.alpha) * 0.5 * (1 + cos(pi * done)) + self.alpha)
 
 
+@dataclass
+class Replaceable:
+    """A learning rate that may be replaced by a number while it is used."""
+
+    learning_rate: float | Schedule
+    replacement: float | None = None
+
+    def __call__(self, step: int) -> float:
+        rate = self.learning_rate if self.replacement is None else self.replacement
+        return rate_at(rate, step)
+
+
 def as_schedule(value: float | Schedule) -> Schedule:
     """Return ``value`` itself if it is a schedule, else a Constant of it.
 

@@ -16,7 +16,6 @@ from typing import Literal
 from zmqtrain.compute.device import make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
@@ -70,7 +69,7 @@ class TrainingLoop:
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
         self._device = make_device(job.device, "--device")
-        self._prefetcher = Prefetcher(dataset, BatchPlan(len(dataset), job.batch_size, job.seed))
+        self._prefetcher = Prefetcher(dataset, job.plan(len(dataset)))
         self._team = ThreadTeam(threads)
         # A loop of the user's own may take any time between two steps.
         self._computing = Offload("compute", in_place=not isinstance(job.model, Meeting))

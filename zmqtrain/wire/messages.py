@@ -8,6 +8,7 @@ line connect to it. ps 0, the *leader*, takes the decisions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -351,6 +352,9 @@ class Saved:
     open_batches: tuple[int, ...]
     examples: int
     marks: tuple[WorkerMark, ...]
+    limit: int | None = None  # batches of the pass end here, None without passes
+    pass_examples: int = 0
+    pass_loss: float = 0.0
 
 
 @dataclass(slots=True)
@@ -437,6 +441,9 @@ class Status:
     tasks: tuple[TaskStatus, ...]
     waits: tuple[Wait, ...]
     stop_wanted: bool = False  # an early end was asked for
+    uncounted: int = 0  # the first batch that is not counted
+    limit: int | None = None  # batches from this number on wait for the chief
+    pass_loss: float = math.nan  # mean over the examples counted in this pass
 
 
 Message = (

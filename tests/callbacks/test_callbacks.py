@@ -1,0 +1,277 @@
+"""Callbacks, fed with measures as a training would feed them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from zmqtrain import History
+from zmqtrain.callbacks import (
+    CSVLogger,
+    EarlyStopping,
+    JSONLogger,
+    LambdaCallback,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ModelView,
+    ProgressBar,
+    ReduceLROnPlateau,
+    TensorBoard,
+)
+from zmqtrain.callbacks.base import CallbackList
+from zmqtrain.errors import CheckpointError, ConfigError
+
+
+def view(rate: float | None = 0.1) -> ModelView:
+    model = ModelView(object())
+    model.optimizer.show(rate)
+    return model
+
+
+def train(callback: Any, measures: Iterable[Any], model: ModelView | None = None) -> ModelView:
+    """Call a callback's hooks, epoch by epoch, until it stops; the weight is the epoch's number.
+
+    A number is the ``val_loss`` of an epoch, a dict all that was measured.
+    """
+    model = model or view()
+    calls = CallbackList([callback], model, {"epochs": 9, "steps": 3, "examples": 30})
+    calls.call("on_train_begin", {})
+    for epoch, measured in enumerate(measures):
+        logs = measured if isinstance(measured, dict) else {"loss": 1.0, "val_loss": measured}
+        calls.call("on_epoch_begin", epoch, {})
+        model.show({"w": np.array([epoch], np.float32)})
+        calls.call("on_epoch_end", epoch, logs)
+        if model.stop_training:
+            break
+    calls.call("on_train_end", {})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "losses", "stopped", "best"),
+    [
+        ({}, [3, 2, 2, 1], 2, 1),
+        ({"patience": 2}, [3, 2, 4, 1, 1, 1, 0], 5, 3),
+        ({"patience": 2}, [3, 2, nan, nan], 3, 1),
+        ({"min_delta": 0.5}, [3, 2, 1.8], 2, 1),
+        ({"mode": "max"}, [3, 4, 2], 2, 1),
+        ({"baseline": 1}, [3, 2], 0, None),
+        ({"start_from_epoch": 2}, [1, 2, 3, 2, 2], 4, 3),
+    ],
+)
+def test_early_stopping_waits_for_something_better(
+    options: dict[str, Any], losses: list[float], stopped: int, best: int | None
+) -> None:
+    callback = EarlyStopping(**options, restore_best=True)
+    model = train(callback, losses)
+    assert (callback.stopped_epoch, callback.best_epoch) == (stopped, best)
+    assert model.weights["w"] == (stopped if best is None else best)
+
+
+def test_training_that_is_not_stopped_ends_with_the_best_weights_too() -> None:
+    model = train(EarlyStopping(patience=9, restore_best=True), [3, 1, 2])
+    assert not model.stop_training
+    assert model.weights["w"] == 1 and model.weights_changed
+
+
+def test_measure_whose_name_says_so_should_be_large() -> None:
+    for name in ("val_accuracy", "auc", "val_precision"):
+        callback = EarlyStopping(name)
+        train(callback, [{name: 0.5}, {name: 0.9}, {name: 0.8}])
+        assert callback.best == 0.9
+
+
+def test_early_stopping_goes_on_counting_after_a_resume() -> None:
+    before, after = EarlyStopping(patience=3), EarlyStopping(patience=3)
+    train(before, [1, 2, 2])
+    after.restore(json.loads(json.dumps(before.state())))
+    assert train(after, [2]).stop_training
+
+
+def test_best_weights_are_kept_in_a_file(tmp_path: Path) -> None:
+    train(ModelCheckpoint(tmp_path / "best", save_best_only=True), [3, 1, 2])
+    assert load_file(tmp_path / "best.safetensors")["w"] == 1
+
+
+def test_weights_of_each_epoch_are_kept_under_names_that_tell_them_apart(tmp_path: Path) -> None:
+    train(ModelCheckpoint(tmp_path / "deep/{epoch:02d}-{val_loss:.1f}.npz"), [3, 1])
+    files = sorted(path.name for path in (tmp_path / "deep").iterdir())
+    assert files == ["01-3.0.npz", "02-1.0.npz"]
+    assert np.load(tmp_path / "deep/02-1.0.npz")["w"] == 1
+
+
+@pytest.mark.parametrize("path", ["{accuracy}", "{", "weights.h5"])
+def test_path_that_makes_no_sense_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ConfigError):
+        train(ModelCheckpoint(tmp_path / path), [1])
+
+
+def test_rate_is_what_the_schedule_says() -> None:
+    rates: list[float] = []
+    model = view()
+    halve = LearningRateScheduler(lambda epoch, rate: rate / 2)
+    measures: list[dict[str, Any]] = [{}, {}, {}]
+    train(halve, measures, model)
+    assert [logs["learning_rate"] for logs in measures] == [0.05, 0.025, 0.0125]
+    assert model.optimizer.learning_rate == 0.0125 and not rates
+
+
+@pytest.mark.parametrize(
+    ("options", "losses", "rates"),
+    [
+        ({"patience": 1, "factor": 0.5}, [1, 1, 1, 0], [8, 8, 4, 2]),
+        ({"patience": 2, "factor": 0.5}, [1, 1, 1, 1, 1], [8, 8, 8, 4, 4]),
+        ({"patience": 1, "factor": 0.1, "min_lr": 2}, [1, 1, 1, 1], [8, 8, 2, 2]),
+        ({"patience": 1, "factor": 0.5, "cooldown": 2}, [1, 1, 1, 1, 1], [8, 8, 4, 4, 2]),
+        ({"patience": 1, "factor": 0.5, "min_delta": 0.5}, [1, 0.7, 0.4], [8, 8, 4]),
+    ],
+)
+def test_rate_is_reduced_on_a_plateau(
+    options: dict[str, Any], losses: list[float], rates: list[float]
+) -> None:
+    measures = [{"val_loss": loss} for loss in losses]
+    train(ReduceLROnPlateau(**options), measures, view(8.0))
+    assert [logs["learning_rate"] for logs in measures] == rates
+
+
+def test_rate_of_an_optimizer_without_one_cannot_be_used() -> None:
+    with pytest.raises(ConfigError, match="LearningRateScheduler"):
+        train(LearningRateScheduler(lambda epoch, rate: rate), [1], view(None))
+
+
+@pytest.mark.parametrize("rate", [-1, nan, inf, "fast", None])
+def test_rate_that_is_none_is_refused(rate: Any) -> None:
+    with pytest.raises(ConfigError, match="learning rate"):
+        view().optimizer.learning_rate = rate
+
+
+def test_csv_file_has_a_line_for_each_epoch_of_all_runs(tmp_path: Path) -> None:
+    path = tmp_path / "new/log.csv"
+    first = {"loss": 2.0, "matrix": np.eye(2)}
+    train(CSVLogger(path), [first, {"loss": 1.0}])
+    train(CSVLogger(path, append=True), [{"loss": 0.5, "more": 1.0}])
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["loss"] for row in rows] == ["2.0", "1.0", "0.5"]
+    assert rows[0].keys() == {"epoch", "loss"}
+
+
+def test_json_lines_are_strict_json(tmp_path: Path) -> None:
+    path = tmp_path / "new/log.jsonl"
+    train(JSONLogger(path), [{"loss": np.float32(0.5), "matrix": np.eye(1), "bad": nan}])
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "epoch": 0, "loss": 0.5, "matrix": [[1.0]], "bad": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_shows_a_line_for_each_epoch(is_terminal: bool) -> None:
+    console = Console(force_terminal=is_terminal, highlight=False, width=200)
+    bar = ProgressBar(console)
+    with console.capture() as capture:
+        calls = CallbackList([bar], view(), {"epochs": 1, "steps": 3})
+        calls.call("on_epoch_begin", 0, {})
+        calls.call("on_train_batch_end", 0, {"loss": 4.0})
+        calls.call("on_epoch_end", 0, {"loss": 2.0, "matrix": np.eye(2)})
+        calls.call("on_train_end", {})
+    assert "epoch 1/1" in capture.get() and "loss 2" in capture.get()
+    assert ("loss 4" in capture.get()) is is_terminal
+
+
+def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    train(TensorBoard(tmp_path, histograms_every=1), [2, 1])
+    assert {path.parent.name for path in tmp_path.rglob("events*")} == {"train", "validation"}
+    content = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("events*")))
+    for tag in (b"epoch_loss", b"examples_per_second", b"w"):
+        assert tag in content
+
+
+def test_callback_without_a_base_class_gets_the_hooks_that_it_has() -> None:
+    class Own:
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.seen = epoch, logs["val_loss"]
+
+    own = Own()
+    train(own, [3])
+    assert own.seen == (0, 3)
+
+
+def test_error_says_which_callback_and_which_hook() -> None:
+    def fail(epoch: int, logs: Any) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(ConfigError, match=r"on_epoch_end\(\) of <.*LambdaCallback.*no space left"):
+        train(LambdaCallback(on_epoch_end=fail), [1])
+    with pytest.raises(ConfigError, match="did you mean on_epoch_end"):
+        LambdaCallback(on_epoch_ends=fail)
+
+
+def test_hooks_that_do_nothing_are_not_followed() -> None:
+    assert not CallbackList([EarlyStopping()], view(), {}).has("on_train_batch_end")
+    assert CallbackList([ProgressBar()], view(), {}).has("on_train_batch_end")
+    hook = LambdaCallback(on_train_batch_end=print)
+    assert CallbackList([hook], view(), {}).has("on_train_batch_end")
+
+
+def test_weights_can_be_set_as_they_were_got() -> None:
+    model = view()
+    model.show({"w": np.zeros(2, np.float32), "b": np.zeros((), np.float32)})
+    weights = model.get_weights()
+    weights[0] += 1
+    assert not model.weights["w"].any()
+    model.set_weights(weights)
+    assert model.weights["w"].tolist() == [1, 1]
+    for wrong in (weights[:1], [np.zeros(3), weights[1]], {"v": weights[0], "b": weights[1]}):
+        with pytest.raises(ConfigError):
+            model.set_weights(wrong)
+
+
+def test_file_of_weights_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    model = view()
+    model.show({"w": np.zeros(2, np.float32)})
+    model.save_weights(tmp_path / "w.npz")
+    model.save_weights(tmp_path / "w.npz")
+    with pytest.raises(CheckpointError):
+        model.save_weights(tmp_path / "w.npz", overwrite=False)
+
+
+def history() -> History:
+    history = History()
+    history.add(0, {"loss": 2.0, "val_loss": 3.0})
+    history.add(1, {"loss": 1.0, "val_loss": nan, "val_matrix": np.eye(2)})
+    return history
+
+
+def test_measure_that_appears_later_is_nan_before() -> None:
+    late = history()
+    late.add(2, {"loss": 0.5, "late": 7.0})
+    assert np.isnan(late.history["late"][:2]).all() and late.history["late"][2] == 7
+    assert late.epoch == [0, 1, 2]
+
+
+def test_history_is_written_as_csv_json_and_picture(tmp_path: Path) -> None:
+    history().to_csv(tmp_path / "h.csv")
+    rows = list(csv.DictReader((tmp_path / "h.csv").read_text().splitlines()))
+    assert [row["loss"] for row in rows] == ["2.0", "1.0"]
+    history().to_json(tmp_path / "h.json")
+    read = json.loads((tmp_path / "h.json").read_text(), parse_constant=pytest.fail)
+    assert [row["val_loss"] for row in read] == [3.0, None]
+    pytest.importorskip("matplotlib")
+    history().plot(tmp_path / "h.png")
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_history_comes_back_from_its_rows() -> None:
+    rows = history().rows()
+    again = History.of(rows)
+    assert repr(again.rows()) == repr(rows)

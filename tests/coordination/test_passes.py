@@ -1,0 +1,193 @@
+"""Passes over the data: each counts every batch once, then all workers wait to be sent on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Extended, Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Order
+
+Play = Callable[[Coordinator, str], None]
+ENDLESS = 1 << 40
+
+
+def coordinator(spec: str, limit: int = 0, workers: int = 2) -> Coordinator:
+    run = Coordinator(
+        make_policy(spec),
+        shards=1,
+        workers=workers,
+        steps=ENDLESS,
+        lookahead=0,
+        ledger=Ledger(limit=limit),
+    )
+    for worker in range(workers):
+        run.handle(Joined(worker, 1))
+    return run
+
+
+def test_nothing_is_leased_before_the_first_pass_begins(play: Play) -> None:
+    run = coordinator("hogwild")
+    play(
+        run,
+        """
+        pull 0     -> -
+        pull 1     -> -
+        held       -> -
+        extend 3   -> switch hogwild, release 0 with 0, release 1 with 1
+        push 1 1 1 -> apply 1, release 1 with 2
+        push 0 1 0 -> apply 0
+        held       -> 0 waits for 1
+        push 1 2 2 -> apply 1
+        held       -> -
+        """,
+    )
+    assert run.is_pass_over
+    play(run, "extend 6 -> switch hogwild, release 0 with 3, release 1 with 4")
+
+
+def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there(play: Play) -> None:
+    run = coordinator("sync-replicas:aggregate=4", limit=2)
+    play(
+        run,
+        """
+        pull 0     -> -
+        pull 1     -> release 0 with 0, release 1 with 1
+        push 0 1 0 -> accumulate 0
+        push 1 1 1 -> accumulate 1, reduce, switch sync-replicas:aggregate=4
+        extend 4   -> switch sync-replicas:aggregate=4, release 0 with 2, release 1 with 3
+        """,
+    )
+    assert run.ledger.pass_examples == 0
+
+
+def test_batch_of_a_worker_that_dies_belongs_to_its_pass(play: Play) -> None:
+    run = coordinator("sync-replicas", limit=2)
+    play(
+        run,
+        """
+        pull 0     -> -
+        pull 1     -> release 0 with 0, release 1 with 1
+        push 0 1 0 -> -
+        leave 1    -> leave 1, reduce 0, release 0 with 1
+        push 0 2 1 -> reduce 0
+        """,
+    )
+    assert run.is_pass_over
+
+
+def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody(play: Play) -> None:
+    run = coordinator("sync-replicas", limit=2)
+    play(
+        run,
+        """
+        pull 0     -> -
+        pull 1     -> release 0 with 0, release 1 with 1
+        extend 4   -> -
+        extend 4   -> -
+        push 0 1 0 -> -
+        push 1 1 1 -> reduce 0 1, release 0 with 2, release 1 with 3
+        """,
+    )
+
+
+def test_run_may_be_closed_between_two_passes(play: Play) -> None:
+    run = coordinator("hogwild", limit=1, workers=1)
+    play(
+        run,
+        """
+        pull 0     -> release 0 with 0
+        push 0 1 0 -> apply 0
+        close      -> release 0 stop
+        """,
+    )
+    assert run.finished
+
+
+POLICIES = [
+    *("hogwild", "bounded-staleness:0", "bounded-staleness:2", "sync-replicas"),
+    *("sync-replicas:aggregate=1", "sync-replicas:aggregate=3", "sync-replicas:aggregate=5"),
+    "sync-replicas:aggregate=2,tokens=1",
+]
+
+
+class Cluster:
+    """Workers that compute what they are released with, in the order that a test chooses."""
+
+    def __init__(self, spec: str, workers: int, lookahead: int) -> None:
+        self.run = Coordinator(
+            make_policy(spec),
+            shards=1,
+            workers=workers,
+            steps=ENDLESS,
+            lookahead=lookahead,
+            ledger=Ledger(limit=0),
+        )
+        self.has: dict[int, list[int]] = {}
+        self.computing: list[int] = []
+        self.sequences = dict.fromkeys(range(workers), 0)
+        self.lives = dict.fromkeys(range(workers), 0)
+        for worker in range(workers):
+            self.join(worker)
+
+    def join(self, worker: int) -> None:
+        self.lives[worker] += 1
+        self.sequences[worker] = 0
+        self.has[worker] = []
+        self.carry_out(self.run.handle(Joined(worker, self.lives[worker])))
+        self.carry_out(self.run.handle(PullArrived(worker)))
+
+    def die(self, worker: int) -> None:
+        self.computing = [other for other in self.computing if other != worker]
+        self.carry_out(self.run.handle(Left(worker)))
+        self.join(worker)
+
+    def push(self, worker: int) -> None:
+        self.computing.remove(worker)
+        self.sequences[worker] += 1
+        batch = self.has[worker].pop(0)
+        event = PushArrived(worker, self.sequences[worker], batch, 10, loss=float(batch))
+        self.carry_out(self.run.handle(event))
+
+    def carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            if order.kind == "release" and not order.stop:
+                (worker,) = order.workers
+                self.has[worker] += order.batches
+                self.computing.append(worker)
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+@given(
+    workers=st.integers(1, 4),
+    lookahead=st.integers(0, 2),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    choices=st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30),
+)
+def test_every_pass_counts_its_batches_once_whoever_dies(
+    spec: str, workers: int, lookahead: int, sizes: list[int], choices: list[tuple[int, bool]]
+) -> None:
+    cluster = Cluster(spec, workers, lookahead)
+    limit = 0
+    for size in sizes:
+        limit += size
+        cluster.carry_out(cluster.run.handle(Extended(limit)))
+        while not cluster.run.is_pass_over:
+            assert cluster.computing, "nobody computes, and the pass is not over"
+            choice, dies = choices.pop() if choices else (0, False)
+            worker = cluster.computing[choice % len(cluster.computing)]
+            (cluster.die if dies and "tokens" not in spec else cluster.push)(worker)
+        ledger = cluster.run.ledger
+        assert (ledger.next_batch, ledger.open_batches()) == (limit, ())
+        assert ledger.pass_examples == 10 * size
+        assert ledger.mean_loss == sum(range(limit - size, limit)) / size
+        assert ledger.examples == 10 * limit
+        assert not cluster.computing
+        cluster.run = unpack(pack(cluster.run))

@@ -1,0 +1,322 @@
+"""`Trainer.fit` in one process, compared with a loop of NumPy."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Trainer
+from zmqtrain.callbacks import (
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+)
+from zmqtrain.data import ArrayDataset, BatchPlan, NoisyLine
+from zmqtrain.errors import ConfigError, DataError, RunFailedError
+from zmqtrain.metrics import Accuracy, MeanAbsoluteError
+from zmqtrain.models import LinearRegression, SoftmaxRegression
+from zmqtrain.optim import SGD, Exponential, Momentum
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(23, 2)).astype(np.float32)
+Y = (X @ np.array([[2.0], [-1.0]], np.float32)) + 0.5
+TRAIN, VALIDATION = (X[:17], Y[:17]), (X[17:], Y[17:])
+MODEL = LinearRegression(2)
+
+
+class Watched(ArrayDataset):
+    """Remembers the examples of each batch."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self, *arrays: Any) -> None:
+        super().__init__(*arrays)
+        self.batches: list[list[int]] = []
+
+    def take(self, indices: Any) -> Any:
+        self.batches.append(indices.tolist())
+        return super().take(indices)
+
+
+def reference(seed: int, rates: list[float]) -> tuple[dict[str, Any], list[float]]:
+    """Train on one batch with each of these rates; return the weights and each batch's loss."""
+    plan = BatchPlan(17, 5, seed, exact=True)
+    weights, losses = MODEL.parameters(0), []
+    for number, rate in enumerate(rates):
+        batch = plan.indices(number)
+        out = {name: np.empty_like(value) for name, value in weights.items()}
+        losses.append(MODEL.loss_and_gradients(weights, (X[batch], Y[batch]), out))
+        for name, value in weights.items():
+            value -= np.float32(rate) * out[name]
+    return weights, losses
+
+
+def fit(trainer: Trainer, train: Any = TRAIN, **options: Any) -> zmqtrain.History:
+    given = {"batch_size": 5, "verbose": False, "validation_data": VALIDATION} | options
+    return trainer.fit(train, **given)
+
+
+def test_epochs_are_exact_passes_and_history_is_that_of_a_plain_loop() -> None:
+    train = Watched(*TRAIN)
+    trainer = Trainer(MODEL, SGD(0.05), seed=3)
+    history = fit(trainer, train, epochs=3)
+    assert sorted(map(len, train.batches)) == [2] * 3 + [5] * 9
+    for epoch in range(3):
+        seen = [example for batch in train.batches[4 * epoch : 4 * epoch + 4] for example in batch]
+        assert sorted(seen) == list(range(17))
+    weights, losses = reference(3, [0.05] * 12)
+    for name, value in weights.items():
+        assert np.array_equal(trainer.weights[name], value)
+    means = [np.average(losses[i : i + 4], weights=[5, 5, 5, 2]) for i in (0, 4, 8)]
+    assert history.history["loss"] == pytest.approx(means)
+    assert history.history["val_loss"][-1] == trainer.evaluate(VALIDATION)["loss"]
+    assert history.epoch == [0, 1, 2]
+
+
+class Recorder:
+    """A callback as people write them for Keras, without its base class."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        self.calls.append(("params", params["epochs"], params["steps"]))
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.calls.append("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch", epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch", batch))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert np.isfinite(logs["loss"])
+        self.calls.append(("batch end", batch))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append("test")
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("test end", sorted(logs)))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.calls.append(("epoch end", epoch, sorted(logs)))
+        assert [value.shape for value in self.model.get_weights()] == [(2, 1), (1,)]
+        if epoch == 1:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.calls.append("train end")
+
+
+def test_callback_written_for_keras_is_called_as_keras_would() -> None:
+    recorder = Recorder()
+    trainer = Trainer(MODEL, SGD(0.05), metrics=[MeanAbsoluteError()])
+    history = fit(trainer, epochs=9, batch_size=10, callbacks=[recorder])
+    measures = ["loss", "mean_absolute_error"]
+
+    def epoch(number: int) -> list[Any]:
+        return [
+            *(("epoch", number), ("batch", 0), ("batch end", 0), ("batch", 1), ("batch end", 1)),
+            *("test", ("test end", measures)),
+            ("epoch end", number, ["loss", *(f"val_{name}" for name in measures)]),
+        ]
+
+    assert recorder.calls == [("params", 9, 2), "train", *epoch(0), *epoch(1), "train end"]
+    assert history.epoch == [0, 1]
+    assert trainer.summary is not None and trainer.summary.exit_code == 0
+
+
+def test_learning_rate_that_is_set_counts_exactly() -> None:
+    trainer = Trainer(MODEL, SGD(0.08))
+    history = fit(
+        trainer, epochs=3, callbacks=[LearningRateScheduler(lambda epoch, rate: rate / 2)]
+    )
+    rates = [rate for rate in (0.04, 0.02, 0.01) for _ in range(4)]
+    weights, _ = reference(0, rates)
+    for name, value in weights.items():
+        assert np.array_equal(trainer.weights[name], value)
+    assert history.history["learning_rate"] == [0.04, 0.02, 0.01]
+
+
+def test_best_weights_are_restored_and_saved(tmp_path: Path) -> None:
+    seen = {}
+
+    def remember(epoch: int, logs: Any) -> None:
+        seen[epoch] = logs["val_loss"]
+
+    def spoil(epoch: int, logs: Any) -> None:
+        if epoch == 2:
+            early.model.set_weights([value + 1 for value in early.model.get_weights()])
+
+    early = EarlyStopping(patience=2, restore_best=True)
+    callbacks = [
+        LambdaCallback(on_epoch_end=remember),
+        early,
+        ModelCheckpoint(tmp_path / "best.npz", save_best_only=True),
+        LambdaCallback(on_epoch_end=spoil),
+    ]
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path / "run")
+    history = fit(trainer, epochs=20, callbacks=callbacks)
+    assert early.best_epoch == 2 and len(history.epoch) == 5  # what was spoilt was measured
+    assert trainer.evaluate(VALIDATION)["loss"] == seen[2]
+    best = np.load(tmp_path / "best.npz")
+    for name, value in trainer.weights.items():
+        assert np.array_equal(best[name], value)
+        assert np.array_equal(zmqtrain.load(tmp_path / "run")[name], value)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_fit_that_is_resumed_is_the_fit_that_was_not_interrupted(
+    tmp_path: Path, epochs: int
+) -> None:
+    def callbacks() -> list[Any]:
+        return [
+            ReduceLROnPlateau(patience=1, min_delta=10, factor=0.5),
+            EarlyStopping(patience=4, min_delta=10),
+        ]
+
+    whole = Trainer(MODEL, Momentum(0.05, 0.9))
+    expected = fit(whole, epochs=7, callbacks=callbacks())
+    again = Trainer(MODEL, Momentum(0.05, 0.9), logdir=tmp_path)
+    fit(again, epochs=epochs, callbacks=callbacks())
+    history = fit(again, epochs=7, callbacks=callbacks())
+    assert history.rows() == expected.rows()
+    assert len(history.epoch) == 5
+    for name, value in whole.weights.items():
+        assert np.array_equal(again.weights[name], value)
+    newcomer = Trainer(MODEL, Momentum(0.05, 0.9), logdir=tmp_path)
+    assert newcomer.evaluate(VALIDATION) == again.evaluate(VALIDATION)
+
+
+def test_fit_that_was_interrupted_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
+    def interrupt(batch: int, logs: Any) -> None:
+        if batch == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    expected = fit(whole := Trainer(MODEL, SGD(0.05)), epochs=2)
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)])
+    assert trainer.summary is not None and 0 < trainer.summary.global_step < 8
+    history = fit(trainer, epochs=2)
+    assert history.rows() == expected.rows()
+    for name, value in whole.weights.items():
+        assert np.array_equal(trainer.weights[name], value)
+
+
+def test_second_fit_goes_on_from_the_weights() -> None:
+    twice, once = Trainer(MODEL, SGD(0.05)), Trainer(MODEL, SGD(0.05))
+    fit(twice, epochs=1)
+    first = twice.evaluate(VALIDATION)["loss"]
+    assert fit(twice, epochs=1).history["val_loss"][0] < first
+    fit(once, epochs=1)
+    assert once.evaluate(VALIDATION)["loss"] == first
+
+
+def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    ends: list[int] = []
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path / "run")
+    callbacks = [LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(epoch))]
+    history = fit(trainer, epochs=5, batch_size=2, callbacks=callbacks, fast_dev_run=True)
+    assert ends == history.epoch == [0]
+    assert trainer.summary is not None and trainer.summary.examples == 6
+    assert not (tmp_path / "run").exists()
+    assert not trainer.weights["weights"].any()
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_end"])
+def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, hook: str) -> None:
+    def fail(number: int, logs: Any) -> None:
+        if number == 1:
+            raise OSError("no space left")
+
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path)
+    with pytest.raises(RunFailedError, match=rf"{hook}\(\).*no space left") as caught:
+        fit(trainer, epochs=3, callbacks=[LambdaCallback(**{hook: fail})])
+    assert caught.value.exit_code == ConfigError.exit_code
+    assert trainer.summary is not None
+    assert trainer.summary.checkpoint is not None and trainer.summary.global_step > 0
+
+
+def test_run_that_diverges_raises() -> None:
+    trainer = Trainer(MODEL, SGD(1e30), max_nonfinite=0)
+    with pytest.raises(RunFailedError) as caught:
+        fit(trainer, epochs=3)
+    assert caught.value.exit_code == 76
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"callbacks": [EarlyStopping("val_acc")]}, ConfigError, "val_loss"),
+        ({"callbacks": [EarlyStopping()], "validation_data": None}, ConfigError, "there are loss"),
+        ({"epochs": 0, "callbacks": [EarlyStopping()]}, ConfigError, "epochs"),
+        ({"batch_size": 18}, ConfigError, "batch_size"),
+        ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
+        ({"train": (X[:3], Y[:4])}, DataError, "rows"),
+    ],
+)
+def test_mistake_is_told_before_anything_is_trained(
+    options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        fit(Trainer(MODEL, SGD(0.05)), **options)
+
+
+def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained() -> None:
+    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.05), metrics=[MeanAbsoluteError()])
+    labels = np.arange(23) % 3
+    with pytest.raises(ConfigError, match="MeanAbsoluteError"):
+        fit(trainer, (X, labels), validation_data=(X, labels))
+
+
+def test_data_of_ours_brings_its_validation_data() -> None:
+    trainer = Trainer(LinearRegression(), SGD(0.05))
+    history = trainer.fit(NoisyLine(examples=20), batch_size=5, verbose=False)
+    assert list(history.history) == ["loss", "val_loss"]
+    assert set(trainer.evaluate(NoisyLine(examples=20))) == {"loss"}
+
+
+def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
+    calls: list[str] = []
+
+    class Calls(Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            calls.append("test")
+
+        def on_predict_end(self, logs: Any = None) -> None:
+            calls.append(f"predict {logs['outputs'].shape}")
+
+    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.1), metrics=[Accuracy(name="share")])
+    measures = trainer.evaluate((X, np.arange(23) % 3), callbacks=[Calls()])
+    assert set(measures) == {"loss", "accuracy", "share"}
+    assert trainer.predict(X, callbacks=[Calls()], batch_size=10).shape == (23, 3)
+    assert calls == ["test", "predict (23, 3)"]
+
+
+def test_schedule_of_the_optimizer_is_seen_and_can_be_replaced() -> None:
+    seen: list[float] = []
+
+    def look(epoch: int, rate: float) -> float:
+        seen.append(rate)
+        return rate if epoch == 0 else 0.5
+
+    schedule = Exponential(0.1, decay_steps=4, decay_rate=0.1, staircase=True)
+    callbacks = [LearningRateScheduler(look)]
+    history = fit(Trainer(MODEL, SGD(schedule)), epochs=3, callbacks=callbacks)
+    assert seen == pytest.approx([0.1, 0.01, 0.5])
+    assert history.history["learning_rate"] == pytest.approx([0.01, 0.5, 0.5])

@@ -1,0 +1,27 @@
+"""Callbacks of a training by epochs, on the protocol of Keras."""
+
+from zmqtrain.callbacks.base import Callback, LambdaCallback, ModelView
+from zmqtrain.callbacks.control import (
+    EarlyStopping,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+)
+from zmqtrain.callbacks.history import History
+from zmqtrain.callbacks.output import CSVLogger, JSONLogger, ProgressBar
+from zmqtrain.callbacks.tensorboard import TensorBoard
+
+__all__ = [
+    "CSVLogger",
+    "Callback",
+    "EarlyStopping",
+    "History",
+    "JSONLogger",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "ModelCheckpoint",
+    "ModelView",
+    "ProgressBar",
+    "ReduceLROnPlateau",
+    "TensorBoard",
+]

@@ -1,0 +1,240 @@
+"""What a callback is: an object with Keras's hooks, and what it may ask of the training.
+
+A callback needs no base class: hooks that it lacks are not called. All callbacks of a job run in
+one process, one after another, while nothing is trained. So they may write files, and none of them
+has to be called anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.store.weights import save
+from zmqtrain.user_code import user_code
+
+Logs: TypeAlias = dict[str, Any]
+"""Measures of an epoch, a batch or an evaluation; a callback may add to those of an epoch."""
+
+Weights: TypeAlias = dict[str, Any]
+"""Arrays by name."""
+
+
+class OptimizerView:
+    """The learning rate of the next steps; a callback may set it."""
+
+    def __init__(self) -> None:
+        self._rate: float | None = None
+        self.changed = False  # by a callback, since the training last looked
+
+    @property
+    def learning_rate(self) -> float:
+        """
+        Raises:
+            ConfigError: the optimizer has none.
+        """
+        if self._rate is None:
+            raise ConfigError(
+                "this optimizer has no learning rate, which a callback wants to read; use another "
+                "optimizer, or leave the callback out"
+            )
+        return self._rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        try:
+            value = float(rate)
+        except (TypeError, ValueError):
+            value = np.nan
+        if not 0 <= value < np.inf:
+            raise ConfigError(
+                f"a callback sets the learning rate to {rate!r}; expected a number, at least 0"
+            )
+        if self.learning_rate != value:
+            self._rate, self.changed = value, True
+
+    lr = learning_rate
+
+    def show(self, rate: float | None) -> None:
+        """Make this the rate that callbacks see; None: the optimizer has none."""
+        self._rate, self.changed = rate, False
+
+
+class ModelView:
+    """The model as callbacks see it: its weights between two epochs, and a way to stop.
+
+    ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
+    be written to; :meth:`set_weights` replaces them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.source = model
+        self.stop_training = False
+        self.optimizer = OptimizerView()
+        self.weights: Weights = {}
+        self.weights_changed = False  # by a callback, since the training last looked
+
+    def show(self, weights: Weights) -> None:
+        """Make these the weights that callbacks see."""
+        self.weights, self.weights_changed = weights, False
+
+    def get_weights(self) -> list[Any]:
+        """Return copies of the weights, in the model's order."""
+        return [value.copy() for value in self.weights.values()]
+
+    def set_weights(self, weights: Sequence[Any] | Mapping[str, Any]) -> None:
+        """Go on with these weights: a list as :meth:`get_weights` returns it, or arrays by name.
+
+        Raises:
+            ConfigError: their number, names or shapes are others.
+        """
+        values = list(weights.values()) if isinstance(weights, Mapping) else list(weights)
+        names = list(weights) if isinstance(weights, Mapping) else list(self.weights)
+        shapes = [value.shape for value in self.weights.values()]
+        if names != list(self.weights) or [np.shape(value) for value in values] != shapes:
+            raise ConfigError(
+                f"set_weights() got arrays of shapes {[np.shape(v) for v in values]}; expected "
+                f"{dict(zip(self.weights, shapes, strict=True))}; give what get_weights() returned"
+            )
+        self.weights = {
+            name: np.array(value, self.weights[name].dtype)
+            for name, value in zip(names, values, strict=True)
+        }
+        self.weights_changed = True
+
+    def save_weights(self, path: str | Path, overwrite: bool = True) -> None:
+        """Write the weights into a file ``.safetensors`` or ``.npz``.
+
+        Raises:
+            CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
+        """
+        save(path, self.weights, overwrite=overwrite)
+
+    save = save_weights
+
+
+class Callback:
+    """A base class for callbacks, with hooks that do nothing.
+
+    ``model`` is a :class:`ModelView`, ``params`` a dict with ``epochs``, ``steps`` (batches of an
+    epoch) and ``verbose``. Epochs count from 0. ``logs`` hold ``loss``, the mean over the epoch of
+    what each batch had before its update, and ``val_...`` for each measure of the validation data.
+    ``state`` and ``restore`` keep plain data across a resume of the job.
+    """
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.params: Mapping[str, Any] = {}
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def on_train_begin(self, logs: Logs | None = None) -> None: ...
+    def on_train_end(self, logs: Logs | None = None) -> None: ...
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None: ...
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None: ...
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None: ...
+    def on_test_begin(self, logs: Logs | None = None) -> None: ...
+    def on_test_end(self, logs: Logs | None = None) -> None: ...
+    def on_predict_begin(self, logs: Logs | None = None) -> None: ...
+    def on_predict_end(self, logs: Logs | None = None) -> None: ...
+
+
+class LambdaCallback(Callback):
+    """Calls functions at hooks: ``LambdaCallback(on_epoch_end=lambda epoch, logs: ...)``."""
+
+    def __init__(self, **hooks: Callable[..., object]) -> None:
+        """
+        Raises:
+            ConfigError: there is no hook of a name.
+        """
+        super().__init__()
+        every = [name for name in dir(Callback) if name.startswith("on_")]
+        for name, function in hooks.items():
+            if name not in every:
+                raise ConfigError(
+                    f"LambdaCallback: there is no hook {name!r}{did_you_mean(name, every)}; "
+                    f"expected some of {', '.join(every)}"
+                )
+            setattr(self, name, function)
+
+
+class CallbackList:
+    """The callbacks of one job, called in order."""
+
+    def __init__(
+        self, callbacks: Sequence[Any], model: ModelView, params: Mapping[str, Any]
+    ) -> None:
+        self.model = model
+        self._callbacks = callbacks
+        self._with: dict[str, list[Callable[..., object]]] = {}  # the methods of a hook
+        self.call("set_params", dict(params))
+        self.call("set_model", model)
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call one hook of every callback that has it.
+
+        Raises:
+            ConfigError: a callback raises; the text says which one, and at which hook.
+        """
+        for callback in self._callbacks:
+            method = getattr(callback, hook, None)
+            if not callable(method):
+                continue
+            try:
+                with user_code(f"{hook}()", callback):
+                    method(*arguments)
+            except ConfigError as error:
+                if error.__cause__ is not None:  # the text names the callback
+                    raise
+                name = type(callback).__name__
+                raise ConfigError(f"{hook}() of {name} failed: {error}") from error
+
+    def has(self, hook: str) -> bool:
+        """Return whether any callback does something at a hook."""
+        own = vars(Callback).get(hook)
+        methods = [getattr(callback, hook, None) for callback in self._callbacks]
+        return any(
+            method is not None and getattr(method, "__func__", method) is not own
+            for method in methods
+        )
+
+    def check_names(self, measured: Sequence[str]) -> None:
+        """Check at the start that everything that callbacks monitor is measured.
+
+        Raises:
+            ConfigError: something is not.
+        """
+        for callback in self._callbacks:
+            name = getattr(callback, "monitor", None)
+            if isinstance(name, str) and name not in measured:
+                raise ConfigError(
+                    f"{type(callback).__name__} monitors {name!r}, which is not measured; there "
+                    f"are {', '.join(measured)}{did_you_mean(name, measured)}"
+                )
+
+    def state(self) -> list[Any]:
+        """Return what each callback wants to keep across a resume; None where it has no state."""
+        states = []
+        for callback in self._callbacks:
+            with user_code("state()", callback):
+                method = getattr(callback, "state", None)
+                states.append(method() if callable(method) else None)
+        return states
+
+    def restore(self, states: Sequence[Any]) -> None:
+        """Give each callback its state; nothing if these are of other callbacks."""
+        if len(states) != len(self._callbacks):
+            return
+        for callback, state in zip(self._callbacks, states, strict=True):
+            if state is not None and callable(getattr(callback, "restore", None)):
+                with user_code("restore()", callback):
+                    callback.restore(state)

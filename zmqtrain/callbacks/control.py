@@ -1,0 +1,196 @@
+"""Callbacks that look at a measure: stop, keep the best weights, set the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from zmqtrain.callbacks.base import Callback, Logs, Weights
+from zmqtrain.errors import ConfigError
+from zmqtrain.metrics import numbers
+
+Mode: TypeAlias = Literal["auto", "min", "max"]
+
+LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1")
+"""Parts of names of measures that mode "auto" wants large."""
+
+
+class _Monitor(Callback):
+    """Follows one measure and knows the best value so far."""
+
+    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
+        super().__init__()
+        if mode not in ("auto", "min", "max"):
+            raise ConfigError(
+                f"{type(self).__name__}: mode is {mode!r}; expected 'auto', 'min' or 'max'"
+            )
+        self.monitor = monitor
+        larger = any(part in monitor for part in LARGER_IS_BETTER) if mode == "auto" else None
+        self._sign = 1.0 if larger or mode == "max" else -1.0
+        self._min_delta = abs(min_delta)
+        self.best = -self._sign * math.inf
+
+    def value(self, logs: Logs | None) -> float:
+        """Return the measure; NaN if this epoch does not have it."""
+        return float((logs or {}).get(self.monitor, math.nan))
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Say whether a value is better by more than min_delta; NaN never is."""
+        return self._sign * (value - than) > self._min_delta
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class EarlyStopping(_Monitor):
+    """Stops when a measure has not become better for ``patience`` epochs.
+
+    ``restore_best``: the training ends with the weights of the best epoch. After a resume only
+    later epochs can be restored. ``baseline``: a value that has to be reached first.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        min_delta: float = 0.0,
+        patience: int = 0,
+        mode: Mode = "auto",
+        baseline: float | None = None,
+        restore_best: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        self.patience = patience
+        self.restore_best = restore_best
+        self.start_from_epoch = start_from_epoch
+        self.best = self.best if baseline is None else baseline
+        self.wait = 0
+        self.best_epoch: int | None = None
+        self.stopped_epoch: int | None = None
+        self._best_weights: Weights | None = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if epoch < self.start_from_epoch:
+            return
+        value = self.value(logs)
+        if self.is_better(value, self.best):
+            self.best, self.best_epoch, self.wait = value, epoch, 0
+            self._best_weights = self.model.weights if self.restore_best else None
+            return
+        self.wait += 1
+        if self.wait >= self.patience:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        if self._best_weights is not None and self.model.weights is not self._best_weights:
+            self.model.set_weights(self._best_weights)
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "wait": self.wait, "best_epoch": self.best_epoch}
+
+
+class ModelCheckpoint(_Monitor):
+    """Writes the weights into a file after each epoch, or after each that is the best so far.
+
+    ``path`` may name the epoch (from 1) and measures: ``"run/{epoch:02d}-{val_loss:.3f}.npz"``. It
+    ends with .safetensors, which is added if there is no ending, or with .npz. To resume a job,
+    give it a logdir: these files hold weights alone.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        monitor: str = "val_loss",
+        *,
+        save_best_only: bool = False,
+        mode: Mode = "auto",
+    ) -> None:
+        super().__init__(monitor, mode)
+        self.path = str(path)
+        self.save_best_only = save_best_only
+        if not save_best_only:
+            self.monitor = None  # type: ignore[assignment]  # nothing needs to be measured
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if self.save_best_only:
+            value = self.value(logs)
+            if not self.is_better(value, self.best):
+                return
+            self.best = value
+        self.model.save_weights(self._path(epoch, logs or {}))
+
+    def _path(self, epoch: int, logs: Logs) -> str:
+        known = {"epoch": epoch + 1} | {k: v for k, v in numbers(logs).items() if k != "epoch"}
+        try:
+            path = self.path.format(**known)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"ModelCheckpoint: the path {self.path!r} cannot be filled in: {error!r}; it may "
+                f"name {', '.join(known)} in braces"
+            ) from None
+        return path if Path(path).suffix else f"{path}.safetensors"
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate at the beginning of each epoch: ``schedule(epoch, rate)``."""
+
+    def __init__(self, schedule: Callable[..., float]) -> None:
+        super().__init__()
+        self.schedule = schedule
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self.model.optimizer.learning_rate = self.schedule(
+            epoch, self.model.optimizer.learning_rate
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        if logs is not None:
+            logs["learning_rate"] = self.model.optimizer.learning_rate
+
+
+class ReduceLROnPlateau(_Monitor):
+    """Multiplies the learning rate by ``factor`` when a measure has not become better for
+    ``patience`` epochs, but not below ``min_lr``; then waits ``cooldown`` epochs."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: Mode = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if not 0 < factor < 1:
+            raise ConfigError(f"ReduceLROnPlateau: factor is {factor}; expected above 0, below 1")
+        self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
+        self.wait = self.cooling = 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        rate = self.model.optimizer.learning_rate
+        if logs is not None:
+            logs["learning_rate"] = rate
+        value = self.value(logs)
+        if self.cooling:
+            self.cooling -= 1
+            self.wait = 0
+        if self.is_better(value, self.best):
+            self.best, self.wait = value, 0
+        elif not self.cooling:
+            self.wait += 1
+            if self.wait >= self.patience and rate > self.min_lr:
+                self.model.optimizer.learning_rate = max(rate * self.factor, self.min_lr)
+                self.cooling, self.wait = self.cooldown, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "wait": self.wait, "cooling": self.cooling}

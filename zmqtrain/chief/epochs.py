@@ -1,0 +1,214 @@
+"""Epochs: what happens between two passes over the data, while nobody computes.
+
+The validation data is measured, callbacks are called, and what they ask for is done. The job goes
+on when all of this has ended. What was measured, and what callbacks want to keep, is in a file of
+the logdir, so that a job that resumes or a new chief goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
+from zmqtrain.callbacks.history import History, plain
+from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.job import Job
+from zmqtrain.optim.schedules import rate_at
+from zmqtrain.store.durable import replace_file, writing
+
+HISTORY_FILE = "history.json"
+
+log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """The task that calls the callbacks: what it can do with the job while nobody computes."""
+
+    async def read_parameters(self, average: bool = False) -> Weights:
+        """Return the current variables, or their moving averages."""
+        ...
+
+    async def write_parameters(self, weights: Weights) -> None:
+        """Go on with these variables.
+
+        Raises:
+            ConfigError: this host cannot do that.
+        """
+        ...
+
+    async def set_learning_rate(self, rate: float) -> None:
+        """Use this learning rate from the next step on.
+
+        Raises:
+            ConfigError: this host cannot do that.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is: global step, first batch that is not counted, mean loss of the pass."""
+
+    step: int
+    uncounted: int
+    loss: float
+
+
+class Epochs:
+    """The epochs of one job."""
+
+    def __init__(self, job: Job, examples: int, evaluator: Evaluator, host: Host) -> None:
+        """``examples``: in the training set."""
+        self.batches = job.plan(examples).of_pass
+        self.history = History()
+        self.model = ModelView(job.model)
+        self.ended = ""  # why the training is over, "" while it is not
+        self._job, self._evaluator, self._host = job, evaluator, host
+        params = {"epochs": job.epochs, "steps": self.batches, "examples": examples, "verbose": 1}
+        self.history.params = params
+        self._callbacks = CallbackList(job.callbacks, self.model, params)
+        self._follows_batches = self._callbacks.has("on_train_batch_end") or self._callbacks.has(
+            "on_train_batch_begin"
+        )
+        self._records: list[dict[str, Any]] = []  # of epochs, as in the file
+        self._file = None if job.logdir is None else Path(job.logdir) / HISTORY_FILE
+        self._epoch: int | None = None  # that is under way
+        self._batch = 0  # the last one of it that callbacks know
+        self._rate: float | None = None  # set by a callback
+
+    async def begin(self, at: Progress) -> int | None:
+        """Begin the training, or go on with it; return what :meth:`next_limit` returns.
+
+        Raises:
+            ConfigError, DataError: a callback raises, or monitors what is not measured.
+        """
+        self._callbacks.check_names(["loss", *(f"val_{name}" for name in self._evaluator.names())])
+        done = at.uncounted // self.batches
+        await self._read_records(done)
+        await self._show(at.step)
+        await self._call("on_train_begin", {})
+        last = self._records[-1]["epoch"] if self._records else -1
+        if done - 1 > last and at.uncounted % self.batches == 0:  # it is over, and nobody was told
+            self._epoch = done - 1
+        return await self.next_limit(at)
+
+    async def next_limit(self, at: Progress) -> int | None:
+        """End the epoch that is over, and begin the next one.
+
+        Returns the number of the batch at which the epoch under way ends; None if there is none.
+
+        Raises:
+            ConfigError, DataError: a callback raises, or an evaluation fails.
+            CheckpointError: the file cannot be written.
+        """
+        done = at.uncounted // self.batches
+        if self._epoch is not None and done > self._epoch:
+            await self._end_epoch(at)
+        if self.model.stop_training:
+            self.ended = f"stopped by a callback after epoch {done} of {self._job.epochs}"
+        elif done >= self._job.epochs:
+            self.ended = f"epoch {done} of {self._job.epochs} is done"
+        if self.ended:
+            return None
+        if self._epoch is None:
+            self._epoch, self._batch = done, 0
+            await self._show(at.step)
+            await self._call("on_epoch_begin", done, {})
+            await self._do_what_was_asked()
+            if self._follows_batches:
+                self._callbacks.call("on_train_batch_begin", 0, {})
+        return (done + 1) * self.batches
+
+    def step(self, at: Progress) -> None:
+        """Tell callbacks how far the epoch is; called after steps, in the thread that trains."""
+        if not self._follows_batches or self._epoch is None:
+            return
+        batch = at.uncounted - self._epoch * self.batches
+        if batch <= self._batch:
+            return
+        self._batch = batch
+        self._callbacks.call("on_train_batch_end", batch - 1, {"loss": at.loss})
+        if batch < self.batches:
+            self._callbacks.call("on_train_batch_begin", batch, {})
+
+    async def end(self, step: int) -> None:
+        """End the training; also one that was interrupted.
+
+        Raises:
+            ConfigError: a callback raises.
+        """
+        await self._show(step)
+        await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
+        await self._do_what_was_asked()
+
+    async def _end_epoch(self, at: Progress) -> None:
+        assert self._epoch is not None
+        epoch, self._epoch = self._epoch, None
+        logs: Logs = {"loss": at.loss}
+        await self._show(at.step)
+        await self._call("on_test_begin", {})
+        measures = await self._evaluator.evaluate(at.step)
+        await self._call("on_test_end", measures)
+        logs |= {f"val_{name}": value for name, value in measures.items()}
+        await self._call("on_epoch_end", epoch, logs)
+        await self._do_what_was_asked()
+        self.history.add(epoch, logs)
+        self._records.append(
+            {
+                "epoch": epoch,
+                "logs": {name: plain(value) for name, value in logs.items()},
+                "learning_rate": self._rate,
+                "callbacks": self._callbacks.state(),
+            }
+        )
+        if self._file is not None:
+            with writing(self._file):
+                text = json.dumps(self._records)
+                await asyncio.to_thread(replace_file, self._file, text.encode())
+
+    async def _show(self, step: int) -> None:
+        """Let callbacks see the weights and the learning rate of this step."""
+        self.model.show(await self._host.read_parameters())
+        rate = getattr(self._job.optimizer, "learning_rate", None)
+        known = self._rate if self._rate is not None or rate is None else rate_at(rate, step)
+        self.model.optimizer.show(known)
+
+    async def _call(self, hook: str, *arguments: Any) -> None:
+        await asyncio.to_thread(self._callbacks.call, hook, *arguments)
+
+    async def _do_what_was_asked(self) -> None:
+        """Use the weights and the learning rate that callbacks have set."""
+        model = self.model
+        if model.weights_changed:
+            await self._host.write_parameters(model.weights)
+            self._evaluator.forget()
+            model.show(model.weights)
+        if model.optimizer.changed:
+            self._rate = model.optimizer.learning_rate
+            await self._host.set_learning_rate(self._rate)
+            model.optimizer.show(self._rate)
+
+    async def _read_records(self, done: int) -> None:
+        """Go on where the file says that the job was after so many epochs."""
+        if self._file is None or not self._file.exists():
+            return
+        try:
+            records = json.loads(await asyncio.to_thread(self._file.read_bytes))
+            self._records = [record for record in records if record["epoch"] < done]
+            rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
+            return
+        read = History.of(rows)
+        self.history.epoch, self.history.history = read.epoch, read.history
+        if self._records:
+            self._callbacks.restore(self._records[-1]["callbacks"])
+            rate = self._records[-1]["learning_rate"]
+            if rate is not None:
+                self._rate = rate
+                await self._host.set_learning_rate(rate)

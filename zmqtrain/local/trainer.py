@@ -1,0 +1,202 @@
+"""Training in Keras's manner: `zmqtrain.Trainer(model, optimizer).fit(data, epochs=5)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from zmqtrain.callbacks import History, ModelView, ProgressBar
+from zmqtrain.callbacks.base import CallbackList
+from zmqtrain.data.arrays import Arrays, as_dataset
+from zmqtrain.errors import ExitCode, RunFailedError
+from zmqtrain.job import Job
+from zmqtrain.local.in_process import train_here
+from zmqtrain.metrics import Measures, checked
+from zmqtrain.models.base import Array, Batch, Data, Dataset, Model, Parameters
+from zmqtrain.observe.summary import Summary
+from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.weights import load
+from zmqtrain.training import evaluation
+from zmqtrain.wire.messages import Status
+
+QUICK_BATCHES = 3
+"""Batches of an epoch of ``fast_dev_run``."""
+
+
+class Trainer:
+    """A model, what trains it, and its weights.
+
+    ``history`` and ``summary`` are those of the last :meth:`fit`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Any,
+        *,
+        metrics: Sequence[Any] = (),
+        logdir: str | Path | None = None,
+        workers: int = 1,
+        ps: int | None = None,
+        **options: Any,
+    ) -> None:
+        """``metrics``: measured on validation data, see :mod:`zmqtrain.metrics`.
+
+        ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
+        ``workers``, ``ps``: of a cluster in this process; one worker needs no ps. ``options``:
+        other fields of :class:`zmqtrain.Job`, such as ``policy``, ``seed``, ``clip_norm``.
+
+        Raises:
+            ConfigError: something is wrong; the text says what.
+        """
+        self.model, self.optimizer = model, optimizer
+        self.metrics = checked(metrics)
+        self.logdir = None if logdir is None else str(logdir)
+        self.history = History()
+        self.summary: Summary | None = None
+        self._workers, self._ps, self._options = workers, ps, options
+        self._weights: Parameters | None = None
+
+    def fit(
+        self,
+        train: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Any] = (),
+        verbose: bool = True,
+        fast_dev_run: bool = False,
+    ) -> History:
+        """Train for so many passes over ``train``; return what was measured after each.
+
+        ``train``, ``validation_data``: a tuple of arrays, a Dataset, or a Data, whose evaluation
+        set is the validation data unless that is given. ``epochs`` counts from the begin of the
+        logdir's job. Without a logdir a second call goes on from the weights, with the optimizer's
+        slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few batches, nothing
+        saved, to see whether everything works.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
+            RunFailedError: the training failed; ``exit_code`` and the text say why.
+            ZmqTrainError: it could not begin.
+        """
+        directory = self._options.get("data_dir")
+        data = _data(train, validation_data, directory)
+        shown = [ProgressBar()] if verbose else []
+        options = self._options | ({} if batch_size is None else {"batch_size": batch_size})
+        job = Job(
+            model=self.model,
+            data=data,
+            optimizer=self.optimizer,
+            metrics=self.metrics,
+            initial=self._weights,
+            logdir=self.logdir,
+            epochs=epochs,
+            callbacks=[*callbacks, *shown],
+            **options,
+        )
+        if fast_dev_run:
+            quick = _quick(data, directory, QUICK_BATCHES * job.batch_size)
+            job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})
+        outcome = train_here(job, workers=self._workers, ps=self._ps, on_progress=_nothing)
+        self.history, self.summary = outcome.history, outcome.summary
+        if not fast_dev_run:
+            self._weights = outcome.weights
+        if self.summary.exit_code == ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt(self.summary.ended)
+        if self.summary.exit_code != ExitCode.OK:
+            raise RunFailedError(self.summary.ended, self.summary.exit_code)
+        return self.history
+
+    @property
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
+        if self._weights is None and self.logdir is not None:
+            if checkpoints_directory(Path(self.logdir)).is_dir():
+                self._weights = load(self.logdir)
+        if self._weights is None:
+            seed = self._options.get("seed", 0)
+            return self.model.parameters(seed)
+        return dict(self._weights)
+
+    def evaluate(
+        self, examples: Any, *, batch_size: int = evaluation.ROWS, callbacks: Sequence[Any] = ()
+    ) -> Measures:
+        """Return the model's own measures and the metrics, over all examples.
+
+        Raises:
+            ConfigError, DataError: the model, a metric or the data is wrong.
+        """
+        dataset = _examples(examples)
+        called = self._calling(callbacks)
+        called.call("on_test_begin", {})
+        measures = evaluation.evaluate(
+            self.model, self.weights, dataset, metrics=self.metrics, rows=batch_size
+        )
+        called.call("on_test_end", measures)
+        return measures
+
+    def predict(
+        self, examples: Any, *, batch_size: int = evaluation.ROWS, callbacks: Sequence[Any] = ()
+    ) -> NDArray[Any]:
+        """Return the model's outputs, a row for each example; ``examples`` need no labels.
+
+        Raises:
+            ConfigError, DataError: the model cannot predict, or the data is wrong.
+        """
+        called = self._calling(callbacks)
+        called.call("on_predict_begin", {})
+        outputs = evaluation.predict(self.model, self.weights, _examples(examples), batch_size)
+        called.call("on_predict_end", {"outputs": outputs})
+        return outputs
+
+    def _calling(self, callbacks: Sequence[Any]) -> CallbackList:
+        view = ModelView(self.model)
+        view.show(self.weights if callbacks else {})
+        return CallbackList(callbacks, view, {})
+
+
+def _nothing(status: Status) -> None:
+    """Show nothing: callbacks show the progress."""
+
+
+class _First:
+    """The first examples of a dataset."""
+
+    def __init__(self, dataset: Dataset, count: int) -> None:
+        self._dataset, self._count = dataset, min(count, len(dataset))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, indices: Array) -> Batch:
+        return self._dataset.take(indices)
+
+
+def _data(train: Any, validation: Any, directory: str | None) -> Data:
+    """Return training and validation examples as the data of a job."""
+    if not isinstance(train, Data):
+        return Arrays(train, validation)
+    if validation is None:
+        return train
+    return Arrays(train.load(directory)[0], validation)
+
+
+def _quick(data: Data, directory: str | None, examples: int) -> Data:
+    """Return the first few examples of both sets."""
+    train, validation = data.load(directory)
+    return Arrays(
+        _First(train, examples), None if validation is None else _First(validation, examples)
+    )
+
+
+def _examples(examples: Any) -> Dataset:
+    """Return what to measure: of a Data its evaluation set."""
+    if isinstance(examples, Data):
+        train, validation = examples.load(None)
+        return train if validation is None else validation
+    return as_dataset(examples)
