@@ -7,6 +7,7 @@ has changed.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import re
@@ -273,6 +274,21 @@ class Job(BaseModel):
         job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
         job._source = self._source
         return job
+
+    def with_own_model(self) -> Job:
+        """Return this job with a copy of the model, for another thread of this process.
+
+        Raises:
+            ConfigError: the model cannot be copied.
+        """
+        try:
+            return self.model_copy(update={"model": copy.deepcopy(self.model)})
+        except Exception as error:
+            raise ConfigError(
+                f"{self.model!r} cannot be copied, and every worker of this process needs a copy: "
+                f"{described(error)}; expected a model that copy.deepcopy can copy; give it "
+                "__deepcopy__, or train with one worker, or in processes (zmqtrain run)"
+            ) from error
 
     def from_source_of(self, other: Job) -> Job:
         """Return this job as one that was loaded from the code of another."""

@@ -18,11 +18,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import zmqtrain  # noqa: E402
+from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.compute import threads  # noqa: E402
+from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+from zmqtrain.optim import Momentum  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 Y = np.arange(12) % 3
@@ -217,6 +221,34 @@ def test_module_is_built_once_for_parameters_state_and_steps() -> None:
     step.model.metrics(step.values, BATCH)
     step()
     assert len(built) == 1
+
+
+def test_module_stays_that_of_the_steps_when_initial_values_are_asked_for_again() -> None:
+    step = Step()
+    step()
+    module = step.model.module
+    same(step.model.parameters(0), TorchModel(net, F.cross_entropy).parameters(0))
+    assert step.model.module is module
+
+
+def test_own_loop_trains_the_module_that_it_was_given() -> None:
+    data = Arrays(train=BATCH, evaluation=BATCH)
+
+    def job() -> Job:
+        model = TorchModel(lambda: net(nn.Dropout(0.1)), F.cross_entropy)
+        options: dict[str, Any] = {"seed": 3, "batch_size": 5, "steps": 20, "evaluate_every": 5}
+        return Job(model=model, data=data, optimizer=Momentum(0.1), **options)
+
+    with zmqtrain.attach(job()) as session:
+        module = session.module
+        for x, y in session.batches():
+            module.zero_grad()
+            loss = F.cross_entropy(module(x), y)
+            loss.backward()
+            session.step(loss)
+    assert session.summary is not None
+    assert session.summary.parameters_sha256 == zmqtrain.run(job()).parameters_sha256
+    assert module is session.module
 
 
 def test_autocast_computes_in_bfloat16_and_keeps_float32() -> None:

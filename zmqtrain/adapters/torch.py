@@ -89,8 +89,7 @@ class TorchModel:
 
     def _forget(self) -> None:
         self._module: Any = None
-        self._seed = 0  # of the module
-        self._is_initial = False  # the module has its initial values
+        self._initial_seed: int | None = None  # while the module has its initial values
         self._arrays: list[Any] = []  # that it is bound to
         self._out: Gradients | None = None
         self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
@@ -112,7 +111,7 @@ class TorchModel:
     @property
     def module(self) -> Any:
         """The module; during a step its parameters are the worker's memory."""
-        return self._module if self._module is not None else self._initial(self._seed)
+        return self._module if self._module is not None else self._initial(0)
 
     def parameters(self, seed: int) -> dict[str, NDArray[np.float32]]:
         """Return the parameters that need a gradient.
@@ -224,8 +223,8 @@ class TorchModel:
         return torch.autocast(kind, torch.bfloat16, enabled=self._autocast is not None)
 
     def _initial(self, seed: int) -> Any:
-        """Return the module with the initial values of a seed."""
-        if self._is_initial and self._seed == seed:
+        """Return a module with the initial values of a seed; the first one is kept for steps."""
+        if self._initial_seed == seed:
             return self._module
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -234,9 +233,10 @@ class TorchModel:
             raise ConfigError(
                 f"build of {self!r} returned {module!r:.80}; expected a torch.nn.Module"
             )
-        self._module, self._seed, self._is_initial = module, seed, True
-        if self._compile:
-            module.compile(**({} if self._compile is True else self._compile))
+        if self._module is None:
+            self._module, self._initial_seed = module, seed
+            if self._compile:
+                module.compile(**({} if self._compile is True else self._compile))
         return module
 
     def _bind(self, parameters: Parameters, out: Gradients | None) -> None:
@@ -249,14 +249,14 @@ class TorchModel:
             self._thread = threading.get_ident()
         arrays = [*parameters.values(), *(out or {}).values()]
         is_bound = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
-        if self._is_initial or not is_bound or out is not self._out:
+        if not is_bound or out is not self._out:
             self._arrays, self._out = arrays, out
             self._bind_module(self.module, parameters, out)
         for buffer in self._buffers:
             buffer.load()
 
     def _bind_module(self, module: Any, parameters: Parameters, out: Gradients | None) -> None:
-        self._is_initial = False
+        self._initial_seed = None
         module.to(_tensor(next(iter(parameters.values()))).device)
         self._trained, self._buffers = [], []
         for name, parameter in module.named_parameters():

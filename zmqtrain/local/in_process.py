@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import logging
 import signal
 import threading
@@ -29,12 +28,10 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, refuse_while_loading
 from zmqtrain.local.one_worker import LocalRun
-from zmqtrain.models.base import Model
 from zmqtrain.observe.summary import Summary
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
-from zmqtrain.user_code import described
 from zmqtrain.wire.messages import Status
 
 log = logging.getLogger(__name__)
@@ -163,7 +160,7 @@ async def _run_cluster(
         )
 
     # Workers and the chief use models in different threads: each gets a copy.
-    jobs = [job.model_copy(update={"model": _copy_of(job.model)}) for _ in range(workers)]
+    jobs = [job.with_own_model() for _ in range(workers)]
     chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
     actors: list[JobActor] = [
         *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
@@ -184,17 +181,6 @@ async def _run_cluster(
     if chief.summary is None:
         raise KeyboardInterrupt  # Ctrl-C came before the job began
     return Outcome(chief.summary, chief.history, chief.weights)
-
-
-def _copy_of(model: Model) -> Model:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise ConfigError(
-            f"{model!r} cannot be copied, and every worker of this process needs a copy: "
-            f"{described(error)}; expected a model that copy.deepcopy can copy; give it "
-            "__deepcopy__, or train with one worker, or in processes (zmqtrain run)"
-        ) from error
 
 
 def _has_running_loop() -> bool:

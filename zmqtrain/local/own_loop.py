@@ -46,6 +46,7 @@ class Session:
     """
 
     def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
+        job.variables()  # before that, the model knows no seed
         self.module = meeting.module
         self.summary: Summary | None = None
         self.steps = 0

@@ -38,6 +38,7 @@ from zmqtrain.roles.hosting import (
 )
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
+from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
 
 CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job has ended
@@ -163,9 +164,10 @@ async def _serve(config: TaskConfig, job: Job, on_start: script.OnStart = stop_o
     """Run the task's actor, and the chief's too if this task hosts it."""
     actors: list[JobActor] = []
     if config.hosts_chief:
+        own = job if isinstance(job.model, Meeting) else job.with_own_model()
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
         # Each actor has its own key, so its own transport.
-        actors.append(Chief(as_chief, job, TransportByAddress(as_chief.security), ProgressLog()))
+        actors.append(Chief(as_chief, own, TransportByAddress(as_chief.security), ProgressLog()))
     if config.role is Role.PS:
         actors.append(ParameterServer(config, job, TransportByAddress(config.security)))
     elif config.role is Role.WORKER:

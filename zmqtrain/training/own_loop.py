@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Meeting:
                 "adapter, such as zmqtrain.adapters.torch.TorchModel; or use zmqtrain.run"
             )
         self._model = model
+        self._evaluated = copy.deepcopy(model)  # the loop may use the other one at the same time
         self._seed = 0, 0
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
@@ -51,6 +53,10 @@ class Meeting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        measures: dict[str, float] = self._evaluated.metrics(parameters, batch)
+        return measures
 
     def seed_batch(self, seed: int, batch: int) -> None:
         self._seed = seed, batch
