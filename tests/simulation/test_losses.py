@@ -40,7 +40,7 @@ def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silenc
 ) -> None:
     # The witness would end the run before the workers notice.
     monkeypatch.setattr(Witness, "saw", lambda *_: False)
-    faults = tuple(Fault(0.5, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
+    faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
     tale: list[str] = []
     simulate(calm(ps=1, lane="memory", faults=faults), tale.append)
     found = [line for line in tale if "ps 0 went back from version" in line]

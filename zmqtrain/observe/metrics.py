@@ -5,29 +5,31 @@ The attribute of a metric is its exposed name without ``zmqtrain_`` and without 
 the values of a label are known, each is an attribute: ``metrics.pushes.applied.inc()``; otherwise
 they are looked up: ``metrics.rpc_duration_seconds["Push"].observe(0.002)``.
 
-A step makes two dozen updates. prometheus-client takes 1 us for each (locks, lookup of the label);
-the smallest step takes 200 us.
+A step makes two dozen updates, and the smallest takes 200 us. Counters and histograms are
+prometheus-client's, but keep plain numbers without its locks, which cost 2 us an update.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from math import inf, nan
 from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
+import prometheus_client
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     GCCollector,
-    Histogram,
     Info,
     Metric,
     ProcessCollector,
 )
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 NAMESPACE = "zmqtrain"
 ROLES = ("chief", "ps", "worker")
@@ -45,6 +47,39 @@ State: TypeAlias = Literal["starting", "joining", "training", "draining", "finis
 C = TypeVar("C")
 K = TypeVar("K", str, int)
 S = TypeVar("S")
+
+
+class Counter(prometheus_client.Counter):
+    """A counter that one thread increments."""
+
+    def _metric_init(self) -> None:
+        self._sum = 0.0
+
+    def inc(self, amount: float = 1.0, exemplar: dict[str, str] | None = None) -> None:
+        self._sum += amount
+
+    def _child_samples(self) -> Iterable[Sample]:
+        return (Sample("_total", {}, self._sum, None, None),)
+
+
+class Histogram(prometheus_client.Histogram):
+    """A histogram to which one thread adds."""
+
+    def _metric_init(self) -> None:
+        self._total = 0.0
+        self._counts = [0] * len(self._upper_bounds)
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        self._total += amount
+        self._counts[bisect_left(self._upper_bounds, amount)] += 1
+
+    def _child_samples(self) -> Iterable[Sample]:
+        found = 0
+        for bound, count in zip(self._upper_bounds, self._counts, strict=True):
+            found += count
+            yield Sample("_bucket", {"le": floatToGoString(bound)}, found, None, None)  # type: ignore[no-untyped-call]
+        yield Sample("_count", {}, found, None, None)
+        yield Sample("_sum", {}, self._total, None, None)
 
 
 @dataclass(frozen=True, slots=True)

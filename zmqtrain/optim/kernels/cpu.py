@@ -24,27 +24,29 @@ def bind(memory: Memory) -> CpuKernel | None:
         TypeError: it could not write to the memory.
     """
     try:
-        numbers = memory.rule.hyperparameters(0)
+        given = memory.rule.hyperparameters(0)
     except ConfigError:  # the update itself raises it again
         return None
+    switches = tuple(number if isinstance(number, bool) else None for number in given)
     loop = _loaded(
         memory.rule.formula,
         tuple(array is not None for array in memory.arrays),
-        tuple(number if isinstance(number, bool) else None for number in numbers),
+        switches,
         isinstance(memory.rule, LayerRule),
         memory.l2 is not None,
         memory.redo is not None,
     )
-    return None if loop is None else CpuKernel(memory, loop)
+    return None if loop is None else CpuKernel(memory, loop, switches.count(None))
 
 
 class CpuKernel:
     """A formula, compiled for the CPU."""
 
-    def __init__(self, memory: Memory, loop: Loop) -> None:
+    def __init__(self, memory: Memory, loop: Loop, numbers: int) -> None:
+        """``numbers``: how many of the rule's hyperparameters are no switches."""
         self.loop = loop
         self._size = size = len(memory.parameters)
-        self._rule, self._l2 = memory.rule, () if memory.l2 is None else (memory.l2,)
+        self._rule, self._numbers, self._l2 = memory.rule, numbers, memory.l2
         arrays = [array for array in memory.arrays if array is not None]
         copies = [copy for copy in memory.copies or () if copy is not None]
         for array in arrays:
@@ -77,11 +79,8 @@ class CpuKernel:
             stop,
             given.ctypes.data,
             *self._addresses,
-            *(each for each in self._rule.hyperparameters(step) if not isinstance(each, bool)),
-            *(() if factor is None else (factor,)),
-            scale,
-            *self._l2,
-            *(() if share is None else (share,)),
+            *self._rule.hyperparameters(step)[: self._numbers],
+            *[number for number in (factor, scale, self._l2, share) if number is not None],
         )
 
 
