@@ -207,7 +207,6 @@ def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
     for index in range(cluster.schedule.ps):
         shard = cluster.server(index).state.shard
-        views = shard.layout.views(shard.parameters)
-        for chunk, view in zip(shard.layout.slices, views, strict=True):
-            values[chunk.variable.name] = view
-    return {name: values[name] for name in cluster.job.initial_parameters()}
+        for cut in shard.layout.slices:
+            values[cut.variable.name] = cut.value(shard.parameters)
+    return {variable.name: values[variable.name] for variable in cluster.job.variables()}

@@ -21,17 +21,14 @@ def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
     plan = BatchPlan(len(train), job.batch_size, job.seed)
     values = job.initial_parameters()
     (layout,) = place(job.variables(), 1)
-    flat = np.empty(layout.size, np.float32)
-    layout.gather(values, flat)
+    flat = layout.flat_of(values)
     update = job.update().bind(flat, new_slots(job.update(), flat))
     out = {name: np.empty_like(value) for name, value in values.items()}
     for step in range(job.steps):
         parts = []
         for batch in range(step * gradients, (step + 1) * gradients):
             job.model.loss_and_gradients(values, train.take(plan.indices(batch)), out)
-            part = np.empty(layout.size, np.float32)
-            layout.gather(out, part)
-            parts.append(part)
+            parts.append(layout.flat_of(out))
         update.apply_mean(tuple(parts), gradients, step)
         layout.scatter(flat, values)
     return values

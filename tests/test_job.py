@@ -202,7 +202,7 @@ def test_update_is_the_optimizer_with_the_jobs_regularisation() -> None:
 def test_layouts_hold_every_parameter() -> None:
     layouts = job(model=MLP(6, hidden=5, classes=3)).layouts(2)
     assert [layout.shard for layout in layouts] == [0, 1]
-    assert sum(layout.size for layout in layouts) == 6 * 5 + 5 + 5 * 3 + 3
+    assert sum(cut.size for layout in layouts for cut in layout.slices) == 6 * 5 + 5 + 5 * 3 + 3
 
 
 EXPECTED = "expected a float32 NumPy array: convert it in the model's parameters()"

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -40,7 +41,7 @@ from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
-from zmqtrain.store.layout import ShardLayout, Variable, variables_of
+from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.user_code import described, is_installed, place_of, user_code
@@ -174,7 +175,9 @@ class Job(BaseModel):
     )
 
     initial: Any = Field(
-        None, description="arrays by name with which variables begin, instead of the model's own"
+        None,
+        validate_default=True,
+        description="arrays by name with which variables begin, instead of the model's own",
     )
     metrics: Any = Field((), description="what is measured beside the loss; see zmqtrain.metrics")
     callbacks: Any = Field(
@@ -213,6 +216,13 @@ class Job(BaseModel):
                 f"not a {expected.__name__}: it needs the methods {', '.join(methods)}"
             )
         return value
+
+    @field_validator("initial", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping | None):
+            raise ValueError("expected arrays by name: a dict")
+        return {name: np.asarray(array) for name, array in (value or {}).items()}
 
     @field_validator("overlap")
     @classmethod
@@ -253,6 +263,7 @@ class Job(BaseModel):
 
     _source: str = PrivateAttr("")  # digest of the code that it was loaded from
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
+    _frozen: dict[str, Any] | None = PrivateAttr(None)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -306,18 +317,12 @@ class Job(BaseModel):
         return Update(self.optimizer, l2=self.l2, moving_average=self.moving_average)
 
     def initial_parameters(self) -> dict[str, Any]:
-        """Return the model's initial parameters.
+        """Return the initial values of the variables that are trained.
 
         Raises:
             ConfigError: they are not named float32 NumPy arrays, or the model raises.
         """
-        with user_code("parameters()", self.model):
-            parameters = self.model.parameters(self.seed)
-        if not isinstance(parameters, dict) or not all(isinstance(n, str) for n in parameters):
-            raise ConfigError(
-                f"parameters() of {self.model!r} returned {parameters!r:.80}; expected a dict of "
-                "names and float32 NumPy arrays"
-            )
+        parameters = self._named_arrays("parameters", "float32 NumPy arrays")
         for name, value in parameters.items():
             if not isinstance(value, np.ndarray) or value.dtype != np.float32:
                 kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
@@ -327,29 +332,71 @@ class Job(BaseModel):
                 )
         if not parameters:
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
-        return parameters if self.initial is None else self._begun(parameters)
+        return parameters
 
-    def _begun(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the model's parameters with the values of ``initial``.
+    def initial_state(self) -> dict[str, Any]:
+        """Return the initial values of the model's state; {} if it has none.
 
         Raises:
-            ConfigError: names or shapes are others.
+            ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
         """
-        given = {name: np.asarray(value) for name, value in self.initial.items()}
-        if unknown := sorted(given.keys() - parameters.keys()):
-            raise ConfigError(
-                f"initial has {unknown[0]!r}, which {self.model!r} does not have; expected some of "
-                f"{', '.join(parameters)}"
-            )
-        for name, value in given.items():
-            if value.shape != parameters[name].shape:
+        return self._arrays("state")
+
+    def frozen(self) -> dict[str, Any]:
+        """Return the model's variables that nobody changes, read-only; {} if it has none.
+
+        Raises:
+            ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
+        """
+        if self._frozen is None:
+            self._frozen = self._arrays("frozen")
+            for array in self._frozen.values():
+                array.flags.writeable = False
+        return self._frozen
+
+    def initial_values(self) -> dict[str, Any]:
+        """Return the initial values of all variables that the shards hold.
+
+        Raises:
+            ConfigError: see :meth:`initial_parameters` and :meth:`initial_state`.
+        """
+        return self.initial_parameters() | self.initial_state()
+
+    def all_values(self) -> dict[str, Any]:
+        """Return the initial values of all variables of the model."""
+        return self.initial_values() | self.frozen()
+
+    def _arrays(self, method: str) -> dict[str, Any]:
+        """Return copies of what an optional method of the model returns."""
+        if not callable(getattr(self.model, method, None)):
+            return {}
+        arrays = self._named_arrays(method, "NumPy arrays")
+        for name, value in arrays.items():
+            if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in DTYPES:
+                kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
                 raise ConfigError(
-                    f"initial has {name!r} of shape {value.shape}; expected "
-                    f"{parameters[name].shape}, as {self.model!r} has it"
+                    f"{name!r} in {method}() of {self.model!r} is a {kind}; expected a NumPy array "
+                    f"of one of these dtypes: {', '.join(DTYPES)}"
                 )
-        return {
-            name: given.get(name, value).astype(value.dtype) for name, value in parameters.items()
-        }
+        return {name: np.array(value, value.dtype.name) for name, value in arrays.items()}
+
+    def _named_arrays(self, method: str, expected: str) -> dict[str, Any]:
+        """Return what a method of the model returns, with the values of ``initial``."""
+        with user_code(f"{method}()", self.model):
+            values = getattr(self.model, method)(self.seed)
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            raise ConfigError(
+                f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "
+                f"and {expected}"
+            )
+        given = {name: self.initial[name] for name in values if name in self.initial}
+        for name, value in given.items():
+            if value.shape != values[name].shape:
+                raise ConfigError(
+                    f"initial has {name!r} of shape {value.shape}; expected {values[name].shape}, "
+                    f"as {self.model!r} has it"
+                )
+        return values | {name: value.astype(values[name].dtype) for name, value in given.items()}
 
     def load_data(self) -> tuple[Dataset, Dataset | None]:
         """Return (training set, evaluation set); without the latter nothing is evaluated.
@@ -379,9 +426,21 @@ class Job(BaseModel):
         return BatchPlan(examples, self.batch_size, self.seed, exact=self.epochs > 0)
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return the model's variables; the first call makes initial parameters."""
+        """Return all variables that the shards hold; the first call makes initial values."""
         if self._variables is None:
-            self._variables = variables_of(self.initial_parameters())
+            parameters, state = self.initial_parameters(), self.initial_state()
+            names = [*parameters, *state, *self.frozen()]
+            if repeated := [name for name in names if names.count(name) > 1]:
+                raise ConfigError(
+                    f"{self.model!r} has two variables called {repeated[0]!r}; expected each name "
+                    "in one of parameters(), state() and frozen()"
+                )
+            if unknown := sorted(self.initial.keys() - set(names)):
+                raise ConfigError(
+                    f"initial has {unknown[0]!r}, which {self.model!r} does not have; expected "
+                    f"some of {', '.join(names)}"
+                )
+            self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
 
     def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
@@ -393,17 +452,20 @@ class Job(BaseModel):
 
         A task that loads the data adds an entry :data:`DATA`; a ps does not load it.
         """
-        variables = self.variables()
-        listing = "; ".join(f"{v.name} {list(v.shape)}" for v in variables)
-        digest = _hash(listing.encode())
-        optional = {SOURCE: self._source} if self._source else {}
-        if self.epochs:
-            optional[EPOCHS] = str(self.epochs)
-        return optional | {
+        trained = [v for v in self.variables() if v.kind == "trained"]
+        state = [v for v in self.variables() if v.kind == "state"]
+        listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
+        optional = {
+            SOURCE: self._source,
+            EPOCHS: str(self.epochs or ""),
+            "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
+            "frozen": _digest_of_arrays(self.frozen()),
+        }
+        return {name: _short(text) for name, text in optional.items() if text} | {
             # An address would differ on every task.
             "model": _short(_ADDRESS.sub("", repr(self.model))),
-            "parameters": f"{len(variables)} variables, {sum(v.size for v in variables)} elements "
-            f"({digest})",
+            "parameters": f"{len(trained)} variables, {sum(v.size for v in trained)} elements "
+            f"({_hash(listing.encode())})",
             "optimizer": _short(repr(self.update())),
             "policy": self.policy,
             "batch_size": str(self.batch_size),
@@ -601,6 +663,15 @@ def _sentence(mistake: ErrorDetails) -> str:
 
 def _names(jobs: dict[str, Job]) -> str:
     return "no Job" if not jobs else "the Jobs " + ", ".join(sorted(jobs))
+
+
+def _digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of named arrays; "" of none."""
+    digest = hashlib.blake2b(digest_size=6)
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.name} {array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest() if arrays else ""
 
 
 def _short(text: str) -> str:

@@ -32,7 +32,7 @@ OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
 async def local(job: Job) -> AsyncIterator[Exchange]:
     (layout,) = job.layouts(1)
     flat = np.empty(layout.size, np.float32)
-    layout.gather(job.initial_parameters(), flat)
+    layout.gather(job.initial_values(), flat)
     shard = Shard(layout, job.update())
     shard.initialize(flat)
     exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))

@@ -83,7 +83,7 @@ class Situation:
 
 
 def _lane(size: int) -> Lane:
-    return Lane("tcp", np.zeros(size, np.float32), np.full(size, np.nan, np.float32))
+    return Lane("tcp", np.zeros(size, np.float32), np.zeros(size, np.float32))
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,7 @@ async def test_gradient_that_is_not_finite_does_not_go_ahead() -> None:
     situation.written("v1", "v0")
     await asyncio.sleep(0)
     (request,) = situation.complete()
-    assert sorted(request.sent) == [5, 6, 7, 8, 9]
+    assert sorted(request.sent) == [7, 8, 9, 10, 11]  # v1 begins at 64
 
 
 async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_chunks() -> None:

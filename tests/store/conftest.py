@@ -49,10 +49,7 @@ class SmallJob:
 
     def flats(self, layout: ShardLayout) -> dict[str, np.ndarray]:
         """The shard's part of the parameters and of each slot, flat."""
-        flats = {key: np.empty(layout.size, np.float32) for key in self.state}
-        for key, flat in flats.items():
-            layout.gather(self.state[key], flat)
-        return flats
+        return {key: layout.flat_of(values) for key, values in self.state.items()}
 
     def write_shard(self, temporary: Path, layout: ShardLayout, version: int) -> ShardFile:
         slots = self.flats(layout)

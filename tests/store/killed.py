@@ -19,8 +19,8 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import PART_SIZE, PARTS, SegmentLayout
 from zmqtrain.store.shard import Shard, segment_layout
 
-SIZE = PARTS * PART_SIZE + 3
-"""Elements: as many parts as there can be."""
+SIZE = PARTS * PART_SIZE + 9
+"""Elements: as many parts as there can be, and no zeros between the variables."""
 
 RULES = {"sgd": Update(SGD(0.01)), "adam": Update(Adam(0.01)), "lamb": Update(LAMB(0.01))}
 

@@ -21,8 +21,15 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import CLOCK, ORDERS, REDO_SIZE
 from zmqtrain.store.shard import Shard, segment_layout
 
-SIZE = 2 * REDO_SIZE + 77
-"""Elements: two whole runs and a part of one."""
+VARIABLES = (
+    Variable("w", (2 * REDO_SIZE,)),
+    Variable("b", (1005,)),
+    Variable("mean", (7,), "float32", "state"),
+    Variable("count", (2,), "int64", "state"),
+)
+"""What is trained takes two whole blocks and a part of one; the last two are state."""
+
+SIZE = place(VARIABLES, 1, partition_nbytes=0)[0].size
 
 UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 """In NumPy, where it can be interrupted at every line; for compiled loops see test_guarded.py."""
@@ -34,8 +41,7 @@ INTERRUPTED = (changes.__file__, parts.__file__, redo.__file__)
 
 
 def layout() -> ShardLayout:
-    variables = [Variable("w", (SIZE - 1000,)), Variable("b", (1000,))]
-    return place(variables, 1, partition_nbytes=4 * SIZE)[0]
+    return place(VARIABLES, 1, partition_nbytes=0)[0]
 
 
 def begin(path: Path, update: Update = UPDATE) -> Shard:

@@ -84,8 +84,8 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
 
     def parts_of(segment: Segment) -> list[Part]:
         return [
-            Part(InPlace(segment), where, segment.redo(number), [(slice(0, size), 0)], update)
-            for number, where in enumerate(segment.layout.parts)
+            Part(InPlace(segment), part.where, segment.redo(number), [(slice(0, size), 0)], update)
+            for number, part in enumerate(segment.layout.parts)
         ]
 
     def dies(part: Part, line: int) -> bool:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.store.layout import Variable, empty_values
+from zmqtrain.store.layout import ALIGNMENT, DTYPES, Variable, empty_values
 from zmqtrain.store.placement import place
 
 
@@ -84,8 +85,8 @@ def test_greedy_places_each_part_on_its_own() -> None:
     layouts = place(_variables((5,), (4,)), 2, "greedy", 8)
     held = [[(p.variable.name, p.start, p.rows, p.offset) for p in at.slices] for at in layouts]
     assert held == [
-        [("v0", 0, 3, 0), ("v1", 2, 2, 3)],
-        [("v0", 3, 2, 0), ("v1", 0, 2, 2)],
+        [("v0", 0, 3, 0), ("v1", 2, 2, 16)],
+        [("v0", 3, 2, 0), ("v1", 0, 2, 16)],
     ]
 
 
@@ -93,8 +94,8 @@ def test_parts_on_the_same_shard_stay_separate_slices() -> None:
     layouts = place(_variables((1, 10), (1, 10), (3,)), 3, "greedy", 4)
     assert [(p.variable.name, p.start, p.rows, p.offset) for p in layouts[2].slices] == [
         ("v2", 0, 1, 0),
-        ("v2", 1, 1, 1),
-        ("v2", 2, 1, 2),
+        ("v2", 1, 1, 16),
+        ("v2", 2, 1, 32),
     ]
 
 
@@ -150,13 +151,43 @@ def test_every_element_is_held_exactly_once(
     for layout in layouts:
         end = 0
         for chunk in layout.slices:
-            assert chunk.offset == end
-            end += chunk.size
+            assert chunk.offset % ALIGNMENT == 0
+            assert 0 <= chunk.offset - end < ALIGNMENT
+            end = chunk.end
             part = chunk.of(held[chunk.variable.name])
             assert part.shape == chunk.shape
             part += 1
         assert layout.size == end
     assert all((counts == 1).all() for counts in held.values())
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=6
+    ),
+    st.integers(1, 4),
+    st.integers(0, 50),
+    st.data(),
+)
+def test_state_of_every_dtype_is_carried_to_the_last_bit(
+    kinds: list[tuple[str, list[int]]], shards: int, partition_nbytes: int, data: st.DataObject
+) -> None:
+    trained = Variable("w", (7,))
+    state = [Variable(f"s{n}", tuple(s), dtype, "state") for n, (dtype, s) in enumerate(kinds)]
+    values = {v.name: data.draw(arrays(v.dtype, v.shape)) for v in (*state, trained)}
+    back = empty_values([*state, trained])
+    for layout in place([*state, trained], shards, "greedy", partition_nbytes):
+        flat = layout.flat_of(values)
+        places = [cut.variable.place for cut in layout.slices]
+        assert places == sorted(places)
+        ends = [cut.end for cut in layout.slices if cut.variable.kind == "trained"]
+        assert layout.trained >= max(ends, default=0)
+        assert np.isfinite(flat[layout.averaged :]).all()
+        layout.scatter(flat, back)
+    for name, value in values.items():
+        assert back[name].dtype == value.dtype
+        np.testing.assert_array_equal(back[name], value)
 
 
 @settings(deadline=None)

@@ -38,12 +38,13 @@ class Scripted:
     async def join(self) -> Membership:
         self.joins += 1
         (layout,) = LAYOUTS
-        self._gradient = np.full(layout.size, np.nan, np.float32)
+        self._gradient = np.zeros(layout.size, np.float32)
         parameters = np.zeros(layout.size, np.float32)
         return Membership(LAYOUTS, [parameters], [self._gradient], self._batches)
 
     def begin(self) -> None:
-        self._gradient[...] = np.nan
+        for cut in LAYOUTS[0].slices:
+            cut.run(self._gradient)[...] = np.nan
 
     def written(self, names: Sequence[str]) -> None:
         raise AssertionError("the job's overlap is off")

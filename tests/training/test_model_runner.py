@@ -61,7 +61,8 @@ class Bench:
             **fields,
         )
         layouts = job.layouts(2)
-        self.gradients = [np.full(layout.size, np.nan, np.float32) for layout in layouts]
+        nothing = {"a": np.full((4, 2), np.nan), "b": np.full(3, np.nan)}
+        self.gradients = [layout.flat_of(nothing) for layout in layouts]
         self.told: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
         membership = Membership(layouts, parameters, self.gradients, ())

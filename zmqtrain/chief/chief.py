@@ -273,7 +273,7 @@ class Chief(JobActor):
         values = empty_values(self._variables)
         for layout, flat in zip(self._layouts, flats, strict=True):
             layout.scatter(flat, values)
-        return values
+        return values | self.job.frozen()
 
     async def _end(self, status: Status) -> int:
         """Save and evaluate, then broadcast the shutdown.

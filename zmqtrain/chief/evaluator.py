@@ -63,7 +63,7 @@ class Evaluator:
             return []
         job = self._job
         return list(
-            evaluate(job.model, job.initial_parameters(), First(self._dataset), metrics=job.metrics)
+            evaluate(job.model, job.all_values(), First(self._dataset), metrics=job.metrics)
         )
 
     def forget(self) -> None:

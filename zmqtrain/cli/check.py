@@ -126,7 +126,7 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
             f"the job's logdir is {job.logdir!r}, but {obstacle} is not a directory that this user "
             f"can write to; correct {names_of('logdir')}"
         )
-    parameters = job.initial_parameters()
+    parameters, state, frozen = job.initial_parameters(), job.initial_state(), job.frozen()
     training, evaluation = job.load_data()
     if len(training) == 0:
         problems.errors.append("the training set is empty; expected at least one example")
@@ -143,10 +143,10 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
     if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in batch):
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return
-    problems.errors += mistakes_of_a_step(job.model, parameters, batch)
+    problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
     for name, data in (("training", training), ("evaluation", evaluation)):
         if data is not None and len(data):
-            measures = evaluate(job.model, parameters, _Sample(data))
+            measures = evaluate(job.model, parameters | state | frozen, _Sample(data))
             problems.errors += [
                 f"{measure} of the {name} set is {value}; expected a finite number"
                 for measure, value in measures.items()

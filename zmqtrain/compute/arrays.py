@@ -9,3 +9,13 @@ from numpy.typing import NDArray
 
 Flat: TypeAlias = NDArray[np.float32]
 """A contiguous float32 array of shape (n,), of NumPy or, on a GPU, of CuPy."""
+
+ALIGNMENT_NBYTES = 64
+"""Frameworks take arrays that begin at a multiple of it without a copy."""
+
+
+def zeros(size: int) -> Flat:
+    """Return float32 zeros of shape (size,), aligned."""
+    memory = np.zeros(4 * size + ALIGNMENT_NBYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_NBYTES
+    return memory[start : start + 4 * size].view(np.float32)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from zmqtrain.actors.joining import Joined
 from zmqtrain.actors.link import Link
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import (
     ConfigError,
     FencedError,
@@ -80,7 +78,7 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
 
 
 async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
-    size = actor.job.layouts(actor.shards)[shard].size
+    layout = actor.job.layouts(actor.shards)[shard]
     reached = await map_segment(actor, shard, joined)
     if reached is not None:
         segment, number = reached
@@ -89,11 +87,11 @@ async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
         except SegmentError as error:
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
-    parameters, gradient = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    parameters, gradient = zeros(layout.size), zeros(layout.size)
     compression = make_compression(actor.job.compression)
     if compression is None:
         return Lane("tcp", parameters, gradient)
-    return Lane("tcp", parameters, gradient, encode=Compressor(compression, size).encode)
+    return Lane("tcp", parameters, gradient, encode=Compressor(compression, layout.trained).encode)
 
 
 async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:

@@ -38,9 +38,8 @@ class Overlap:
         self._unwritten: set[str] = set()
         self._runs: dict[str, list[tuple[int, int, int]]] = {}  # (shard, start, stop) by variable
         for shard, layout in enumerate(layouts):
-            for cut in layout.slices:
-                run = (shard, cut.offset, cut.offset + cut.size)
-                self._runs.setdefault(cut.variable.name, []).append(run)
+            for cut, start, stop in layout.runs:
+                self._runs.setdefault(cut.variable.name, []).append((shard, start, stop))
 
     def begin(self, sequence: int) -> None:
         """Begin a push; :meth:`written` sends its chunks."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-import numpy as np
-
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.actors.task import JobActor
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError, ProtocolError
 from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
@@ -111,7 +109,7 @@ class ParameterServerExchange:
     def _source(self, lane: Lane) -> Flat:
         """Return where the worker reads a shard's parameters: in place, or a copy."""
         if self._actor.job.consistent_reads and lane.reached is not None:
-            return np.empty_like(lane.parameters)
+            return zeros(len(lane.parameters))
         return lane.parameters
 
     def _pull(self) -> list[Outstanding]:

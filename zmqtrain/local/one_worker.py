@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from zmqtrain.actors.joining import process_name
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import WATCH_S
@@ -122,9 +120,7 @@ class LocalRun:
         path, generation = await self._saver.newest()
         shard, ledger = self._make_shard(), Ledger()
         if path is None:
-            flat = np.empty(self._layout.size, np.float32)
-            self._layout.gather(self._job.initial_parameters(), flat)
-            shard.initialize(flat)
+            shard.initialize(self._layout.flat_of(self._job.initial_values()))
         else:
             manifest = read_manifest(path)
             slots = [slot.name for slot in shard.rule.slots]
@@ -211,7 +207,7 @@ class LocalRun:
         shard = self._running.shard
         values = empty_values(self._job.variables())
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
-        return values
+        return values | self._job.frozen()
 
     async def write_parameters(self, weights: Mapping[str, Any]) -> None:
         """Go on with these variables."""

@@ -12,10 +12,11 @@ Array: TypeAlias = Any
 """A NumPy or CuPy array: a model is written once for both."""
 
 Parameters: TypeAlias = Mapping[str, Array]
-"""Named parameters in creation order, each float32."""
+"""All variables by name: trained (float32), state, frozen."""
 
 Gradients: TypeAlias = MutableMapping[str, Array]
-"""Buffers with the parameters' shapes, into which a model writes its gradients."""
+"""A buffer for each trained variable, for its gradient, and for each state variable, for its new
+value."""
 
 
 class Buffers(dict[str, Array]):
@@ -50,10 +51,26 @@ class Model(Protocol):
 
     A model with random numbers, such as dropout's, may have ``seed_batch(seed, batch)``. It is
     called with the job's seed and the batch's number before ``loss_and_gradients``.
+
+    A model may have variables that are not trained, by two more methods. Both return named NumPy
+    arrays, the same for the same seed on every task; of any dtype but complex numbers and objects.
+
+    ``state(seed)``: variables that a step assigns, such as the statistics of batch normalisation
+    or a counter. ``loss_and_gradients`` finds their current values in ``parameters`` and in
+    ``out``, and writes new ones into ``out``, if they have changed. An update makes of float16 and
+    float32 state the mean over its gradients, of other dtypes the value of its first gradient.
+    Under ``sync-replicas`` that is the mean over the workers of a step; under asynchronous policies
+    an update has one gradient, so the last one says the value.
+
+    ``frozen(seed)``: variables that nobody changes. They are in ``parameters`` alone, and in no
+    message.
+
+    With ``predict(parameters, batch)``, which returns an array of one row an example, a model can
+    be asked for its outputs.
     """
 
     def parameters(self, seed: int) -> dict[str, Array]:
-        """Return the initial parameters, float32 NumPy arrays in creation order.
+        """Return the initial values of what is trained: float32 NumPy arrays in creation order.
 
         The same seed gives the same values on every task of the cluster.
         """
@@ -62,8 +79,8 @@ class Model(Protocol):
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         """Write the gradient of the mean loss over ``batch`` into ``out``; return that loss.
 
-        ``out`` has the parameters' names and shapes; every element must be overwritten, since the
-        buffers are not cleared between steps. ``parameters`` must not be written to.
+        Every element of a gradient must be overwritten, since the buffers are not cleared between
+        steps. ``parameters`` must not be written to.
         """
         ...
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Batch, Model
+from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.user_code import user_code
 
 ELEMENTS = 4
@@ -38,12 +39,21 @@ _DOUBLE_STEP, _SINGLE_STEP = 1e-5, 1e-2
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-def mistakes_of_a_step(model: Model, parameters: Arrays, batch: Batch) -> Iterator[str]:
+def mistakes_of_a_step(
+    model: Model,
+    parameters: Arrays,
+    batch: Batch,
+    state: Mapping[str, Any] = MappingProxyType({}),
+    frozen: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[str]:
     """Yield a text for each mistake in the loss and the gradient of one batch.
+
+    ``parameters``: what is trained; ``state`` and ``frozen``: the other variables of the model.
 
     Raises:
         ConfigError: the model raises.
     """
+    model = _OfParameters(model, state, frozen)
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
     loss = _call(model, parameters, batch, out)
@@ -78,6 +88,29 @@ def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> It
                 f"{count} of {np.size(gradient)} elements of the gradient of {name!r} are NaN or "
                 "infinite, or not written"
             )
+
+
+class _OfParameters:
+    """A model as a function of what is trained: every step begins with the same state."""
+
+    def __init__(self, model: Model, state: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
+        self._model, self._state, self._frozen = model, state, frozen
+
+    def __repr__(self) -> str:
+        return repr(self._model)
+
+    def parameters(self, seed: int) -> Arrays:
+        return self._model.parameters(seed)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        values = {**parameters, **self._state, **self._frozen}
+        buffers = {**out, **{name: value.copy() for name, value in self._state.items()}}
+        loss = self._model.loss_and_gradients(values, batch, buffers)
+        out.update({name: buffers[name] for name in buffers.keys() - self._state.keys()})
+        return loss
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        return self._model.metrics({**parameters, **self._state, **self._frozen}, batch)
 
 
 @dataclass(frozen=True)

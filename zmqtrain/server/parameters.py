@@ -6,8 +6,6 @@ import logging
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
@@ -101,9 +99,7 @@ class ParameterAccess:
         """Put initial parameters into the shard, or those of a checkpoint."""
         shard = self._state.shard
         if checkpoint_path is None:
-            flat = np.empty(shard.layout.size, np.float32)
-            shard.layout.gather(self._job.initial_parameters(), flat)
-            shard.initialize(flat)
+            shard.initialize(shard.layout.flat_of(self._job.initial_values()))
             self._state.restored_from = None
             return
         path = self._state.restored_from = Path(checkpoint_path)

@@ -18,7 +18,7 @@ from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, PendingPull, PendingPush, ShardState
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.wire import chunks
-from zmqtrain.wire.compression import make_compression
+from zmqtrain.wire.compression import Decompressor, make_compression
 from zmqtrain.wire.messages import Chunk, Pull, Push, Release, Taken
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class Receiver:
         self._executor = executor
         self._metrics = metrics
         self._holds_lease = holds_lease
-        made = make_compression(compression)
-        self._decode = chunks.take_in if made is None else made.decode
+        made, trained = make_compression(compression), state.shard.layout.trained
+        self._decode = chunks.take_in_at if made is None else Decompressor(made, trained).decode
 
     def on_pull(self, request: Request, pull: Pull) -> None:
         peer = self._peers.member(request)
@@ -93,7 +93,8 @@ class Receiver:
             if peer.lane != "tcp" or peer.buffer < 0:
                 raise ProtocolError(f"a chunk of push {chunk.sequence} on lane {peer.lane}")
             gradient = self._state.shard.segment.gradient(peer.buffer)
-            self._decode(tensors, chunks.at(gradient, chunk.index))
+            start = chunk.index * chunks.CHUNK_SIZE
+            self._decode(start, tensors, chunks.at(gradient, chunk.index))
             peer.chunks.add(chunk.index)
         peer.unacknowledged_nbytes += sum(tensor.nbytes for tensor in tensors)
         if 2 * peer.unacknowledged_nbytes >= WINDOW_NBYTES:
@@ -185,5 +186,5 @@ class Receiver:
             )
         peer.chunks.clear()
         if rides:
-            self._decode(tensors, gradient)
+            self._decode(0, tensors, gradient)
         return True

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import PartLayout, parts_of
 
 if TYPE_CHECKING:
     from zmqtrain.compute.device import Device
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 class Memory(Protocol):
     """Arrays of shape (size,), all on one processor.
 
-    ``parts``: where they may be cut, to be changed side by side.
+    ``parts``: where they may be cut, to be changed side by side, and how.
     """
 
     parameters: Any
     slots: dict[str, Any]
     sum: Any
-    parts: Sequence[slice]
+    parts: Sequence[PartLayout]
 
     def gradient(self, number: int) -> Any:
         """Return the current values of gradient ``number`` of the segment."""
@@ -51,7 +52,7 @@ class InPlace:
         self.parameters = segment.parameters
         self.slots = segment.slots
         self.sum = segment.sum
-        self.parts: Sequence[slice] = segment.layout.parts
+        self.parts: Sequence[PartLayout] = segment.layout.parts
         self.gradient = segment.gradient
 
     def load(self) -> None:
@@ -70,8 +71,11 @@ class OnDevice:
     def __init__(self, segment: Segment, device: Device) -> None:
         self._segment = segment
         self._device = device
+        layout = segment.layout
         # A kernel has all of the device to itself.
-        self.parts: Sequence[slice] = (slice(0, segment.layout.size),)
+        self.parts: Sequence[PartLayout] = parts_of(
+            layout.size, layout.state, lambda size: [slice(0, size)]
+        )
         self.parameters, self.sum = device.twins([segment.parameters, segment.sum])
         twins = device.twins(list(segment.slots.values()))
         self.slots = dict(zip(segment.slots, twins, strict=True))

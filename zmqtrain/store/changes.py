@@ -14,6 +14,7 @@ is noted, the kind of a change that is done, and its negative while it is under 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +25,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Pieces, Squares, factors_of
 from zmqtrain.store.arithmetic import Memory
-from zmqtrain.store.parts import Part
+from zmqtrain.store.parts import Part, StatePart, part_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -68,26 +69,27 @@ class Changes:
         memory: Memory,
         update: Update,
         pieces: Pieces,
+        sizes: Sequence[int],
         *,
         safe: bool,
         threads: int | None,
     ) -> None:
         """``memory``: where the arithmetic happens; of a safe segment, in place.
 
-        ``pieces``: which elements are of which variable.
+        ``pieces``: which elements are of which trained variable; ``sizes``: how many each has.
         """
         self._segment = segment
-        self._sizes = [0] * (1 + max((variable for _, variable in pieces), default=-1))
-        for piece, variable in pieces:
-            self._sizes[variable] += piece.stop - piece.start
+        self._sizes = sizes
         self._memory = memory
         self._update = update
         self._safe = safe
         self._team = ThreadTeam(threads)
         self._parts = [
-            Part(memory, where, segment.redo(number) if safe else None, pieces, update)
-            for number, where in enumerate(memory.parts)
+            part_of(memory, part, segment.redo(number) if safe else None, pieces, update)
+            for number, part in enumerate(memory.parts)
         ]
+        self._state = [part for part in self._parts if isinstance(part, StatePart)]
+        self._trained = self._parts[: len(self._parts) - len(self._state)]
 
     def make(self, change: Change) -> None:
         """Make one change.
@@ -102,7 +104,7 @@ class Changes:
                 self._measure(change)
             if self._safe:
                 self._note(change)
-            self._team.run(self._calls(change))
+            self._carry_out(change)
         except ConfigError:
             self.forget()
             words[CLOCK] += 1
@@ -119,7 +121,7 @@ class Changes:
         if change is not None and self._segment.change[0] < 0:
             for part in self._parts:
                 part.resume(of_sum=change.kind == ACCUMULATE)
-            self._team.run(self._calls(change))
+            self._carry_out(change)
             self._finish(change)
         words[CLOCK] += words[CLOCK] % 2
         return change
@@ -151,26 +153,31 @@ class Changes:
             part.begin()
         note[0] = -change.kind  # from here on another process would finish it
 
-    def _calls(self, change: Change) -> list[Call]:
-        """Return the calls, in any order, that finish a change."""
+    def _carry_out(self, change: Change) -> None:
+        """Make or finish a change: state after the rest, for the update rule may refuse."""
+        for parts in (self._trained, self._state):
+            self._team.run(self._calls(change, parts))
+
+    def _calls(self, change: Change, parts: Sequence[Part]) -> list[Call]:
+        """Return the calls, in any order, that finish a change of these parts."""
         gradients = self._gradients(change)
         if change.kind == UPDATE:
             factors = self._segment.factors if self._update.is_layered else None
             given = gradients, change.count, change.step, factors
-            return [partial(part.update, *given) for part in self._parts]
+            return [partial(part.update, *given) for part in parts]
         (gradient,) = gradients
         begin = not change.with_sum
-        return [partial(part.add, gradient, begin=begin) for part in self._parts]
+        return [partial(part.add, gradient, begin=begin) for part in parts]
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
         given = self._gradients(change), change.count, change.step
-        found: list[list[Squares]] = [[] for _ in self._parts]
+        found: list[list[Squares]] = [[] for _ in self._trained]
 
         def measure(number: int) -> None:
-            found[number] = self._parts[number].squares(*given)
+            found[number] = self._trained[number].squares(*given)
 
-        self._team.run([partial(measure, number) for number in range(len(self._parts))])
+        self._team.run([partial(measure, number) for number in range(len(self._trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
         self._segment.factors[:] = factors_of(self._update, squares, self._sizes, change.step)
 

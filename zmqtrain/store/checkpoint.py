@@ -12,7 +12,9 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,7 @@ from zmqtrain.store.durable import (
     write_file,
     writing,
 )
-from zmqtrain.store.layout import ShardLayout, Slice, Variable
+from zmqtrain.store.layout import ShardLayout, Slice, Variable, empty_values, encode
 from zmqtrain.store.manifest import (
     MANIFEST_FILE,
     PARAMETERS,
@@ -41,7 +43,6 @@ from zmqtrain.store.manifest import (
     tensor_name,
     verify_sizes,
 )
-from zmqtrain.store.placement import place
 
 LATEST_FILE = "LATEST"
 
@@ -102,12 +103,13 @@ def copy_shard(
         CheckpointError: the file cannot be written, an array does not fit the layout, or a slot's
             name is empty, holds "/" or is "parameters".
     """
-    tensors: dict[str, NDArray[np.float32]] = {}
+    tensors: dict[str, NDArray[Any]] = {}
     _check_slot_names(slots)
     for key, flat in {PARAMETERS: parameters, **slots}.items():
         _check_flat(key, flat, layout)
-        for cut, view in zip(layout.slices, layout.views(flat), strict=True):
-            tensors[tensor_name(key, cut.variable.name, cut.start)] = view
+        for cut in layout.slices:
+            if key == PARAMETERS or cut.variable.kind == "trained":
+                tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
     file = directory / f"shard-{layout.shard:05d}.safetensors"
     with writing(file):
         try:
@@ -177,25 +179,38 @@ def read_shard(
         CheckpointError: a variable or a slot is not in the checkpoint, a shape differs, or a file
             does not hold what the manifest says; the text names both sides.
     """
-    flats = _read_flats(path, manifest, layout, (PARAMETERS, *slots))
+    plan = _Plan(path, manifest)
+    flats = {key: np.zeros(layout.size, np.float32) for key in (PARAMETERS, *slots)}
+    for key, flat in flats.items():
+        plan.records(key)  # of an empty shard, too
+        for cut in layout.slices:
+            if key == PARAMETERS or cut.variable.kind == "trained":
+                plan.add(key, cut, cut.run(flat))
+    plan.carry_out()
+    if AVERAGE in flats:  # the average of state is the state
+        flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
     return flats.pop(PARAMETERS), flats, manifest.version
 
 
 def read_parameters(
     path: Path, manifest: Manifest, average: bool = False
-) -> dict[str, NDArray[np.float32]]:
-    """Read whole variables in creation order, or their moving averages, without a cluster.
+) -> dict[str, NDArray[Any]]:
+    """Read whole variables in creation order, each in its dtype, without a cluster.
+
+    ``average``: the moving averages of what was trained, and the rest as it is.
 
     Raises:
         CheckpointError: there are no averages in the checkpoint, or a file does not hold what the
             manifest says.
     """
-    key = AVERAGE if average else PARAMETERS
-    shapes = {name: record.shape for name, record in manifest.tensors[PARAMETERS].items()}
-    variables = [Variable(name, shape) for name, shape in shapes.items()]
-    (layout,) = place(variables, shards=1)
-    flat = _read_flats(path, manifest, layout, (key,))[key]
-    return dict(zip(shapes, layout.views(flat), strict=True))
+    plan, variables = _Plan(path, manifest), manifest.variables()
+    values = empty_values(variables)
+    for variable in variables:
+        key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
+        rows = variable.shape[0] if variable.shape else 1
+        plan.add(key, Slice(variable, 0, rows, 0), values[variable.name])
+    plan.carry_out()
+    return values
 
 
 def _step_name(step: int) -> str:
@@ -235,36 +250,54 @@ class _Copy:
 
     tensor: str
     shape: tuple[int, ...]  # of the stored tensor
+    dtype: str
     first: int
-    target: NDArray[np.float32]  # (rows, row size)
+    target: NDArray[Any]  # (rows, row size): values, or the float32 elements that carry them
 
 
-def _read_flats(
-    path: Path, manifest: Manifest, layout: ShardLayout, keys: Sequence[str]
-) -> dict[str, NDArray[np.float32]]:
-    flats = {key: np.empty(layout.size, np.float32) for key in keys}
-    copies: dict[int, list[_Copy]] = {file.shard: [] for file in manifest.files}
-    for key, flat in flats.items():
-        records = _records(path, manifest, key)
-        for cut in layout.slices:
-            record = _matching(path, records, cut.variable)
-            run = flat[cut.offset : cut.offset + cut.size]
-            target = run.reshape(cut.rows, record.row_size)
-            _plan(record, cut, target, copies)
-    for written in manifest.files:
-        if copies[written.shard]:
-            _copy_from(path / written.file, copies[written.shard])
-    return flats
+class _Plan:
+    """What to copy from the files of a checkpoint, so that each is opened once."""
 
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self._path, self._manifest = path, manifest
+        self._copies: dict[int, list[_Copy]] = {file.shard: [] for file in manifest.files}
 
-def _records(path: Path, manifest: Manifest, key: str) -> Mapping[str, TensorRecord]:
-    if key not in manifest.tensors:
-        held = ", ".join(sorted(manifest.tensors.keys() - {PARAMETERS})) or "none"
-        raise CheckpointError(
-            f"{path}: it has no optimizer slot {key!r}; its slots: {held}; it was written with "
-            "another optimizer; go back to that one, or train in a new logdir"
-        )
-    return manifest.tensors[key]
+    def add(self, key: str, cut: Slice, out: NDArray[Any]) -> None:
+        """Plan to read a slice of any placement.
+
+        ``out``: its value, or the float32 elements that carry it; C-contiguous.
+        """
+        record = _matching(self._path, self.records(key), cut.variable)
+        target = out.reshape(cut.rows, out.size // max(cut.rows, 1))
+        for stored in record.slices:
+            low = max(cut.start, stored.start)
+            high = min(cut.start + cut.rows, stored.start + stored.rows)
+            if low < high:
+                shape = (stored.rows, *record.shape[1:]) if record.shape else ()
+                rows = target[low - cut.start : high - cut.start]
+                self._copies[stored.shard].append(
+                    _Copy(stored.tensor, shape, record.dtype, low - stored.start, rows)
+                )
+
+    def carry_out(self) -> None:
+        for written in self._manifest.files:
+            if self._copies[written.shard]:
+                _copy_from(self._path / written.file, self._copies[written.shard])
+
+    def records(self, key: str) -> Mapping[str, TensorRecord]:
+        """Return what the checkpoint has of the parameters or of a slot.
+
+        Raises:
+            CheckpointError: it has no such slot.
+        """
+        tensors = self._manifest.tensors
+        if key not in tensors:
+            held = ", ".join(sorted(tensors.keys() - {PARAMETERS})) or "none"
+            raise CheckpointError(
+                f"{self._path}: it has no optimizer slot {key!r}; its slots: {held}; it was "
+                "written with another optimizer; go back to that one, or train in a new logdir"
+            )
+        return tensors[key]
 
 
 def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variable) -> TensorRecord:
@@ -275,29 +308,20 @@ def _matching(path: Path, records: Mapping[str, TensorRecord], variable: Variabl
             f"{variable.shape}; its variables: {', '.join(records) or 'none'}; go back to the "
             "model that wrote it, or train in a new logdir"
         )
-    if record.shape != variable.shape:
+    theirs = record.shape, record.dtype, record.kind
+    ours = variable.shape, variable.dtype, variable.kind
+    if theirs != ours:
         raise CheckpointError(
-            f"{path}: variable {variable.name!r} has shape {record.shape} in it and shape "
-            f"{variable.shape} in the job; go back to the model that wrote it, or train in a "
+            f"{path}: variable {variable.name!r} has {_described(*theirs)} in it and "
+            f"{_described(*ours)} in the job; go back to the model that wrote it, or train in a "
             "new logdir"
         )
     return record
 
 
-def _plan(
-    record: TensorRecord,
-    cut: Slice,
-    target: NDArray[np.float32],
-    copies: Mapping[int, list[_Copy]],
-) -> None:
-    """Add to ``copies``, by the shard that holds them, the stored rows that make up ``cut``."""
-    for stored in record.slices:
-        low = max(cut.start, stored.start)
-        high = min(cut.start + cut.rows, stored.start + stored.rows)
-        if low < high:
-            shape = (stored.rows, *record.shape[1:]) if record.shape else ()
-            rows = target[low - cut.start : high - cut.start]
-            copies[stored.shard].append(_Copy(stored.tensor, shape, low - stored.start, rows))
+def _described(shape: tuple[int, ...], dtype: str, kind: str) -> str:
+    """Say of what kind a variable is; what is trained is float32."""
+    return f"shape {shape}" + ("" if kind == "trained" else f", dtype {dtype}, kind {kind},")
 
 
 def _copy_from(file: Path, copies: Sequence[_Copy]) -> None:
@@ -305,15 +329,18 @@ def _copy_from(file: Path, copies: Sequence[_Copy]) -> None:
         with safe_open(file, framework="np") as tensors:
             for copy in copies:
                 stored = tensors.get_tensor(copy.tensor)
-                if stored.dtype != np.float32 or stored.shape != copy.shape:
+                if stored.dtype.name != copy.dtype or stored.shape != copy.shape:
                     raise CheckpointError(
                         f"{file}: tensor {copy.tensor!r} is {stored.dtype} of shape "
-                        f"{stored.shape}; the manifest says float32 of shape {copy.shape}; "
+                        f"{stored.shape}; the manifest says {copy.dtype} of shape {copy.shape}; "
                         "resume from another checkpoint"
                     )
-                rows, row_size = copy.target.shape
-                whole = stored.reshape(copy.shape[0] if copy.shape else 1, row_size)
-                copy.target[...] = whole[copy.first : copy.first + rows]
+                rows = stored.reshape(copy.shape[0] if copy.shape else 1, prod(copy.shape[1:]))
+                rows = rows[copy.first : copy.first + len(copy.target)]
+                if stored.dtype == copy.target.dtype:
+                    copy.target[...] = rows
+                else:
+                    encode(rows, copy.target)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{file}: cannot be read: {error}; resume from another checkpoint"

@@ -1,8 +1,13 @@
-"""The place of every element of every parameter: variables, slices of them, shards of slices.
+"""The place of every element of every variable: variables, slices of them, shards of slices.
 
-A *variable* is a named parameter of the model. A *slice* is a run of its rows (along axis 0) that
-one ps holds; a variable that is not partitioned is one slice. A *shard* is all slices of one ps,
-laid end to end in one flat float32 array, so that an update is one pass over memory.
+A *variable* is a named array of the model, trained or state. A *slice* is a run of its rows (along
+axis 0) that one ps holds; a variable that is not partitioned is one slice. A *shard* is all slices
+of one ps in one flat float32 array: first the trained ones, so that an update is one pass over
+memory, then the state.
+
+State of another dtype is carried in float32 elements, too: float16 as numbers of the same value,
+every other dtype byte by byte, each byte as a number from 0 to 255. So nothing is lost, and neither
+checks for NaN nor floating-point registers can harm it.
 """
 
 from __future__ import annotations
@@ -11,20 +16,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-ITEM_NBYTES = 4  # float32, the one dtype of parameters
+from zmqtrain.compute.arrays import ALIGNMENT_NBYTES, Flat
+
+ITEM_NBYTES = 4  # float32, the dtype of trained variables and of a shard
+ALIGNMENT = ALIGNMENT_NBYTES // ITEM_NBYTES
+"""Elements; slices begin at multiples of it."""
+
+Kind: TypeAlias = Literal["trained", "state", "frozen"]
+
+Dtype: TypeAlias = Literal[
+    "float16",
+    "float32",
+    "float64",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]
+"""Dtypes of state and of frozen variables; what is trained is float32."""
+
+DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
+
+AVERAGED: Final = frozenset({"float16", "float32"})
+"""Dtypes of state that is averaged over the gradients of an update."""
+
+CARRIED_BY_BYTE: Final = frozenset(DTYPES) - AVERAGED
+"""Dtypes of state that is carried byte by byte; the first gradient of an update says its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A named parameter of the model: its full shape, in the model's creation order."""
+    """A named array of the model: full shape, NumPy dtype by name, kind; in creation order.
+
+    Frozen variables are in checkpoints only, on no shard.
+    """
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = "float32"
+    kind: Kind = "trained"
 
     @property
     def size(self) -> int:
@@ -32,7 +72,18 @@ class Variable:
 
     @property
     def nbytes(self) -> int:
-        return self.size * ITEM_NBYTES
+        """Bytes of memory in a shard."""
+        return self.size * self.width * ITEM_NBYTES
+
+    @property
+    def place(self) -> int:
+        """Its place on a shard: trained variables first, then averaged state, then the rest."""
+        return 0 if self.kind == "trained" else 1 if self.dtype in AVERAGED else 2
+
+    @property
+    def width(self) -> int:
+        """Elements of a shard that carry one element."""
+        return np.dtype(self.dtype).itemsize if self.dtype in CARRIED_BY_BYTE else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +105,13 @@ class Slice:
 
     @property
     def size(self) -> int:
-        return prod(self.shape)
+        """Elements of the shard that carry it."""
+        return prod(self.shape) * self.variable.width
+
+    @property
+    def end(self) -> int:
+        """Where it ends in its shard."""
+        return self.offset + self.size
 
     @property
     def nbytes(self) -> int:
@@ -63,6 +120,19 @@ class Slice:
     def of(self, value: Any) -> Any:
         """Cut this slice out of the whole variable's value (a view where the array allows it)."""
         return value[self.start : self.start + self.rows] if self.variable.shape else value
+
+    def run(self, flat: Any) -> Any:
+        """Return the elements of the shard's flat array that carry this slice, as a view."""
+        return flat[self.offset : self.end]
+
+    def value(self, flat: Any) -> Any:
+        """Return this slice's value, a view of ``flat`` if the variable is float32."""
+        run = self.run(flat)
+        if self.variable.dtype != "float32":
+            value = np.empty_like(flat, self.variable.dtype, shape=self.shape)
+            decode(run, value)
+            return value
+        return run.reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -75,32 +145,69 @@ class ShardLayout:
     @cached_property
     def size(self) -> int:
         """Elements in the shard's flat array."""
-        return sum(cut.size for cut in self.slices)
+        return self.slices[-1].end if self.slices else 0
+
+    @cached_property
+    def runs(self) -> tuple[tuple[Slice, int, int], ...]:
+        """Each slice, and from where to where it lies with the zeros up to the next one."""
+        following = [*(cut.offset for cut in self.slices[1:]), self.size]
+        return tuple(
+            (cut, cut.offset, stop) for cut, stop in zip(self.slices, following, strict=False)
+        )
+
+    @cached_property
+    def trained(self) -> int:
+        """Elements of trained variables, which come first."""
+        return max((stop for cut, _, stop in self.runs if cut.variable.place == 0), default=0)
+
+    @cached_property
+    def averaged(self) -> int:
+        """Where the state that is averaged ends; from there on the first gradient counts."""
+        return max((stop for cut, _, stop in self.runs if cut.variable.place <= 1), default=0)
 
     @property
     def nbytes(self) -> int:
-        return self.size * ITEM_NBYTES
+        return sum(cut.nbytes for cut in self.slices)
 
-    def views(self, flat: Any) -> list[Any]:
-        """Return each slice of ``flat`` (float32, shape (size,)) as a view of its own shape."""
-        return [flat[cut.offset : cut.offset + cut.size].reshape(cut.shape) for cut in self.slices]
+    def gather(self, values: Mapping[str, Any], out: Flat) -> None:
+        """Write this shard's part of whole variables into ``out`` (float32, shape (size,))."""
+        for cut in self.slices:
+            value = np.asarray(values[cut.variable.name], cut.variable.dtype)
+            encode(cut.of(value), cut.run(out))
 
-    def gather(self, values: Mapping[str, Any], out: NDArray[np.float32]) -> None:
-        """Copy this shard's part of whole variables into ``out`` (float32, shape (size,))."""
-        for cut, view in zip(self.slices, self.views(out), strict=True):
-            view[...] = cut.of(values[cut.variable.name])
+    def scatter(self, flat: Flat, values: Mapping[str, Any]) -> None:
+        """Write ``flat`` (float32, shape (size,)) into this shard's part of whole variables."""
+        for cut in self.slices:
+            decode(cut.run(flat), cut.of(values[cut.variable.name]))
 
-    def scatter(self, flat: NDArray[np.float32], values: Mapping[str, Any]) -> None:
-        """Copy ``flat`` (float32, shape (size,)) into this shard's part of whole variables."""
-        for cut, view in zip(self.slices, self.views(flat), strict=True):
-            cut.of(values[cut.variable.name])[...] = view
-
-
-def variables_of(parameters: Mapping[str, Any]) -> tuple[Variable, ...]:
-    """Return the variables of a model's initial parameters, in creation order."""
-    return tuple(Variable(name, tuple(value.shape)) for name, value in parameters.items())
+    def flat_of(self, values: Mapping[str, Any]) -> Flat:
+        """Return this shard's part of whole variables as a new array of shape (size,)."""
+        flat = np.zeros(self.size, np.float32)
+        self.gather(values, flat)
+        return flat
 
 
-def empty_values(variables: Sequence[Variable]) -> dict[str, NDArray[np.float32]]:
-    """Return an uninitialised float32 array for each variable."""
-    return {v.name: np.empty(v.shape, np.float32) for v in variables}
+def variables_of(values: Mapping[str, Any], kind: Kind = "trained") -> tuple[Variable, ...]:
+    """Return the variables of these values, in their order."""
+    return tuple(
+        Variable(name, tuple(value.shape), value.dtype.name, kind) for name, value in values.items()
+    )
+
+
+def empty_values(variables: Sequence[Variable]) -> dict[str, NDArray[Any]]:
+    """Return an uninitialised array for each variable."""
+    return {v.name: np.empty(v.shape, v.dtype) for v in variables}
+
+
+def encode(value: Any, out: Any) -> None:
+    """Write an array into the float32 elements that carry it, in C order."""
+    if value.dtype.name in CARRIED_BY_BYTE:
+        value = value.reshape(-1).view(np.uint8)
+    out[...] = value.reshape(out.shape)
+
+
+def decode(run: Any, out: Any) -> None:
+    """Write what float32 elements carry into a C-contiguous array of the variable's dtype."""
+    if out.dtype.name in CARRIED_BY_BYTE:
+        run = run.astype(np.uint8).view(out.dtype)
+    out[...] = run.reshape(out.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
@@ -28,9 +28,10 @@ from pydantic import (
 
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
-from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Before 2 there were no kinds and no dtypes but float32."""
 MANIFEST_FILE = "manifest.json"
 PARAMETERS = "parameters"
 """The key of the parameters beside the names of the optimizer's slots."""
@@ -94,7 +95,8 @@ class TensorRecord(BaseModel):
 
     model_config = _CONFIG
 
-    dtype: Literal["float32"] = "float32"
+    dtype: Dtype = "float32"
+    kind: Kind = "trained"
     shape: tuple[_Count, ...]
     slices: tuple[SliceRecord, ...]
 
@@ -128,7 +130,7 @@ class Manifest(BaseModel):
 
     model_config = _CONFIG
 
-    format: Literal[1] = FORMAT
+    format: Literal[1, 2] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
     generation: _Count = Field(validation_alias=AliasChoices("generation", "epoch"))
@@ -144,6 +146,10 @@ class Manifest(BaseModel):
         """The highest number of updates that any shard had applied."""
         return max(file.version for file in self.files)
 
+    def variables(self) -> list[Variable]:
+        """Return all variables, in creation order."""
+        return _variables(self.tensors[PARAMETERS])
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         shards = {file.shard for file in self.files}
@@ -153,14 +159,21 @@ class Manifest(BaseModel):
             raise ValueError("files: two entries share a shard or a file name")
         if PARAMETERS not in self.tensors:
             raise ValueError(f"tensors: {PARAMETERS!r} is missing")
-        variables = {name: record.shape for name, record in self.tensors[PARAMETERS].items()}
+        variables = self.variables()
+        trained = [variable for variable in variables if variable.kind == "trained"]
         for key, records in self.tensors.items():
-            if {name: record.shape for name, record in records.items()} != variables:
+            if _variables(records) != (variables if key == PARAMETERS else trained):
                 raise ValueError(f"tensors.{key}: other variables or shapes than the parameters'")
             for name, record in records.items():
                 if not {cut.shard for cut in record.slices} <= shards:
                     raise ValueError(f"tensors.{key}.{name}: a slice is in a shard without a file")
         return self
+
+
+def _variables(records: Mapping[str, TensorRecord]) -> list[Variable]:
+    return [
+        Variable(name, record.shape, record.dtype, record.kind) for name, record in records.items()
+    ]
 
 
 def tensor_name(key: str, variable: str, start: int) -> str:
@@ -179,6 +192,8 @@ def tensor_records(
     return {
         key: {
             variable.name: TensorRecord(
+                dtype=variable.dtype,
+                kind=variable.kind,
                 shape=variable.shape,
                 slices=tuple(
                     SliceRecord(
@@ -191,6 +206,7 @@ def tensor_records(
                 ),
             )
             for variable in variables
+            if key == PARAMETERS or variable.kind == "trained"
         }
         for key in (PARAMETERS, *slots)
     }
@@ -267,9 +283,9 @@ class _Format(BaseModel):
 def _decode(body: bytes, file: Path) -> Manifest:
     try:
         written_format = _Format.model_validate_json(body).format
-        if written_format != FORMAT:
+        if written_format > FORMAT:
             raise CheckpointError(
-                f"{file}: written in format {written_format}; this zmqtrain reads format {FORMAT}; "
+                f"{file}: written in format {written_format}; this zmqtrain reads up to {FORMAT}; "
                 "use the version of zmqtrain that wrote it"
             )
         return Manifest.model_validate_json(body)

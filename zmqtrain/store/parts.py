@@ -1,26 +1,30 @@
 """A shard in parts, which threads change side by side.
 
-Where the parts begin follows from the shard's size alone (segment_layout.py), and the arithmetic on
-an element does not depend on its place. So a change that was begun by another number of threads
+Where the parts begin follows from the shard's layout alone (segment_layout.py), and the arithmetic
+on an element does not depend on its place. So a change that was begun by another number of threads
 is finished bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim import Update
+from zmqtrain.optim import AVERAGE, FormulaRule, Slot, Update
+from zmqtrain.optim.formula import Numbers
 from zmqtrain.optim.pipeline import Pieces, Squares
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
+from zmqtrain.store.segment_layout import PartLayout
 
 
 class Part:
-    """The arithmetic on one part of a shard.
+    """The arithmetic on one part of a shard's trained variables.
 
     ``where``: its place in the shard. ``redo``: its copies and progress, if changes must survive a
     killed process. ``pieces``: of the whole shard, which elements are of which variable.
@@ -36,12 +40,13 @@ class Part:
     ) -> None:
         self._where = where
         parameters, self._sum = memory.parameters[where], memory.sum[where]
-        slots = {name: slot[where] for name, slot in memory.slots.items()}
+        slots = {slot.name: memory.slots[slot.name][where] for slot in update.slots}
         self._redo: Redo | None = None
         self._redo_sum: Redo | None = None
         if redo is not None:
             copies, progress = redo
-            self._redo = Redo([parameters, *slots.values()], copies, progress)
+            arrays = [parameters, *slots.values()]
+            self._redo = Redo(arrays, copies[: len(arrays)], progress)
             self._redo_sum = Redo([self._sum], copies[:1], progress)
         self._update = update.bind(parameters, slots, self._redo, list(_within(where, pieces)))
 
@@ -83,6 +88,65 @@ class Part:
 
     def _own(self, gradients: Sequence[Flat]) -> list[Flat]:
         return [gradient[self._where] for gradient in gradients]
+
+
+class StatePart(Part):
+    """The arithmetic on a part of a shard's state: an update assigns it, whatever the optimizer.
+
+    ``averaged``: it becomes the mean of the gradients' values, else that of the first gradient. The
+    moving average of state is the state itself.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        where: slice,
+        redo: tuple[list[Flat], NDArray[np.int64]] | None,
+        *,
+        averaged: bool,
+    ) -> None:
+        averages = tuple(Slot(name, None) for name in memory.slots if name == AVERAGE)
+        pieces = [(slice(where.start, where.stop), 0)]
+        super().__init__(memory, where, redo, pieces, Update(_Assign(averages), fused=False))
+        self._averaged = averaged
+
+    def update(
+        self, gradients: Sequence[Flat], count: int, step: int, factors: Flat | None
+    ) -> None:
+        if not self._averaged:
+            gradients, count = gradients[:1], 1
+        super().update(gradients, count, step, None)
+
+    def add(self, gradient: Flat, *, begin: bool) -> None:
+        if self._averaged or begin:
+            super().add(gradient, begin=begin)
+
+
+@dataclass(frozen=True)
+class _Assign(FormulaRule):
+    """The gradient is the new value, also of the slots."""
+
+    slots: tuple[Slot, ...] = ()
+
+    def hyperparameters(self, step: int) -> Numbers:
+        return ()
+
+    @staticmethod
+    def formula(w: Any, g: Any, *slots: Any) -> tuple[Any, ...]:
+        return (g, *(g for _ in slots))
+
+
+def part_of(
+    memory: Memory,
+    layout: PartLayout,
+    redo: tuple[list[Flat], NDArray[np.int64]] | None,
+    pieces: Pieces,
+    update: Update,
+) -> Part:
+    """Return the arithmetic on one part of a shard."""
+    if layout.how == "update":
+        return Part(memory, layout.where, redo, pieces, update)
+    return StatePart(memory, layout.where, redo, averaged=layout.how == "mean")
 
 
 def _within(where: slice, pieces: Pieces) -> Iterator[tuple[slice, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias, get_args
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.store.layout import ShardLayout, Slice, Variable
+from zmqtrain.store.layout import ALIGNMENT, ShardLayout, Slice, Variable
 
 Strategy: TypeAlias = Literal["round-robin", "greedy"]
 
@@ -23,9 +23,10 @@ def place(
 
     A variable is cut along axis 0 into ``ceil(nbytes / partition_nbytes)`` parts, but no more than
     it has rows or there are shards (TensorFlow's ``min_max_variable_partitioner``); 0 turns cutting
-    off. The parts are placed one by one in creation order: ``round-robin`` gives each to the shard
-    after the last one's, ``greedy`` to the shard with the fewest bytes, the lowest index on ties
-    (TensorFlow's ``GreedyLoadBalancingStrategy``). With fewer parts than shards some stay empty.
+    off. The parts are placed one by one in creation order, state after what is trained:
+    ``round-robin`` gives each to the shard after the last one's, ``greedy`` to the shard with the
+    fewest bytes, the lowest index on ties (TensorFlow's ``GreedyLoadBalancingStrategy``). With
+    fewer parts than shards some stay empty.
 
     Raises:
         ConfigError: ``shards`` is not positive, ``partition_nbytes`` is negative, ``strategy`` is
@@ -35,10 +36,12 @@ def place(
     slices: list[list[Slice]] = [[] for _ in range(shards)]
     sizes = [0] * shards
     turn = 0
-    for variable in variables:
+    for variable in sorted(variables, key=lambda variable: variable.place):
         for start, rows in _cut(variable, shards, partition_nbytes):
             shard = turn % shards if strategy == "round-robin" else sizes.index(min(sizes))
-            cut = Slice(variable, start, rows, offset=sizes[shard])
+            end = slices[shard][-1].end if slices[shard] else 0
+            offset = -(-end // ALIGNMENT) * ALIGNMENT
+            cut = Slice(variable, start, rows, offset)
             slices[shard].append(cut)
             sizes[shard] += cut.size
             turn += 1

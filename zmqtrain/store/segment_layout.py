@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -84,14 +86,18 @@ class SegmentLayout:
     """The offsets of the regions of a segment, in bytes from its start.
 
     ``size``: elements of the shard. ``slots``: names of the update rule's slots. ``factors``: how
-    many the rule needs. Attribute ``redo_size``: elements that are changed at once, at most.
+    many the rule needs. ``state``: how many elements at the end are of state, averaged and other.
+    Attribute ``redo_size``: elements that are changed at once, at most.
     """
 
-    def __init__(self, size: int, slots: Sequence[str], factors: int = 0) -> None:
+    def __init__(
+        self, size: int, slots: Sequence[str], factors: int = 0, state: tuple[int, int] = (0, 0)
+    ) -> None:
         self.size = size
         self.factors = factors
         self.slots = tuple(slots)
-        self.parts = cut(size)
+        self.state = state
+        self.parts = parts_of(size, state, cut)
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
         self.change_at = PAGE
@@ -122,6 +128,31 @@ class SegmentLayout:
     def nbytes(self, gradients: int) -> int:
         """Return the size of a segment with so many gradients."""
         return self.gradient_at(gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class PartLayout:
+    """A run of elements that one thread changes, and how: ``where`` counts from the shard's begin.
+
+    "update": by the update rule. "mean": each becomes the mean of the gradients' values. "first":
+    each becomes the first gradient's value.
+    """
+
+    where: slice
+    how: Literal["update", "mean", "first"]
+
+
+def parts_of(
+    size: int, state: tuple[int, int], cut: Callable[[int], Sequence[slice]]
+) -> tuple[PartLayout, ...]:
+    """Return the parts of a shard; ``cut`` says in how many the trained elements are changed."""
+    averaged, other = size - sum(state), size - state[1]
+    parts = [PartLayout(where, "update") for where in cut(averaged)]
+    if averaged < other:
+        parts.append(PartLayout(slice(averaged, other), "mean"))
+    if other < size:
+        parts.append(PartLayout(slice(other, size), "first"))
+    return tuple(parts)
 
 
 def cut(size: int) -> tuple[slice, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
+from zmqtrain.optim.pipeline import Pieces
 from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
@@ -48,9 +49,9 @@ class Shard:
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self._memory: Memory
         self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
-        pieces = pieces_of(layout)
+        pieces, sizes = pieces_of(layout)
         self._changes = Changes(
-            self.segment, self._memory, update, pieces, safe=safe, threads=threads
+            self.segment, self._memory, update, pieces, sizes, safe=safe, threads=threads
         )
         self._staged: dict[int, Contribution] = {}  # by worker
 
@@ -124,18 +125,25 @@ class Shard:
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of such a shard's segment."""
-    variables = len({cut.variable.name for cut in layout.slices})
     slots = [slot.name for slot in update.slots]
-    return SegmentLayout(layout.size, slots, variables if update.is_layered else 0)
+    factors = len(pieces_of(layout)[1]) if update.is_layered else 0
+    state = layout.averaged - layout.trained, layout.size - layout.averaged
+    return SegmentLayout(layout.size, slots, factors, state)
 
 
-def pieces_of(layout: ShardLayout) -> list[tuple[slice, int]]:
-    """Return which elements of the shard are of which of its variables."""
+def pieces_of(layout: ShardLayout) -> tuple[Pieces, list[int]]:
+    """Return which elements of the shard are of which trained variable, and how many each has.
+
+    The zeros between two slices go with the first; they are not counted.
+    """
     numbers: dict[str, int] = {}
-    return [
-        (
-            slice(cut.offset, cut.offset + cut.size),
-            numbers.setdefault(cut.variable.name, len(numbers)),
-        )
-        for cut in layout.slices
-    ]
+    sizes: list[int] = []
+    pieces: list[tuple[slice, int]] = []
+    for cut, start, stop in layout.runs:
+        if cut.variable.kind == "trained":
+            number = numbers.setdefault(cut.variable.name, len(sizes))
+            if number == len(sizes):
+                sizes.append(0)
+            sizes[number] += cut.size
+            pieces.append((slice(start, stop), number))
+    return pieces, sizes

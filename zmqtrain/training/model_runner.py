@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
@@ -35,6 +37,10 @@ class ModelRunner:
         self._on_written = on_written
         self._seed_batch = getattr(job.model, "seed_batch", None)
         variables, twins = job.variables(), device.twins
+        self._trained = [v.name for v in variables if v.kind == "trained"]
+        self._state = [v.name for v in variables if v.kind == "state"]
+        frozen = job.frozen()
+        self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
         self._parameters = WorkerMemory(variables, membership.layouts, twins(membership.parameters))
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         self._out: Gradients = dict(self._gradients.values)
@@ -57,10 +63,13 @@ class ModelRunner:
         """
         if self._seed_batch is not None:
             self._seed_batch(self._job.seed, number)
-        loss = self._call_model(self._parameters.values, batch)
+        for name in self._state:  # a model may leave it as it is
+            self._gradients.values[name][...] = self._parameters.values[name]
+        loss = self._call_model(self._parameters.values | self._frozen, batch)
         self._check_gradients()
         if self._job.clip_norm is not None:
-            clip_by_global_norm(self._out, self._job.clip_norm)
+            gradients = {name: self._out[name] for name in self._trained}
+            clip_by_global_norm(gradients, self._job.clip_norm)
         self._gradients.scatter()
         flats = self._gradients.flats
         finite = math.isfinite(loss) and all(all_finite(flat, self._team) for flat in flats)
@@ -100,7 +109,8 @@ class ModelRunner:
         """Check the gradients, and copy those that replace their buffers into the buffers.
 
         Raises:
-            ConfigError: a gradient has another shape than its parameter, or no parameter.
+            ConfigError: a gradient has another shape than its parameter, or no parameter; or the
+                new value of state has another shape or dtype than before.
         """
         values = self._gradients.values
         if unknown := sorted(self._out.keys() - values.keys(), key=repr):
@@ -110,15 +120,24 @@ class ModelRunner:
             )
         for name, value in values.items():
             gradient = self._out.get(name)
-            shape = getattr(gradient, "shape", None)
-            if shape != value.shape:
+            if not isinstance(gradient, type(value) | np.generic) or gradient.shape != value.shape:
                 raise ConfigError(
-                    f"the gradient of {name!r} from {self._job.model!r} has shape {shape}; "
+                    f"the gradient of {name!r} from {self._job.model!r} {_described(gradient)}; "
                     f"expected {value.shape}; write it into the given buffer, with out= or [...]"
                 )
-            if gradient is not value and isinstance(gradient, type(value)):
+            if name in self._state and gradient.dtype != value.dtype:
+                raise ConfigError(
+                    f"the new value of {name!r} from {self._job.model!r} is {gradient.dtype}; "
+                    f"expected {value.dtype}, as state() has it"
+                )
+            if gradient is not value:
                 value[...] = gradient
                 self._out[name] = value
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"is a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
 
 
 def _shapes(arrays: Mapping[Any, Any]) -> str:

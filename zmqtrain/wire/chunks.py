@@ -133,6 +133,11 @@ def split(
     return Chunks(flat, sequence, encode), ()
 
 
+def take_in_at(start: int, tensors: Sequence[Tensor], out: Flat) -> None:
+    """Do the same, with the place of the chunk, which a compression looks at."""
+    take_in(tensors, out)
+
+
 def take_in(tensors: Sequence[Tensor], out: Flat) -> None:
     """Copy the inline values of a message into ``out``.
 

@@ -7,7 +7,7 @@ gradient (:class:`Compressor`).
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.wire.compression.base import Compression
-from zmqtrain.wire.compression.feedback import Compressor
+from zmqtrain.wire.compression.feedback import Compressor, Decompressor
 from zmqtrain.wire.compression.registry import FORMS, make_compression
 
-__all__ = ["FORMS", "Compression", "Compressor", "Flat", "make_compression"]
+__all__ = ["FORMS", "Compression", "Compressor", "Decompressor", "Flat", "make_compression"]

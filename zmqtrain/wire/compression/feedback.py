@@ -1,11 +1,17 @@
-"""Error feedback: what encoding lost of one gradient is added to the next."""
+"""Both sides of a compressed gradient, and error feedback: what was lost is added to the next one.
+
+What lies behind a shard's trained elements is state; it is sent as it is, in a tensor of its own.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.wire.buffers import Tensor
+from zmqtrain.wire.chunks import take_in
 from zmqtrain.wire.compression.base import Compression
 
 
@@ -20,8 +26,8 @@ class Compressor:
     """
 
     def __init__(self, compression: Compression, size: int) -> None:
-        """``size``: elements of the shard's gradient."""
-        self._compression = compression
+        """``size``: trained elements of the shard."""
+        self._compression, self._size = compression, size
         self._residual: Flat | None = np.zeros(size, np.float32) if compression.feedback else None
 
     def encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
@@ -30,6 +36,11 @@ class Compressor:
         Call it once for each chunk and step, in any order: every call changes the residual.
         So a push that has to be sent again is sent from the tensors of the first time.
         """
+        trained, state = _cut(start, chunk, self._size)
+        tensors = self._encode(start, trained) if len(trained) or not len(state) else ()
+        return (*tensors, Tensor.of(state)) if len(state) else tensors
+
+    def _encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
         if self._residual is None:
             return self._compression.encode(chunk)
         total = self._residual[start : start + len(chunk)]
@@ -44,3 +55,30 @@ class Compressor:
         self._compression.decode(tensors, arriving)
         np.subtract(total, arriving, out=total)
         return tensors
+
+
+class Decompressor:
+    """A ps's side of it."""
+
+    def __init__(self, compression: Compression, size: int) -> None:
+        """``size``: trained elements of the shard."""
+        self._compression, self._size = compression, size
+
+    def decode(self, start: int, tensors: Sequence[Tensor], out: Flat) -> None:
+        """Overwrite ``out``, the gradient's elements from ``start`` on, with an encoded chunk.
+
+        Raises:
+            ProtocolError: the tensors are not those of such a chunk.
+        """
+        trained, state = _cut(start, out, self._size)
+        if len(state):
+            take_in(tensors[-1:], state)
+            tensors = tensors[:-1]
+        if tensors or len(trained) or not len(state):
+            self._compression.decode(tensors, trained)
+
+
+def _cut(start: int, chunk: Flat, size: int) -> tuple[Flat, Flat]:
+    """Cut the shard's elements from ``start`` on into trained ones and state."""
+    trained = max(0, size - start)
+    return chunk[:trained], chunk[trained:]
