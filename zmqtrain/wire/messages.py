@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Rises with every change to this file; peers of another version are refused."""
 
 
