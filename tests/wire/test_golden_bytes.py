@@ -77,7 +77,7 @@ golden = pytest.mark.parametrize(
 def test_message_has_the_bytes_of_its_protocol_version(
     envelope: Envelope, frames: list[bytes]
 ) -> None:
-    assert PROTOCOL_VERSION == 6, "renew the bytes in this file: they are of version 6"
+    assert PROTOCOL_VERSION == 7, "renew the bytes in this file: they are of version 7"
     assert [bytes(frame) for frame in encode(envelope)] == frames, HINT
 
 
