@@ -10,11 +10,10 @@ import numpy as np
 
 from simulation.cluster import SimulatedCluster
 from simulation.reference import reference_parameters
-from simulation.schedule import JOB_SEED, Schedule
-from simulation.tally import EXAMPLES
+from simulation.schedule import Schedule
 from simulation.witness import Witness
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.data.batches import BatchPlan
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.summary import Summary, parameters_sha256
 from zmqtrain.policies import make_policy
@@ -80,6 +79,9 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
     interrupted = summary.exit_code == ExitCode.INTERRUPTED and schedule.has("interrupt")
     if summary.exit_code != ExitCode.OK and not interrupted:
         yield f"the run ended with exit code {summary.exit_code}: {summary.ended}"
+    elif schedule.epochs and not interrupted:
+        if summary.ended != f"epoch {schedule.epochs} of {schedule.epochs} is done":
+            yield f"the run ended otherwise than after its epochs: {summary.ended}"
     elif not schedule.has("interrupt") and summary.global_step != schedule.steps:
         yield f"the run ended at step {summary.global_step} of {schedule.steps}"
 
@@ -110,6 +112,8 @@ class _Learned:
         if lost:
             yield f"batches {sorted(lost)} were acknowledged and are not counted"
         examples = self._examples(batches)
+        if self._schedule.epochs and self._summary.exit_code == ExitCode.OK:
+            yield from self._wrong_epochs(ledger, len(batches))
         for shard in range(1 if self._may_be_uneven() else self._schedule.ps):
             yield from self._wrong_tally(shard, examples)
         if leader.generation > 1:
@@ -118,12 +122,14 @@ class _Learned:
                 now = leader.generation
                 yield f"pushes of generations {told} were acknowledged; the job is in {now}"
             return
-        yield from self._wrong_figures(len(examples))
+        plan = self._cluster.job.plan(self._schedule.examples)
+        gradients = [int(plan.indices(batch)[0]) for batch in batches]
+        yield from self._wrong_figures(sum(each not in self._schedule.bad for each in gradients))
         if self._is_determined():
             yield from self._differs_from_reference()
 
     def _examples(self, batches: set[int]) -> set[int]:
-        plan = BatchPlan(EXAMPLES, 1, JOB_SEED)
+        plan = self._cluster.job.plan(self._schedule.examples)
         return {int(plan.indices(batch)[0]) for batch in batches} - self._schedule.bad
 
     def _wrong_tally(self, shard: int, examples: set[int]) -> Iterator[str]:
@@ -139,10 +145,20 @@ class _Learned:
             )
         if abs(float(tally.sum()) - version) > TOLERANCE:
             yield f"the tally of ps {shard} is {float(tally.sum())} at version {version}"
-        for example in sorted(present):
+        for example in sorted(present if not self._schedule.epochs else ()):
             share = float(tally[example])
             if abs(share - 1 / max(1, round(1 / share))) > TOLERANCE:
                 yield f"example {example} counts {share} times on ps {shard}"
+
+    def _wrong_epochs(self, ledger: Ledger, batches: int) -> Iterator[str]:
+        schedule = self._schedule
+        if batches != schedule.epochs * schedule.examples or ledger.open_batches():
+            yield f"{batches} batches are counted, {ledger.open_batches()} are open"
+        known = [chief.history.epoch for chief in self._cluster.chiefs if chief.summary is not None]
+        # A new chief knows of earlier epochs by the logdir alone.
+        expected = list(range(schedule.epochs))
+        if known[-1] != expected and (schedule.keeps or len(self._cluster.chiefs) == 1):
+            yield f"the history knows the epochs {known[-1]}"
 
     def _differs_from_summary(self) -> Iterator[str]:
         if self._summary.global_step != self._step:
@@ -186,6 +202,8 @@ class _Learned:
         schedule = self._schedule
         disturbed = ("switch", "interrupt")
         if self._worker_was_lost() or schedule.bad or any(map(schedule.has, disturbed)):
+            return False
+        if schedule.epochs:  # the reference knows none
             return False
         if "tokens" in schedule.policy:
             return False  # the first gradients are dropped, and their batches given out again

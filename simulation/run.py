@@ -153,6 +153,8 @@ def _job(schedule: Schedule, directory: Path) -> Job:
     return tally_job(
         schedule.ps,
         schedule.bad,
+        examples=schedule.examples,
+        epochs=schedule.epochs,
         policy=schedule.policy,
         steps=schedule.steps,
         seed=JOB_SEED,

@@ -84,6 +84,7 @@ class Schedule:
     one of this number. ``keeps``: whether checkpoints are written. ``bad``: examples without a
     finite gradient. ``in_chunks``: whether even small tensors travel in chunks. ``rules``: decide
     about single messages; none are drawn. ``absent``: tasks that are not started with the others.
+    ``epochs``: passes over a small data set, after which the run ends, instead of ``steps``.
     """
 
     seed: int
@@ -104,6 +105,12 @@ class Schedule:
     faults: tuple[Fault, ...] = ()
     rules: tuple[Rule, ...] = ()
     absent: frozenset[str] = frozenset()
+    epochs: int = 0
+
+    @property
+    def examples(self) -> int:
+        """How many a pass over the data has, for all epochs to have some ``steps`` batches."""
+        return max(1, self.steps // self.epochs) if self.epochs else EXAMPLES
 
     @property
     def names(self) -> list[str]:

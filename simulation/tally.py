@@ -53,20 +53,23 @@ class Tally:
 
 
 class Numbers:
-    """The data: the numbers below ``EXAMPLES``."""
+    """The data: the numbers below ``count``."""
+
+    def __init__(self, count: int = EXAMPLES) -> None:
+        self.count = count
 
     def load(self, directory: str | None) -> tuple[ArrayDataset, ArrayDataset]:
-        return ArrayDataset(np.arange(EXAMPLES)), ArrayDataset(np.arange(2))
+        return ArrayDataset(np.arange(self.count)), ArrayDataset(np.arange(2))
 
     def __repr__(self) -> str:
         return "Numbers()"
 
 
-def tally_job(shards: int, bad: frozenset[int], **fields: Any) -> Job:
+def tally_job(shards: int, bad: frozenset[int], *, examples: int = EXAMPLES, **fields: Any) -> Job:
     """Return a job in which every shard holds one tally and one trail."""
     return Job(
         model=Tally(shards, bad),
-        data=Numbers(),
+        data=Numbers(examples),
         optimizer=SGD(1.0),
         batch_size=1,
         placement="round-robin",

@@ -17,6 +17,7 @@ from zmqtrain.wire.messages import (
     Arrived,
     Chunk,
     Close,
+    Extend,
     Initialize,
     Message,
     Pull,
@@ -34,7 +35,10 @@ from zmqtrain.wire.messages import (
 
 FOR_SOME = {
     "worker": {Pull, Push, Chunk},
-    "chief": {Initialize, Save, SaveEnded, Close, Shutdown, SwitchPolicy, RequestSave, RequestStop},
+    "chief": {
+        *(Initialize, Save, SaveEnded, Close, Extend, Shutdown),
+        *(SwitchPolicy, RequestSave, RequestStop),
+    },
     "ps": {Arrived, ShardReport, ShardWritten, ShardFailed},
     "client": {SwitchPolicy, RequestSave, RequestStop},
 }

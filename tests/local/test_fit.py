@@ -320,3 +320,64 @@ def test_schedule_of_the_optimizer_is_seen_and_can_be_replaced() -> None:
     history = fit(Trainer(MODEL, SGD(schedule)), epochs=3, callbacks=callbacks)
     assert seen == pytest.approx([0.1, 0.01, 0.5])
     assert history.history["learning_rate"] == pytest.approx([0.01, 0.5, 0.5])
+
+
+POLICIES = [
+    *("hogwild", "bounded-staleness:1", "sync-replicas", "sync-replicas:aggregate=4"),
+    "sync-replicas:aggregate=2,tokens=2",
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ps", [1, 2])
+def test_epochs_of_a_cluster_are_exact_passes_too(policy: str, ps: int) -> None:
+    train, ends = Watched(*TRAIN), []
+    trainer = Trainer(MODEL, SGD(0.05), policy=policy, workers=3, ps=ps, prefetch=0)
+    best = EarlyStopping(patience=9, restore_best=True)
+    callbacks = [LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(logs)), best]
+    history = fit(trainer, train, epochs=3, callbacks=callbacks)
+    assert trainer.summary is not None and trainer.summary.examples == 51
+    assert history.epoch == [0, 1, 2] and history.history["loss"] == [log["loss"] for log in ends]
+    assert np.isfinite(history.history["val_loss"]).all()
+    if "tokens" not in policy:  # whose first gradients are dropped, and computed anew
+        seen = [example for batch in train.batches if len(batch) > 1 for example in batch]
+        assert {seen.count(example) for example in range(17)} <= {3, 4, 5}
+    assert trainer.evaluate(VALIDATION)["loss"] == min(history.history["val_loss"])
+
+
+def test_fit_of_a_cluster_under_sync_replicas_is_repeatable_and_is_resumed(tmp_path: Path) -> None:
+    def trainer(logdir: Path | None) -> Trainer:
+        return Trainer(MODEL, SGD(0.05), policy="sync-replicas", workers=2, logdir=logdir)
+
+    whole, parts = trainer(None), trainer(tmp_path)
+    expected = fit(whole, epochs=3)
+    fit(parts, epochs=1)
+    history = fit(parts, epochs=3)
+    assert history.epoch == expected.epoch
+    assert history.history["loss"] == pytest.approx(expected.history["loss"])
+    for name, value in whole.weights.items():
+        assert np.array_equal(parts.weights[name], value)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        LambdaCallback(on_epoch_end=lambda epoch, logs: [][0]),
+        LearningRateScheduler(lambda epoch, rate: rate / 2),
+    ],
+)
+def test_callback_that_a_cluster_cannot_serve_ends_it_with_the_job_saved(
+    tmp_path: Path, callback: Any
+) -> None:
+    trainer = Trainer(MODEL, SGD(0.05), workers=2, logdir=tmp_path)
+    with pytest.raises(RunFailedError, match=r"callback|Lambda"):
+        fit(trainer, epochs=2, callbacks=[callback])
+    assert trainer.summary is not None
+    assert trainer.summary.exit_code == 2 and trainer.summary.checkpoint is not None
+
+
+def test_cluster_stops_when_a_callback_says_so() -> None:
+    trainer = Trainer(MODEL, SGD(0.05), workers=3)
+    history = fit(trainer, epochs=50, callbacks=[EarlyStopping(patience=2, min_delta=1e9)])
+    assert len(history.epoch) == 3
+    assert trainer.summary is not None and trainer.summary.exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -20,6 +21,11 @@ FIRST = range(0, 120, 20)
 @pytest.mark.parametrize("first", FIRST)
 def test_everything_holds_whatever_is_drawn(first: int) -> None:
     reports = [run_seed(seed) for seed in range(first, first + BLOCK)]
+    assert not [str(report) for report in reports if report.broken]
+
+
+def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:
+    reports = [simulate(replace(draw(seed), epochs=3)) for seed in range(30)]
     assert not [str(report) for report in reports if report.broken]
 
 

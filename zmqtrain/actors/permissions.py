@@ -9,6 +9,7 @@ from zmqtrain.wire.messages import (
     Arrived,
     Chunk,
     Close,
+    Extend,
     Initialize,
     Pull,
     Push,
@@ -28,7 +29,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push),
-        ("chief",): (Initialize, Save, SaveEnded, Close, Shutdown),
+        ("chief",): (Initialize, Save, SaveEnded, Close, Extend, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestSave, RequestStop),
     }.items()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +24,14 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conclusion import conclude
+from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     ExitCode,
     FencedError,
     PeerLostError,
@@ -42,6 +46,7 @@ from zmqtrain.store.segment import Reached
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
+    Extend,
     GetStatus,
     Heartbeat,
     Initialize,
@@ -69,22 +74,30 @@ class Chief(JobActor):
         job: Job,
         transport: Transport,
         on_progress: Callable[[Status], None],
-        dataset: Dataset | None = None,
+        data: tuple[Dataset, Dataset | None] | None = None,
     ) -> None:
-        """``dataset``: the evaluation set, loaded from the job's data unless given."""
+        """``data``: training set and evaluation set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
         self.summary: Summary | None = None
-        self.history = History()  # what was measured after each epoch
         self.weights: dict[str, Any] = {}  # at the end
         self.ending = False  # the shutdown is being broadcast
         self._on_progress = on_progress
-        self._dataset = dataset
+        self._data = data
         self._layouts = job.layouts(self.shards)
         self._variables = job.variables()
         self._links: list[Link] = []
         self._segments: list[Reached | None] = []  # of the ps on this host
         self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
         self._evaluator: Evaluator
+        self._epochs: Epochs | None = None  # if the job has epochs
+        self._epochs_failure: ZmqTrainError | None = None  # of a callback or an evaluation
+        self._is_ending = False
+        self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
+
+    @property
+    def history(self) -> History:
+        """What was measured after each epoch."""
+        return History() if self._epochs is None else self._epochs.history
 
     @property
     def leader(self) -> Link:
@@ -101,13 +114,10 @@ class Chief(JobActor):
             raise
 
     async def _run_job(self) -> int:
-        if self._dataset is None:
-            self._dataset = (await self.load_data())[1]
+        training, evaluation = self._data or await self.load_data()
+        self._evaluator = Evaluator(self.job, evaluation, self.metrics, self.read_parameters)
         if self.job.epochs:
-            raise ConfigError(
-                "epochs need a job of one worker without ps; give this cluster steps instead"
-            )
-        self._evaluator = Evaluator(self.job, self._dataset, self.metrics, self.read_parameters)
+            self._epochs = Epochs(self.job, len(training), self._evaluator, self)
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
@@ -215,7 +225,7 @@ class Chief(JobActor):
         Raises:
             FencedError: some ps was restarted; every request to a ps may raise this.
         """
-        seen = 0
+        seen, begins = 0, True
         while True:
             status = await self.status(seen, WATCH_S)
             seen = status.event
@@ -226,13 +236,44 @@ class Chief(JobActor):
             self._on_progress(status)
             if status.stop_wanted:
                 self.stop(ExitCode.INTERRUPTED)
-            if status.stop or status.failure or self.stopping.is_set():
+            if status.failure or self.stopping.is_set():
+                return status
+            if self._epochs is not None and not await self._follow_epochs(
+                self._epochs, status, begins
+            ):
+                return status
+            begins = False
+            if status.stop:
                 return status
             if status.save_wanted or self._saver.is_due():
                 with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                     await self._save(status.step)
             if self._evaluator.is_due(status.step):
                 await self._evaluator.report(status.step)
+
+    async def _follow_epochs(self, epochs: Epochs, status: Status, begins: bool) -> bool:
+        """Call the callbacks; return False if the training is over.
+
+        ``begins``: this chief sees the generation for the first time.
+        """
+        at = Progress(status.step, status.uncounted, status.pass_loss)
+        try:
+            if begins:
+                limit = await epochs.begin(at)
+            else:
+                epochs.step(at)
+                if status.limit is None or status.uncounted < status.limit:
+                    return True
+                await self._wait_for_shards(self.timing.heartbeat_s)  # callbacks see the epoch
+                limit = await epochs.next_limit(at)
+        except (ConfigError, DataError, CheckpointError) as error:
+            log.error("%s", error)
+            self._epochs_failure = error
+            return False
+        if limit is None:
+            return False
+        await self.leader.request(Extend(limit), reason="the next epoch begins")
+        return True
 
     async def _save(self, step: int) -> None:
         """Save a checkpoint, and report it to the clients that asked for one.
@@ -275,25 +316,51 @@ class Chief(JobActor):
             layout.scatter(flat, values)
         return values | self.job.frozen()
 
+    async def write_parameters(self, weights: Mapping[str, Any]) -> None:
+        """Make these the weights that the training ends with; the checkpoint keeps the last ones.
+
+        Raises:
+            ConfigError: the training is not at its end.
+        """
+        if not self._is_ending:
+            raise ConfigError(
+                "a callback sets weights between two epochs, which only a job of one worker "
+                "without ps can do; set them at the end of the training, or train with one worker"
+            )
+        self._chosen = dict(weights)
+
+    async def set_learning_rate(self, rate: float) -> None:
+        """
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "a callback sets the learning rate, which only a job of one worker without ps can do; "
+            "give the optimizer a schedule of zmqtrain.optim"
+        )
+
     async def _end(self, status: Status) -> int:
-        """Save and evaluate, then broadcast the shutdown.
+        """Call back, save and evaluate, then broadcast the shutdown.
 
         Raises:
             FencedError: some ps was restarted; all of this must be done once more.
         """
-        interrupted = not status.stop and not status.failure
-        if interrupted:
+        if not status.stop and not status.failure:
             await self._close()
         if not status.failure:
             await self._wait_for_shards()
+        if self._epochs is not None:
+            await self._end_epochs(self._epochs, status.step)
+        is_over = self._epochs is not None and self._epochs.ended
+        is_complete = bool(status.stop or status.failure or is_over)
         conclusion = await conclude(
             *self._verdict(status),
             lambda: self._save(status.step),
-            None if interrupted else partial(self._evaluator.evaluate, status.step),
+            partial(self._evaluator.evaluate, status.step) if is_complete else None,
         )
         final = await self.status()
         self._on_progress(final)
-        self.weights = await self.read_parameters()
+        self.weights = self._chosen or await self.read_parameters()
         self.summary = Summary.of(
             final,
             job=self.job_name,
@@ -321,20 +388,34 @@ class Chief(JobActor):
             except PeerLostError:
                 log.warning("the workers did not finish their steps within %.2g s", limit_s)
 
+    async def _end_epochs(self, epochs: Epochs, step: int) -> None:
+        self._is_ending = True
+        try:
+            await epochs.end(step)
+        except ConfigError as error:
+            self._epochs_failure = self._epochs_failure or error
+
     def _verdict(self, status: Status) -> tuple[int, str]:
         if status.failure:
             return status.failure_code, status.failure
+        if self._epochs_failure is not None:
+            return self._epochs_failure.exit_code, str(self._epochs_failure)
+        if self._epochs is not None and self._epochs.ended:
+            return ExitCode.OK, self._epochs.ended
         if status.stop:
             return ExitCode.OK, status.stop
         return self.stop_code, f"stopped by {'zmqtrain stop' if status.stop_wanted else 'a signal'}"
 
-    async def _wait_for_shards(self) -> None:
+    async def _wait_for_shards(self, patience_s: float = 0.0) -> None:
         """Wait until every shard has applied the last update, if it can.
+
+        ``patience_s``: for parts of pushes that the leader does not know of, which may be under way
+        between two epochs if the policy is not coordinated.
 
         The update may be queued, and a restarted ps may still have to join the leader. If a worker
         died during its push, some shards may never receive it.
         """
-        status = await self.status()
+        status, until = await self.status(), time.monotonic() + patience_s
         while True:
             was_delivered = status.all_delivered
             replies = [
@@ -345,7 +426,7 @@ class Chief(JobActor):
             status = await self.status()  # a step may have been made since
             if min(versions) >= status.step:
                 return
-            if was_delivered and status.all_delivered:
+            if was_delivered and status.all_delivered and time.monotonic() >= until:
                 text = "the shards end at versions %s, not all at step %d"
                 log.warning(text, versions, status.step)
                 return
@@ -353,7 +434,7 @@ class Chief(JobActor):
 
     async def _broadcast_shutdown(self, code: int, reason: str) -> None:
         self.ending = True
-        message = Shutdown(int(code), reason)
+        message = Shutdown(int(code), reason, json.dumps(self.history.rows()))
         results = await asyncio.gather(
             *(
                 link.request(message, reason="it has not confirmed the end", timeout_s=2.0)

@@ -77,21 +77,30 @@ class Epochs:
         )
         self._records: list[dict[str, Any]] = []  # of epochs, as in the file
         self._file = None if job.logdir is None else Path(job.logdir) / HISTORY_FILE
+        self._has_begun = False
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
         self._rate: float | None = None  # set by a callback
 
     async def begin(self, at: Progress) -> int | None:
-        """Begin the training, or go on with it; return what :meth:`next_limit` returns.
+        """Begin the training, or go on with it, also with an earlier checkpoint.
+
+        Returns what :meth:`next_limit` returns.
 
         Raises:
             ConfigError, DataError: a callback raises, or monitors what is not measured.
         """
-        self._callbacks.check_names(["loss", *(f"val_{name}" for name in self._evaluator.names())])
         done = at.uncounted // self.batches
-        await self._read_records(done)
+        if not self._has_begun:
+            names = await asyncio.to_thread(self._evaluator.names)
+            self._callbacks.check_names(["loss", *(f"val_{name}" for name in names)])
+            await self._read_records()
+        await self._go_back(done)
         await self._show(at.step)
-        await self._call("on_train_begin", {})
+        if not self._has_begun:
+            self._has_begun = True
+            await self._call("on_train_begin", {})
+        self._epoch = None
         last = self._records[-1]["epoch"] if self._records else -1
         if done - 1 > last and at.uncounted % self.batches == 0:  # it is over, and nobody was told
             self._epoch = done - 1
@@ -193,22 +202,27 @@ class Epochs:
             await self._host.set_learning_rate(self._rate)
             model.optimizer.show(self._rate)
 
-    async def _read_records(self, done: int) -> None:
-        """Go on where the file says that the job was after so many epochs."""
+    async def _read_records(self) -> None:
         if self._file is None or not self._file.exists():
             return
         try:
             records = json.loads(await asyncio.to_thread(self._file.read_bytes))
-            self._records = [record for record in records if record["epoch"] < done]
-            rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
+            History.of([record["logs"] | {"epoch": record["epoch"]} for record in records])
+            self._records = records
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
+
+    async def _go_back(self, done: int) -> None:
+        """Be where the job was after so many epochs."""
+        before, self._records = self._records, [r for r in self._records if r["epoch"] < done]
+        if self._has_begun and self._records == before:
             return
+        rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history
-        if self._records:
-            self._callbacks.restore(self._records[-1]["callbacks"])
-            rate = self._records[-1]["learning_rate"]
-            if rate is not None:
-                self._rate = rate
-                await self._host.set_learning_rate(rate)
+        if not self._records:
+            return
+        self._callbacks.restore(self._records[-1]["callbacks"])
+        self._rate = self._records[-1]["learning_rate"]
+        if self._rate is not None:
+            await self._host.set_learning_rate(self._rate)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.coordination.events import CloseAsked, SnapshotAsked, SwitchAsked
+from zmqtrain.coordination.events import CloseAsked, Extended, SnapshotAsked, SwitchAsked
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
@@ -21,6 +21,7 @@ from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import (
     Close,
     Done,
+    Extend,
     GetStatus,
     Message,
     RequestSave,
@@ -49,6 +50,9 @@ class Saving:
     open_batches: tuple[int, ...]
     examples: int
     marks: tuple[WorkerMark, ...]
+    limit: int | None
+    pass_examples: int
+    pass_loss: float
     files: dict[int, ShardFile] = field(default_factory=dict)
 
 
@@ -69,6 +73,7 @@ class AdminApi:
         self._can_save = can_save
         self._crash = crash
         self._event = 0  # rises when the chief has to act
+        self._is_pass_over = False  # when the leader's last event was reviewed
         self._save_requests: list[Request] = []
         self._stop_requests: list[Request] = []
         self._switch_requests: list[Request] = []
@@ -94,7 +99,9 @@ class AdminApi:
         finished = coordinator is not None and coordinator.finished
         if finished:
             _answer_all(self._close_requests, Done())
-        if finished or self._leader.failure:
+        was_over = self._is_pass_over
+        self._is_pass_over = coordinator is not None and coordinator.is_pass_over
+        if finished or self._leader.failure or (self._is_pass_over and not was_over):
             self._notify()
         if coordinator is not None and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
@@ -115,6 +122,9 @@ class AdminApi:
                 saving.open_batches,
                 saving.examples,
                 saving.marks,
+                saving.limit,
+                saving.pass_examples,
+                saving.pass_loss,
             )
             self._saved = {directory: saved}
             saving.request.reply(saved)
@@ -193,6 +203,9 @@ class AdminApi:
                 WorkerMark(worker, member.incarnation, member.sequence)
                 for worker, member in coordinator.members.items()
             ),
+            ledger.limit,
+            ledger.pass_examples,
+            ledger.pass_loss,
         )
         self._leader.event(SnapshotAsked(message.directory))
 
@@ -212,6 +225,13 @@ class AdminApi:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
         self._leader.event(CloseAsked(close.at_once))
+
+    def on_extend(self, request: Request, extend: Extend) -> None:
+        self._leader.peers.member(request)
+        if self._leader.coordinator is None:
+            raise RefusedError("there is nothing to go on with: the job is not initialised")
+        self._leader.event(Extended(extend.limit))
+        request.reply(Done())
 
     def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._leader.peers.member(request)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from zmqtrain.job import ENDLESS
+
 
 def completion(step: int, steps: int) -> str:
     """Return why no more gradients are needed."""
+    if steps == ENDLESS:
+        return f"it was ended at step {step}"
     if step > steps:  # as the checkpoint was that the job went on from
         return f"step {step} was reached before, and {steps} are asked for: raise --steps"
     return f"step {step} of {steps} is done"

@@ -135,6 +135,8 @@ class Leader:
         self.generation = generation
         self.delivery.begin(self.policy)
         self.waiting_since.clear()
+        if self.job.epochs and ledger.limit is None:
+            ledger.limit = 0  # the chief lets the first epoch begin
         self.coordinator = Coordinator(
             policy=make_policy(self.policy),
             shards=self.shards,

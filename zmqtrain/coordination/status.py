@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -55,6 +56,9 @@ def status_of(
         staleness=leader.staleness.summary(),
         tasks=(host.task, *(_task(leader, peer) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
+        uncounted=coordinator.ledger.uncounted if coordinator is not None else 0,
+        limit=coordinator.ledger.limit if coordinator is not None else None,
+        pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
     )
 
 
@@ -88,6 +92,10 @@ def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
     silent = [peer for peer in leader.peers.workers() if _is_silent(leader, peer)]
     # The last of them to be given up ends the wait.
     first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
+    if coordinator.is_pass_over:
+        for worker in coordinator.workers_by_state["starved"]:
+            since_s = now - leader.waiting_since.get(worker, now)
+            yield Wait(f"worker {worker}", "chief 0", "the epoch is over", since_s, None)
     for held in coordinator.held():
         since_s = now - leader.waiting_since.get(held.worker, now)
         # Workers that are alive may take their time; leases bound the others.

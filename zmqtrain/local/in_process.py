@@ -161,7 +161,7 @@ async def _run_cluster(
 
     # Workers and the chief use models in different threads: each gets a copy.
     jobs = [job.with_own_model() for _ in range(workers)]
-    chief = Chief(config(Role.CHIEF), job, transport, on_progress, evaluation)
+    chief = Chief(config(Role.CHIEF), job, transport, on_progress, (train, evaluation))
     actors: list[JobActor] = [
         *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
         chief,

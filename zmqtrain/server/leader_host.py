@@ -40,7 +40,14 @@ class LeaderHost:
             return self._leader.arrived(PullArrived(worker))
         self._leader.loss = pending.loss
         return self._leader.arrived(
-            PushArrived(worker, pending.sequence, pending.batch, pending.examples, pending.finite)
+            PushArrived(
+                worker,
+                pending.sequence,
+                pending.batch,
+                pending.examples,
+                pending.finite,
+                pending.loss,
+            )
         )
 
     def joined(self, peer: Peer) -> None:

@@ -58,6 +58,7 @@ from zmqtrain.wire.messages import (
     Chunk,
     Close,
     Done,
+    Extend,
     GetStatus,
     Heartbeat,
     Initialize,
@@ -277,6 +278,7 @@ class ParameterServer(JobActor):
             ShardWritten: admin.on_shard_file,
             ShardFailed: admin.on_shard_file,
             Close: admin.on_close,
+            Extend: admin.on_extend,
         }
 
     def _follow(self, executor: Executor) -> Handlers:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -368,11 +368,19 @@ class Close:
 
 
 @dataclass(slots=True)
+class Extend:
+    """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins."""
+
+    limit: int
+
+
+@dataclass(slots=True)
 class Shutdown:
     """The chief ends the run (passed on by every ps to its workers): leave with this code."""
 
     exit_code: int
     reason: str
+    history: str = ""  # measures of the epochs, as JSON
 
 
 @dataclass(slots=True)
@@ -450,5 +458,5 @@ Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
     | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | ShardReport
     | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
-    | ShardFailed | Saved | Close | Shutdown | GetStatus | Status
+    | ShardFailed | Saved | Close | Extend | Shutdown | GetStatus | Status
 )  # fmt: skip
