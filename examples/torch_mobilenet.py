@@ -71,5 +71,5 @@ job = Job(
     optimizer=AdamW(0.002),
     policy="sync-replicas",
     batch_size=32,
-    steps=200,
+    steps=120,
 )

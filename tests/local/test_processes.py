@@ -82,6 +82,7 @@ def test_error_of_a_worker_is_that_of_the_run(stage: Stage) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has another name")
 def test_processes_tell_their_task_by_name_and_command_line(stage: Stage) -> None:
+    """A fork, which threads of a framework might hang, would have its parent's command line."""
     run = stage.train(stage.job(gated=True))
     stage.until_status(stage.run_address(), lambda s: len(s.tasks) == 4, "everyone")
     found = [(p.name(), " ".join(p.cmdline())) for p in psutil.Process(run.pid).children()]

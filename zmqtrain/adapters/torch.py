@@ -192,9 +192,11 @@ class TorchModel:
         elif self.loss is not None:
             loss = self.loss(self._module(batch[0]), *batch[1:])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            found = f"a {type(loss).__name__}"
+            if isinstance(loss, torch.Tensor):
+                found = f"of shape {list(loss.shape)}, requires_grad={loss.requires_grad}"
             raise ConfigError(
-                f"the loss of {self!r} is {shape}; expected a tensor of one number that depends on "
+                f"the loss of {self!r} is {found}; expected a tensor of one number that depends on "
                 "the parameters: return the mean over the batch, before item() or detach()"
             )
         return loss
