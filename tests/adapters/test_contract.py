@@ -72,7 +72,7 @@ def torch_kind() -> Kind:
     loss_of = torch.nn.functional.cross_entropy
 
     def build() -> Any:
-        layers = torch.nn.Linear(6, 8), torch.nn.ReLU()
+        layers = torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU()
         return torch.nn.Sequential(*layers, torch.nn.Linear(8, 4))
 
     def trained(rule: str) -> Weights:

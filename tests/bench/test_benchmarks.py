@@ -36,6 +36,11 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         f"--compression int8 {SMALL}",
         {"compression", "sent_bytes_per_push", "received_bytes_per_push", "accuracy"},
     ),
+    "models": (
+        "--model gpt --batches 10",
+        {"framework", "model", "side", "workers", "policy", "examples_per_second"}
+        | {"steps_per_second", "loss", "accuracy", "rss_mb"},
+    ),
     "simulate": ("--workers 10 --ps 2 --policy hogwild --gradients 20", {"bench", "workers"}),
 }
 
@@ -51,6 +56,8 @@ def test_benchmark_prints_its_rows(
     name: str, rows_of: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.options.STEPS", {})  # the fewest of them
+    if name == "models":
+        pytest.importorskip("torch")
     options, keys = RUNS[name]
     rows = rows_of(name, *options.split())
     assert rows
