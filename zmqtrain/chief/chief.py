@@ -39,6 +39,7 @@ from zmqtrain.errors import (
 )
 from zmqtrain.exchanges.lanes import map_segment, read_parameters
 from zmqtrain.job import Job
+from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
 from zmqtrain.store.layout import empty_values
@@ -434,7 +435,11 @@ class Chief(JobActor):
 
     async def _broadcast_shutdown(self, code: int, reason: str) -> None:
         self.ending = True
-        message = Shutdown(int(code), reason, json.dumps(self.history.rows()))
+        message = Shutdown(
+            int(code),
+            reason,
+            json.dumps([numbers(row) | {"epoch": row["epoch"]} for row in self.history.rows()]),
+        )
         results = await asyncio.gather(
             *(
                 link.request(message, reason="it has not confirmed the end", timeout_s=2.0)

@@ -42,8 +42,9 @@ def line(status: Status) -> str:
     """Return the status in one line."""
     states = Counter(task.state for task in status.tasks if task.role == Role.WORKER)
     workers = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+    end = f"/{status.steps}" if status.steps else ""
     return (
-        f"step {status.step}/{status.steps}  {status.steps_per_second:.0f} steps/s  "
+        f"step {status.step}{end}  {status.steps_per_second:.0f} steps/s  "
         f"loss {shown_loss(status)}  staleness {status.staleness['mean']:.2f}  workers: {workers}"
     )
 

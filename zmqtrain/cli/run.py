@@ -158,7 +158,7 @@ class _Screen:
         if time.monotonic() < self._next_at and not status.stop:
             return
         self._next_at = time.monotonic() + 1 / REFRESHES_PER_SECOND
-        self._bar.update(self._step, total=status.steps, completed=status.step)
+        self._bar.update(self._step, total=status.steps or None, completed=status.step)
         self._live.update(Group(self._bar, view(status)), refresh=True)
 
 

@@ -150,8 +150,8 @@ def _state(status: Status) -> str:
 
 
 def _progress(status: Status) -> str:
-    share = 100 * status.step / status.steps
-    parts = [f"{status.step} of {status.steps} ({share:.1f} %)"]
+    share = f" of {status.steps} ({100 * status.step / status.steps:.1f} %)" if status.steps else ""
+    parts = [f"{status.step}{share}"]
     if status.steps_per_second > 0:
         parts.append(f"{rate(status.steps_per_second)} steps/s")
         if status.step < status.steps and not status.failure:

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from zmqtrain.errors import did_you_mean, expectation
 
 PREFIX = "ZMQTRAIN_"
-OTHERS = ("MAX_RESTARTS", "WITHIN_S", "SUPERVISED_SINCE", "DASHBOARDS")
+OTHERS = ("ROLE", "MAX_RESTARTS", "WITHIN_S", "SUPERVISED_SINCE", "DASHBOARDS")
 """Variables that belong to no field: those of `zmqtrain supervise` and of deploy/."""
 
 _OF_SERVICES = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP|SCTP)\w*$")

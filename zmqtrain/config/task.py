@@ -249,6 +249,25 @@ class TaskConfig(Timing):
         return self.metrics_host, METRICS_PORTS[self.role] + self.index
 
 
+ROLE = "ZMQTRAIN_ROLE"
+"""Variable with the role of a process whose script calls fit; TF_CONFIG may say it instead."""
+
+
+def role_of_script(environ: Mapping[str, str] = ENVIRON) -> Role | None:
+    """Return the role that the variables give to this process; None: it is no task of a cluster.
+
+    Raises:
+        ConfigError: TF_CONFIG has a mistake, or there is no such role.
+    """
+    text = environ.get(ROLE, "").strip()
+    if not text:
+        task = tf_config.read_tf_config(environ.get(TF_CONFIG, "")).task
+        return None if task is None else task.role
+    if text not in list(Role):
+        raise ConfigError(f"{ROLE} is {text!r}; expected {', '.join(Role)}")
+    return Role(text)
+
+
 def load_task(
     role: Role, flags: Mapping[str, Any], environ: Mapping[str, str] = ENVIRON
 ) -> TaskConfig:

@@ -31,7 +31,7 @@ from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.coordination.statistics import Staleness, Throughput
 from zmqtrain.errors import ExitCode, ProtocolError
-from zmqtrain.job import Job
+from zmqtrain.job import ENDLESS, Job
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import as_schedule
@@ -104,7 +104,8 @@ class Leader:
         self._states = StateLogger(log)
         rate = getattr(job.optimizer, "learning_rate", None)
         self._learning_rate = None if rate is None else as_schedule(rate)
-        metrics.global_step_target.set(job.steps)
+        if job.steps < ENDLESS:
+            metrics.global_step_target.set(job.steps)
         metrics.expected_workers.set(workers)
         self._show_policy()
 

@@ -12,6 +12,7 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.leader import Leader, names_of
 from zmqtrain.coordination.membership import Peer
+from zmqtrain.job import ENDLESS
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
 SILENT_BEATS = 2.5  # heartbeats that are missed before a task is called silent
@@ -41,7 +42,7 @@ def status_of(
         policy=leader.policy,
         switching=following.spec if following is not None else "",
         step=leader.step,
-        steps=leader.job.steps,
+        steps=leader.job.steps if leader.job.steps < ENDLESS else 0,
         stop=completion(leader.step, leader.job.steps) if finished else "",
         failure=leader.failure,
         failure_code=leader.failure_code,

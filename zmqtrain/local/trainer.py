@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,18 @@ from numpy.typing import NDArray
 
 from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
+from zmqtrain.chief.chief import Chief
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, as_dataset
-from zmqtrain.errors import ExitCode, RunFailedError
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
+from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_here
 from zmqtrain.metrics import Measures, checked
 from zmqtrain.models.base import Array, Batch, Data, Dataset, Model, Parameters
 from zmqtrain.observe.summary import Summary
+from zmqtrain.roles import launch
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import load
 from zmqtrain.training import evaluation
@@ -59,6 +66,7 @@ class Trainer:
         self.summary: Summary | None = None
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
+        self._is_elsewhere = False  # whether another process has them
 
     def fit(
         self,
@@ -79,8 +87,13 @@ class Trainer:
         slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few batches, nothing
         saved, to see whether everything works.
 
+        If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
+        task until the training ends. Every task returns the same measures, arrays left out; the
+        weights are where the chief is, and in the logdir.
+
         Raises:
             KeyboardInterrupt: Ctrl-C; a job with a logdir was saved.
+            SystemExit: this process is a task that ended badly; the code says why.
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
@@ -102,6 +115,9 @@ class Trainer:
         if fast_dev_run:
             quick = _quick(data, directory, QUICK_BATCHES * job.batch_size)
             job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})
+        task = None if fast_dev_run else launch.task_of_script(Path(sys.argv[0]).name or "fit")
+        if task is not None:
+            return self._fit_as(task, job)
         outcome = train_here(job, workers=self._workers, ps=self._ps, on_progress=_nothing)
         self.history, self.summary = outcome.history, outcome.summary
         if not fast_dev_run:
@@ -112,12 +128,33 @@ class Trainer:
             raise RunFailedError(self.summary.ended, self.summary.exit_code)
         return self.history
 
+    def _fit_as(self, config: TaskConfig, job: Job) -> History:
+        code, actors = launch.run_script_task(config, job)
+        if code:
+            raise SystemExit(code)
+        first = actors[0]
+        self._is_elsewhere = not isinstance(first, Chief)
+        if isinstance(first, Chief):
+            self.history, self.summary, self._weights = first.history, first.summary, first.weights
+            return self.history
+        end = first.shutdown if isinstance(first, Worker) else None
+        if isinstance(first, ParameterServer):
+            end = first.end
+        if end is not None:
+            self.history = History.of(json.loads(end.history))
+        return self.history
+
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
         if self._weights is None and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
                 self._weights = load(self.logdir)
+        if self._weights is None and self._is_elsewhere:
+            raise ConfigError(
+                "the weights are with the chief, not in this task; give the trainer a logdir that "
+                "all tasks share, or evaluate and predict where the chief is"
+            )
         if self._weights is None:
             seed = self._options.get("seed", 0)
             return self.model.parameters(seed)

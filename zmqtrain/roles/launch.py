@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,12 +24,18 @@ from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.options import mistyped, options_of, values_of
-from zmqtrain.config.task import ENVIRON, SUPERVISED_SINCE, TaskConfig, load_task
+from zmqtrain.config.task import (
+    ENVIRON,
+    SUPERVISED_SINCE,
+    TaskConfig,
+    load_task,
+    role_of_script,
+)
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, load_job
 from zmqtrain.observe.logs import setup_logging
-from zmqtrain.roles import script
+from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (
     allow_descriptors,
     ignore_signals,
@@ -160,9 +167,55 @@ async def _leave_with_the_job(worker: Worker, config: TaskConfig, since: float) 
         await asyncio.sleep(CHECK_S)
 
 
-async def _serve(config: TaskConfig, job: Job, on_start: script.OnStart = stop_on_signals) -> int:
-    """Run the task's actor, and the chief's too if this task hosts it."""
+def task_of_script(name: str) -> TaskConfig | None:
+    """Return the task that this process is, by its variables, for a script that calls fit.
+
+    ``name``: of the job. None: this process is no task of a cluster.
+
+    Raises:
+        ConfigError: a variable has a mistake.
+    """
+    role = role_of_script()
+    if role is None:
+        return None
+
+    @options_of(TaskConfig, optional=True)
+    def load(**flags: Any) -> TaskConfig:
+        return load_task(role, flags | {"job": name})
+
+    command = click.Command(str(role), params=getattr(load, "__click_params__", []), callback=load)
+    try:
+        config: TaskConfig = command.main([], standalone_mode=False)
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+    setup_logging(str(config.task), config.log_level, config.log_format)
+    return config
+
+
+def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:
+    """Run a task to its end; return the exit code and its actors, the chief first."""
     actors: list[JobActor] = []
+    before = {number: signal.getsignal(number) for number in signals.that_end()}
+    try:
+        code = run_process(config, lambda: uvloop.run(_serve(config, job, actors=actors)))
+    finally:
+        for number, handler in before.items():  # the script goes on
+            signal.signal(number, handler)
+    return code, actors
+
+
+async def _serve(
+    config: TaskConfig,
+    job: Job,
+    on_start: script.OnStart = stop_on_signals,
+    *,
+    actors: list[JobActor] | None = None,
+) -> int:
+    """Run the task's actor, and the chief's too if this task hosts it.
+
+    ``actors``: a list that gets them.
+    """
+    actors = [] if actors is None else actors
     if config.hosts_chief:
         own = job if isinstance(job.model, Meeting) else job.with_own_model()
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})

@@ -150,6 +150,11 @@ class ParameterServer(JobActor):
             if self.leader is not None:
                 self.leader.watch()
 
+    @property
+    def end(self) -> Shutdown | None:
+        """How the chief has ended the run, once it has."""
+        return self._shutdown
+
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
         self.peers.member(request)
         self._shutdown = message

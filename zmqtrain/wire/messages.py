@@ -434,7 +434,7 @@ class Status:
     policy: str
     switching: str  # spec of a switch under way, "" if none
     step: int
-    steps: int
+    steps: int  # at which the run ends, 0 if it ends after epochs
     stop: str  # why the job needs no more gradients, "" while it does
     failure: str  # why the job must end in failure, "" if it need not
     failure_code: int  # the exit code for it
