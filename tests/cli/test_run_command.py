@@ -27,7 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """What would start the tasks."""
     start = Mock(side_effect=ConfigError("enough"))
     monkeypatch.setattr(run, "run_processes", start)
-    monkeypatch.setattr(run, "threadpool_limits", Mock())
+    monkeypatch.setattr(run, "limit_threads", Mock())
     return start
 
 

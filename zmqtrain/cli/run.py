@@ -33,6 +33,7 @@ from zmqtrain.config.options import (
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
+from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
 from zmqtrain.roles.hosting import allow_descriptors
@@ -87,27 +88,29 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
             "auto, shm or tcp; or call zmqtrain.run in Python, which runs all tasks in one process"
         )
-    job = load_job(job_reference).with_overrides(**overrides)
     # Tasks send their log as JSON; the user may see it as text.
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
-    limit_threads(cluster.threads)
-    allow_descriptors(2 * cluster.ps + cluster.workers)  # connections and pipes
-    try:
-        with _display(job_reference) as on_progress:
-            running = run_processes(
-                job_reference,
-                job,
-                cluster,
-                arguments,
-                on_progress,
-                _show_as_json if log_format == "json" else _show_as_text,
-                options.get("segment_dir"),
-            )
-            summary = uvloop.run(running)
-    except ZmqTrainError as error:
-        if as_json:
-            show_json({"ended": str(error), "exit_code": int(error.exit_code)})
-        raise
+    with forked(cluster.ps + cluster.workers) as processes:
+        job = load_job(job_reference).with_overrides(**overrides)
+        limit_threads(cluster.threads)
+        allow_descriptors(2 * cluster.ps + cluster.workers)  # connections and pipes
+        try:
+            with _display(job_reference) as on_progress:
+                running = run_processes(
+                    job_reference,
+                    job,
+                    cluster,
+                    arguments,
+                    on_progress,
+                    _show_as_json if log_format == "json" else _show_as_text,
+                    options.get("segment_dir"),
+                    processes,
+                )
+                summary = uvloop.run(running)
+        except ZmqTrainError as error:
+            if as_json:
+                show_json({"ended": str(error), "exit_code": int(error.exit_code)})
+            raise
     click.echo(summary.json() if as_json else "\n".join(summary.lines()))
     sys.exit(summary.exit_code)
 

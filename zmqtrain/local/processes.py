@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from pydantic import Field
@@ -28,8 +29,9 @@ from zmqtrain.config.task import MAX_THREADS, TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import run_directory
-from zmqtrain.local.supervisor import keep_running, start
+from zmqtrain.local.supervisor import Process, keep_running, start
 from zmqtrain.observe.logs import LogLine
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.hosting import ignore_signals, serve_health, stop_on_signals
@@ -87,9 +89,14 @@ OnOutput = Callable[[Task, str], None]
 class Child:
     """One task as a process, which may be restarted."""
 
-    def __init__(self, task: Task, flags: Sequence[str], on_output: OnOutput) -> None:
+    def __init__(
+        self, task: Task, flags: Sequence[str], on_output: OnOutput, forked: ForkedProcess | None
+    ) -> None:
+        """``forked``: a process that waits to be its first life."""
         self.task = task
-        self.process: asyncio.subprocess.Process | None = None  # the current or last one
+        self.process: Process | None = None  # the current or last one
+        self._flags = flags
+        self._forked = forked
         # -P: a queue.py in the current directory must not replace Python's own.
         self._command = [sys.executable, "-P", "-m", f"zmqtrain.roles.{task.role}", *flags]
         self._on_output = on_output
@@ -99,21 +106,25 @@ class Child:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.returncode is None
 
-    async def start(self) -> asyncio.subprocess.Process:
+    async def start(self) -> Process:
         """Start it in a session of its own: only this process gets Ctrl-C, and ends the others."""
         loop = asyncio.get_running_loop()
         ours, its = os.pipe()
         try:
             output = self._output = _Output(partial(self._on_output, self.task))
             await loop.connect_read_pipe(lambda: output, os.fdopen(ours, "rb"))
-            self.process = await start(
-                self._command,
-                signal.SIGTERM,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=its,
-                stderr=its,
-                start_new_session=True,
-            )
+            if self._forked is not None:
+                self._forked.begin(self.task.role, self._flags, its)
+                self.process, self._forked = self._forked, None
+            else:
+                self.process = await start(
+                    self._command,
+                    signal.SIGTERM,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=its,
+                    stderr=its,
+                    start_new_session=True,
+                )
         finally:
             os.close(its)
         return self.process
@@ -189,10 +200,12 @@ async def run_processes(
     on_progress: Callable[[Status], None],
     on_output: OnOutput,
     segment_dir: str | None = None,
+    forked: Sequence[ForkedProcess] = (),
 ) -> Summary:
     """Train ``job``; every task loads it from ``reference`` with the flags ``arguments``.
 
     ``segment_dir``: directory for the memory of the ps; None: the default in shared memory.
+    ``forked``: processes that the first tasks become; others are started from scratch.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -212,8 +225,9 @@ async def run_processes(
         stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
         in_order = False
         try:
-            for task in _tasks(cluster):
-                child = Child(task, _flags(config, cluster, task, arguments), on_output)
+            for task, process in zip_longest(_tasks(cluster), forked):
+                flags = _flags(config, cluster, task, arguments)
+                child = Child(task, flags, on_output, process)
                 children.append(child)
                 chief.add_background_task(partial(_keep, child, children, chief, failures))
             await chief.run()

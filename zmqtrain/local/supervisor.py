@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from zmqtrain.config.restarts import End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError
@@ -28,6 +28,18 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 log = logging.getLogger(__name__)
 
 
+class Process(Protocol):
+    """What is used of an `asyncio.subprocess.Process`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+
 async def start(
     command: Sequence[str], death_signal: signal.Signals, **options: Any
 ) -> asyncio.subprocess.Process:
@@ -38,9 +50,7 @@ async def start(
     Raises:
         ConfigError: the command cannot be started.
     """
-    prepare = None
-    if sys.platform == "linux":
-        prepare = partial(_die_with, os.getpid(), death_signal, ctypes.CDLL(None).prctl)
+    prepare = dying_with(death_signal) if sys.platform == "linux" else None
     try:
         return await asyncio.create_subprocess_exec(*command, preexec_fn=prepare, **options)
     except OSError as error:
@@ -52,7 +62,7 @@ async def start(
 
 async def keep_running(
     name: str,
-    start_process: Callable[[], Awaitable[asyncio.subprocess.Process]],
+    start_process: Callable[[], Awaitable[Process]],
     limits: Limits,
     is_over: Callable[[], bool],
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -123,7 +133,7 @@ class _Stop:
         self.exit_code = 0  # to end with, if there was no process to signal
         self._number: int | None = None
         self._came = asyncio.Event()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         loop = asyncio.get_running_loop()
         self._numbers = signals.that_end()
         for number in self._numbers:
@@ -133,7 +143,7 @@ class _Stop:
     def has_come(self) -> bool:
         return self._number is not None
 
-    def pass_on_to(self, process: asyncio.subprocess.Process) -> None:
+    def pass_on_to(self, process: Process) -> None:
         """Pass signals on to this process, including one that has already come."""
         self._process, self.exit_code = process, 0
         if self._number is not None:
@@ -163,6 +173,11 @@ class _Stop:
             # Not send_signal: it polls, and could take the exit code away from asyncio.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+def dying_with(number: signal.Signals) -> Callable[[], None]:
+    """Return what a child calls to get this signal when this process dies (Linux)."""
+    return partial(_die_with, os.getpid(), number, ctypes.CDLL(None).prctl)
 
 
 def _die_with(parent: int, number: signal.Signals, prctl: Callable[..., int]) -> None:

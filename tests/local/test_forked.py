@@ -1,0 +1,55 @@
+"""Processes that wait to be tasks; they are forked in a process of their own, without threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from zmqtrain.local.forked import forked
+
+LIMIT_S = 60
+
+SCRIPT = """
+import asyncio, os, signal, sys
+from zmqtrain.config.cluster import Role
+from zmqtrain.local.forked import forked
+
+async def lives(helped, killed):
+    helped.begin(Role.WORKER, ["--help"], 1)
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    killed.begin(Role.PS, ["--help"], 1)
+    return [await helped.wait(), await helped.wait(), await killed.wait()]
+
+with forked(3) as processes:
+    assert len(processes) == 3
+    ended = asyncio.run(lives(*processes[:2]))
+assert ended == [0, 0, -signal.SIGKILL], ended
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("none is left")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_forked_process_becomes_a_task_and_one_that_is_not_needed_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], check=True, timeout=LIMIT_S, capture_output=True, text=True
+    )
+    assert "Usage: python -m zmqtrain.roles.worker" in ended.stdout
+    assert ended.stdout.endswith("none is left\n")
+    assert ended.stderr == ""
+
+
+def test_process_with_threads_forks_none() -> None:
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    with forked(2) as processes:
+        assert processes == []
+    may_end.set()
+    thread.join()
