@@ -14,7 +14,7 @@ import re
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -44,6 +44,7 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
+from zmqtrain.store.weights import read
 from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
 
@@ -177,8 +178,10 @@ class Job(BaseModel):
     initial: Any = Field(
         None,
         validate_default=True,
-        description="arrays by name with which variables begin, instead of the model's own",
+        description="with which values variables begin, instead of the model's own: arrays by name "
+        "(trained, state and frozen), or a file of them, .safetensors or .npz",
     )
+    initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     metrics: Any = Field((), description="what is measured beside the loss; see zmqtrain.metrics")
     callbacks: Any = Field(
         (), description="called between epochs, on the chief; see zmqtrain.callbacks"
@@ -220,8 +223,10 @@ class Job(BaseModel):
     @field_validator("initial", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
+        if isinstance(value, str | Path):
+            return read(value)
         if not isinstance(value, Mapping | None):
-            raise ValueError("expected arrays by name: a dict")
+            raise ValueError("expected a dict of arrays, or a .safetensors or .npz file")
         return {name: np.asarray(array) for name, array in (value or {}).items()}
 
     @field_validator("overlap")
@@ -390,13 +395,27 @@ class Job(BaseModel):
                 f"and {expected}"
             )
         given = {name: self.initial[name] for name in values if name in self.initial}
-        for name, value in given.items():
-            if value.shape != values[name].shape:
-                raise ConfigError(
-                    f"initial has {name!r} of shape {value.shape}; expected {values[name].shape}, "
-                    f"as {self.model!r} has it"
-                )
+        differ = [
+            f"{name} {list(value.shape)} instead of {list(np.shape(values[name]))}"
+            for name, value in given.items()
+            if value.shape != np.shape(values[name])
+        ]
+        if differ:
+            raise ConfigError(
+                f"initial has other shapes than {self.model!r}: {', '.join(differ)}; expected the "
+                "weights of this model; leave these names out, with initial_strict=False"
+            )
         return values | {name: value.astype(values[name].dtype) for name, value in given.items()}
+
+    def _check_initial(self, names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in self.initial]
+        unexpected = [name for name in self.initial if name not in names]
+        if self.initial and self.initial_strict and (missing or unexpected):
+            raise ConfigError(
+                f"initial does not fit {self.model!r}: missing {', '.join(missing) or 'none'}; "
+                f"unexpected {', '.join(unexpected) or 'none'}; give the variables of this model, "
+                "or initial_strict=False to take those that fit"
+            )
 
     def load_data(self) -> tuple[Dataset, Dataset | None]:
         """Return (training set, evaluation set); without the latter nothing is evaluated.
@@ -435,11 +454,7 @@ class Job(BaseModel):
                     f"{self.model!r} has two variables called {repeated[0]!r}; expected each name "
                     "in one of parameters(), state() and frozen()"
                 )
-            if unknown := sorted(self.initial.keys() - set(names)):
-                raise ConfigError(
-                    f"initial has {unknown[0]!r}, which {self.model!r} does not have; expected "
-                    f"some of {', '.join(names)}"
-                )
+            self._check_initial(names)
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
 
@@ -460,6 +475,7 @@ class Job(BaseModel):
             EPOCHS: str(self.epochs or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
             "frozen": _digest_of_arrays(self.frozen()),
+            INITIAL: _digest_of_arrays(self.initial),
         }
         return {name: _short(text) for name, text in optional.items() if text} | {
             # An address would differ on every task.
@@ -479,6 +495,9 @@ class Job(BaseModel):
 EPOCHS = "epochs"
 """Entry of the fingerprint of a job whose batches are those of exact passes."""
 
+INITIAL = "initial"
+"""Entry of the fingerprint of a job with such values; one that resumes a checkpoint uses none."""
+
 SOURCE, DATA = "source", "data"
 """Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
 training set. A job may be made without a file, and a ps loads no data."""
@@ -489,7 +508,7 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
     Steps, epochs and placement may differ. Older checkpoints lack some entries.
     """
-    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement"})
+    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement", INITIAL})
     return "; ".join(
         f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
     )

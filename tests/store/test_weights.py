@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from zmqtrain.errors import CheckpointError
+from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.store.weights import read, save
 
 
 @pytest.mark.parametrize(("average", "key"), [(False, "parameters"), (True, "average")])
@@ -20,6 +21,40 @@ def test_weights_are_those_of_the_newest_checkpoint(
     assert list(weights) == [variable.name for variable in job.variables]
     for name, value in weights.items():
         np.testing.assert_array_equal(value, job.state[key][name])
+
+
+def test_weights_of_a_step_are_those_of_its_checkpoint(job, make_job, tmp_path: Path) -> None:
+    job.save(tmp_path, 10)
+    make_job({"other": (2,)}).save(tmp_path, 20)
+    assert zmqtrain.load(tmp_path, step=10).keys() == job.state["parameters"].keys()
+    assert zmqtrain.load(tmp_path, step=20).keys() == {"other"}
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 15; .* 20, 10"):
+        zmqtrain.load(tmp_path, step=15)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_weights_in_a_file_are_read_as_they_were_written(tmp_path: Path, ending: str) -> None:
+    weights = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "a/count": np.array(2**40),
+        "seen": np.array([True, False]),
+        "half": np.zeros((0, 2), np.float16),
+    }
+    path = tmp_path / "new" / f"weights.{ending}"
+    save(path, weights)
+    found = read(path)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("name", ["missing.npz", "bad.npz", "bad.safetensors", "bad.h5"])
+def test_file_that_holds_no_weights_is_an_error(tmp_path: Path, name: str) -> None:
+    for bad in ("bad.npz", "bad.safetensors", "bad.h5"):
+        (tmp_path / bad).write_bytes(b"nothing of use")
+    with pytest.raises(ConfigError, match=name):
+        read(tmp_path / name)
 
 
 def test_logdir_without_a_checkpoint_has_no_weights(tmp_path: Path) -> None:

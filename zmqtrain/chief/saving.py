@@ -7,8 +7,9 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import astuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,7 +20,9 @@ from zmqtrain.job import Job, changes_since
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
+from zmqtrain.store.layout import variables_of
 from zmqtrain.store.manifest import PARAMETERS, Manifest, ShardFile, WorkerMark, tensor_records
+from zmqtrain.store.placement import place
 from zmqtrain.wire.messages import Saved
 
 log = logging.getLogger(__name__)
@@ -132,18 +135,24 @@ class Saver:
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
         try:
             saved = await self._write_shards(temporary)
-            manifest = self._manifest(saved, generation)
+            files = [ShardFile(*astuple(file)) for file in saved.files]
+            if frozen := self._job.frozen():
+                write = partial(checkpoint.write_frozen, temporary, frozen, self._shards)
+                files.append(await asyncio.to_thread(write))
+            manifest = self._manifest(saved, files, generation)
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
         except CheckpointError:
             await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
             raise
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
-        self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in saved.files))
+        self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
         self.last_step = saved.step
         return path
 
-    def _manifest(self, saved: Saved, generation: int) -> Manifest:
-        layouts = self._job.layouts(self._shards)
+    def _manifest(self, saved: Saved, files: Sequence[ShardFile], generation: int) -> Manifest:
+        frozen = variables_of(self._job.frozen(), "frozen")
+        (unshared,) = place(frozen, 1)
+        layouts = [*self._job.layouts(self._shards), replace(unshared, shard=self._shards)]
         ledger = LedgerState(
             next_batch=saved.next_batch,
             open_batches=saved.open_batches,
@@ -163,8 +172,8 @@ class Saver:
                 worker_marks={
                     f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
                 },
-                files=tuple(ShardFile(*astuple(file)) for file in saved.files),
-                tensors=tensor_records(self._job.variables(), layouts, slots),
+                files=tuple(files),
+                tensors=tensor_records((*self._job.variables(), *frozen), layouts, slots),
             )
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error

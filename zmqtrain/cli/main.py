@@ -18,6 +18,8 @@ COMMANDS = {
     "policy": "zmqtrain.cli.control:policy_command",
     "save": "zmqtrain.cli.control:save_command",
     "stop": "zmqtrain.cli.control:stop_command",
+    "checkpoints": "zmqtrain.cli.checkpoints:checkpoints_command",
+    "export": "zmqtrain.cli.checkpoints:export_command",
     "placement": "zmqtrain.cli.placement:placement_command",
     "check": "zmqtrain.cli.check:check_command",
     "clean": "zmqtrain.cli.clean:clean_command",

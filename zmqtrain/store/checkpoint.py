@@ -110,10 +110,25 @@ def copy_shard(
         for cut in layout.slices:
             if key == PARAMETERS or cut.variable.kind == "trained":
                 tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
-    file = directory / f"shard-{layout.shard:05d}.safetensors"
+    return _write(directory / f"shard-{layout.shard:05d}.safetensors", tensors)
+
+
+def write_frozen(directory: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
+    """Write the variables that no shard holds, durably, into an attempt's temporary directory.
+
+    The manifest names the file like one more shard, of this ``number``.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    tensors = {tensor_name(PARAMETERS, name, 0): value for name, value in values.items()}
+    return seal_shard(_write(directory / "frozen.safetensors", tensors), number, version=0)
+
+
+def _write(file: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
     with writing(file):
         try:
-            save_file(tensors, file)
+            save_file(dict(tensors), file)
         except SafetensorError as error:
             raise OSError(str(error)) from error
     return file

@@ -91,6 +91,31 @@ def newest_valid(
     return None
 
 
+def valid_at(logdir: Path, step: int) -> tuple[Path, Manifest]:
+    """Return the checkpoint of a step, whose every byte is as written.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    found = checkpoints(logdir)
+    for path in found:
+        if step_of(path) == step:
+            manifest = read_manifest(path)
+            verify(path, manifest)
+            return path, manifest
+    steps = ", ".join(str(step_of(path)) for path in found) or "none"
+    raise CheckpointError(
+        f"{checkpoints_directory(logdir)}: there is no checkpoint of step {step}; expected one of "
+        f"its steps: {steps}"
+    )
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's directory, as its name says."""
+    name = _COMMITTED.fullmatch(path.name)
+    return int(name[1]) if name else -1
+
+
 def prune(logdir: Path, keep: int) -> None:
     """Delete what is older than the ``keep`` newest complete checkpoints, and abandoned attempts.
 

@@ -7,34 +7,64 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.durable import replace_file, writing
-from zmqtrain.store.logdir import newest_valid
+from zmqtrain.store.logdir import newest_valid, valid_at
 
 log = logging.getLogger(__name__)
 
 
-def load(logdir: str | Path, *, average: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Return the variables of a job's newest valid checkpoint, by name, in the model's order.
+def load(
+    logdir: str | Path, *, step: int | None = None, average: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Return all variables in a checkpoint of a job, by name, in the model's order.
 
-    ``average``: their moving averages, if the job kept them (its field ``moving_average``).
+    Trained ones come first, then state, then frozen ones. ``step``: that of the checkpoint; None:
+    the newest valid one. ``average``: of trained variables the moving averages, if the job kept
+    them (its field ``moving_average``).
 
     Raises:
-        CheckpointError: there is no checkpoint, none is valid, or it holds no averages.
+        CheckpointError: there is no such checkpoint, it is not valid, or it holds no averages.
     """
-    found = newest_valid(Path(logdir), lambda path, error: log.warning("%s: %s", path, error))
+    logdir = Path(logdir)
+    if step is not None:
+        return read_parameters(*valid_at(logdir, step), average=average)
+    found = newest_valid(logdir, lambda path, error: log.warning("%s: %s", path, error))
     if found is None:
         raise CheckpointError(
-            f"{checkpoints_directory(Path(logdir))}: there is no checkpoint; expected the logdir "
-            "of a job that has saved one"
+            f"{checkpoints_directory(logdir)}: there is no checkpoint; expected the logdir of a "
+            "job that has saved one"
         )
     return read_parameters(*found, average=average)
+
+
+def read(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays in a file, ``.safetensors`` or ``.npz``, by name.
+
+    Raises:
+        ConfigError: it has another ending, is not there, or cannot be read.
+    """
+    path = Path(path)
+    _check_ending(path)
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        return load_file(path)
+    except (OSError, ValueError, KeyError, SafetensorError, BadZipFile) as error:
+        raise ConfigError(
+            f"weights cannot be read from {str(path)!r}: {error}; expected a file that zmqtrain "
+            "export, safetensors or numpy.savez has written"
+        ) from error
 
 
 def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
@@ -45,20 +75,23 @@ def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True
         CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
     """
     path = Path(path)
-    arrays = {name: np.ascontiguousarray(value) for name, value in weights.items()}
+    _check_ending(path)
+    arrays = {name: np.asarray(value, order="C") for name, value in weights.items()}
     if path.suffix == ".safetensors":
         content = safetensors(arrays)
-    elif path.suffix == ".npz":
+    else:
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
         content = buffer.getvalue()
-    else:
-        raise ConfigError(
-            f"weights cannot be written to {str(path)!r}; expected a path that ends with "
-            ".safetensors or .npz"
-        )
     if path.exists() and not overwrite:
         raise CheckpointError(f"{path} exists already; delete it, or write to another path")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
+
+
+def _check_ending(path: Path) -> None:
+    if path.suffix not in (".safetensors", ".npz"):
+        raise ConfigError(
+            f"weights in {str(path)!r}; expected a path that ends with .safetensors or .npz"
+        )
