@@ -345,7 +345,7 @@ class Simulation:
                 version += 1
             elif order.kind == "drop":
                 self._dropped += 1
-            elif order.kind == "release":
+            elif order.kind in ("admit", "release"):
                 made = self._workers[order.workers[0]]
                 made.version = version
                 made.batches += order.batches
@@ -372,6 +372,6 @@ class Simulation:
         for order in orders:
             if order.kind in UPDATES or order.kind == "accumulate":
                 server.work(len(order.workers) * self._update_s)
-            elif order.kind == "release":
+            elif order.kind in ("admit", "release"):
                 done_at = server.work(0.0)
                 self._clock.at(done_at + self._half_s, self._answered, order.workers[0])

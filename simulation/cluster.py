@@ -88,6 +88,7 @@ class SimulatedCluster:
         self._may_start = True
 
     def start_all(self) -> None:
+        self._network.commit = self._commit
         for name in self.schedule.names:
             if name not in self.schedule.absent:
                 self._start(name)

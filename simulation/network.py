@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from random import Random
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from simulation.loop import Process, VirtualLoop, unseen
 from simulation.rules import Rule
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, FencedError
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
     OnFailure,
@@ -27,13 +27,22 @@ from zmqtrain.transport.base import (
     UnreachableError,
 )
 from zmqtrain.wire.buffers import Buffer
-from zmqtrain.wire.codec import decode
+from zmqtrain.wire.codec import Envelope, Sender, decode, encode
+from zmqtrain.wire.refusals import refusal_of
+
+if TYPE_CHECKING:
+    from simulation.schedule import Fault
 
 Frames: TypeAlias = list[Buffer]
 
 RECONNECT_S = 0.3  # at most, after somebody listens again
 
 _NO_PROCESS = Context()  # the network goes on, whoever is stopped
+
+
+def nobody(fault: Fault) -> None:
+    """Do nothing: there are no tasks."""
+
 
 Watch: TypeAlias = Callable[["Connection", bool, Frames, str], None]
 """Told of every message: its connection, whether it goes to the listener, and what becomes of it:
@@ -229,6 +238,7 @@ class Network:
         rules: Sequence[Rule] = (),
     ) -> None:  # fmt: skip
         self.weather = weather
+        self.commit: Callable[[Fault], None] = nobody  # has what rules say go wrong
         self.cuts: list[Cut] = []
         self.matched = [0] * len(rules)  # messages that each rule matched so far
         self._rules = rules
@@ -304,9 +314,13 @@ class Network:
         if "drop" in fates or earliest is None or self._random.random() < weather.loss:
             self._watch(connection, up, frames, "lost")
             return
+        if "refuse" in fates:
+            self._refuse(connection, frames)
+            return
         if "delay" in fates:
             earliest += max(rule.delay_s for rule in ruled)
-        self._carry_once(connection, frames, up, earliest)
+        faults = [rule.fault for rule in ruled if rule.fault is not None]
+        self._carry_once(connection, frames, up, earliest, faults)
         if "duplicate" in fates or self._random.random() < weather.repetition:
             self._carry_once(connection, frames, up, earliest)
 
@@ -328,8 +342,24 @@ class Network:
                         ruled.append(rule)
         return ruled
 
+    def _refuse(self, connection: Connection, frames: Frames) -> None:
+        """Answer as a listening ps would that does not know the sender."""
+        assert connection.listener is not None
+        role, index = connection.listener.process.name.split()
+        with unseen():
+            request = decode(frames)
+            refusal = refusal_of(FencedError(f"{request.sender} has not joined"))
+            sender = Sender(role, int(index))
+            answer = Envelope(refusal, sender, request.request_id, request.generation)
+            self.carry(connection, _copied(encode(answer)), up=False)
+
     def _carry_once(
-        self, connection: Connection, frames: Frames, up: bool, earliest: float
+        self,
+        connection: Connection,
+        frames: Frames,
+        up: bool,
+        earliest: float,
+        faults: Sequence[Fault] = (),
     ) -> None:
         weather, listener = self.weather, connection.listener
         if listener is None:
@@ -342,10 +372,15 @@ class Network:
         connection.under_way[up] += 1
         target = listener.process if up else connection.end.process
         self._loop.call_at(
-            at, self._arrive, connection, connection.life, frames, up, context=target.context
-        )
+            at, self._arrive, connection, connection.life, frames, up, faults,
+            context=target.context,
+        )  # fmt: skip
 
-    def _arrive(self, connection: Connection, life: int, frames: Frames, up: bool) -> None:
+    def _arrive(
+        self, connection: Connection, life: int, frames: Frames, up: bool, faults: Sequence[Fault]
+    ) -> None:
+        for fault in faults:
+            _NO_PROCESS.copy().run(self.commit, fault)
         if connection.life != life or connection.listener is None:
             self._watch(connection, up, frames, "lost")
             return

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from simulation.schedule import Fault
 
 
 def anything(message: Any) -> bool:
@@ -24,10 +27,10 @@ class Rule:
     from 1; all, if none is given. ``sender`` and ``receiver``: a task ("ps 1"), a role ("ps"), or
     "" for all. ``where``: says of a message whether it matches. ``from_s`` and ``until_s``: virtual
     times between which the rule holds. ``delay_s``: virtual seconds that a message arrives later,
-    as do those that follow it on its connection.
+    as do those that follow it on its connection. ``fault``: what goes wrong just before it arrives.
     """
 
-    fate: Literal["drop", "delay", "duplicate"]
+    fate: Literal["drop", "refuse", "delay", "duplicate", "fault"]
     kind: type
     numbers: tuple[int, ...] = ()
     sender: str = ""
@@ -36,6 +39,7 @@ class Rule:
     from_s: float = 0.0
     until_s: float = inf
     delay_s: float = 0.0
+    fault: Fault | None = None
 
     def decides(self, number: int) -> bool:
         """Say whether the rule holds for this one of the messages that it matches."""
@@ -54,6 +58,16 @@ class Rule:
 def drop(kind: type, *numbers: int, **which: Any) -> Rule:
     """Return the rule that loses messages: those of these numbers; all, if none is given."""
     return Rule("drop", kind, numbers, **which)
+
+
+def refuse(kind: type, *numbers: int, **which: Any) -> Rule:
+    """Return the rule that answers requests to a ps as one would that does not know the sender."""
+    return Rule("refuse", kind, numbers, **which)
+
+
+def before(kind: type, *numbers: int, fault: Fault, **which: Any) -> Rule:
+    """Return the rule that has something go wrong just before messages arrive."""
+    return Rule("fault", kind, numbers, fault=fault, **which)
 
 
 def delay(kind: type, *numbers: int, by_s: float, **which: Any) -> Rule:

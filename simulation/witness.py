@@ -9,12 +9,12 @@ from typing import TypeAlias
 from simulation.network import Connection, Frames
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.codec import Envelope, decode
-from zmqtrain.wire.messages import Join, Push, Release
+from zmqtrain.wire.messages import Join, PullReply, Push, PushReply
 
 COUNTED = frozenset({"applied", "accumulated"})
 """Results of a push that say that it is part of the parameters."""
 
-_KINDS = frozenset({b"Join", b"Push", b"Release"})
+_KINDS = frozenset({b"Join", b"Push", b"PullReply", b"PushReply"})
 
 Life: TypeAlias = tuple[str, int]
 """A worker's name and incarnation."""
@@ -57,8 +57,10 @@ class Witness:
                 self.lives.add((str(envelope.sender), envelope.message.nonce))
         elif up and isinstance(envelope.message, Push):
             self._pushed(connection, envelope, envelope.message)
-        elif not up and isinstance(envelope.message, Release):
-            self._released(connection, envelope, envelope.message)
+        elif not up and isinstance(envelope.message, PullReply | PushReply):
+            self._released(envelope, envelope.message)
+            if isinstance(envelope.message, PushReply):
+                self._answered(connection, envelope, envelope.message)
             return True
         return False
 
@@ -72,27 +74,26 @@ class Witness:
         if exchange.batches.setdefault(push.sequence, push.batch) != push.batch:
             self._object(f"push {push.sequence} of {life} changes its batch to {push.batch}")
 
-    def _released(self, connection: Connection, envelope: Envelope, release: Release) -> None:
+    def _released(self, envelope: Envelope, reply: PullReply | PushReply) -> None:
         generation = envelope.sender.index, envelope.generation
-        if release.version < self._versions.get(generation, 0):
+        if reply.version < self._versions.get(generation, 0):
             before = self._versions[generation]
-            self._object(f"{envelope.sender} is at version {release.version} after {before}")
-        self._versions[generation] = release.version
-        asked = self._asked.get((connection, envelope.request_id))
-        if asked is None:
-            return  # it answers a pull
-        life, sequence = asked
-        if release.sequence != sequence:
-            self._object(f"{envelope.sender} answers push {sequence} with {release}")
+            self._object(f"{envelope.sender} is at version {reply.version} after {before}")
+        self._versions[generation] = reply.version
+
+    def _answered(self, connection: Connection, envelope: Envelope, reply: PushReply) -> None:
+        life, sequence = self._asked[connection, envelope.request_id]
+        if reply.sequence != sequence:
+            self._object(f"{envelope.sender} answers push {sequence} with {reply}")
         exchange = self._exchanges[life, _ps_of(connection)]
-        if exchange.results.setdefault(sequence, release.result) != release.result:
+        if exchange.results.setdefault(sequence, reply.result) != reply.result:
             first = exchange.results[sequence]
-            self._object(f"push {sequence} of {life} was {first}, now it is {release.result}")
-        if release.result not in COUNTED | {"dropped", "refused"}:
-            self._object(f"push {sequence} of {life} is answered: {release.result!r}")
-        if release.result == "dropped" and not release.reason:
+            self._object(f"push {sequence} of {life} was {first}, now it is {reply.result}")
+        if reply.result not in COUNTED | {"dropped", "refused"}:
+            self._object(f"push {sequence} of {life} is answered: {reply.result!r}")
+        if reply.result == "dropped" and not reply.reason:
             self._object(f"push {sequence} of {life} is dropped without a reason")
-        if envelope.sender.index == 0 and release.result in COUNTED:
+        if envelope.sender.index == 0 and reply.result in COUNTED:
             self.counted.setdefault(envelope.generation, set()).add(exchange.batches[sequence])
 
 

@@ -17,7 +17,7 @@ from zmqtrain.transport.base import Endpoint, RoutingId
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Alive, Heartbeat, Message, Shutdown
+from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Message, Shutdown
 
 ADDRESS = "tcp://ps-0:2222"
 HEARTBEAT_S = 0.01
@@ -60,7 +60,7 @@ class FakePs(Mail):
 
     def __init__(self, transport: MemoryTransport, address: str = ADDRESS) -> None:
         super().__init__()
-        self.alive: Message | None = Alive()
+        self.alive: Message | None = HeartbeatReply()
         self.ignores: Callable[[Envelope], bool] = lambda envelope: False
         self._endpoint = transport.bind(address)
         self._endpoint.start(self._on_message)

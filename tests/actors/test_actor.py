@@ -22,17 +22,17 @@ from zmqtrain.wire.chunks import CHUNK_SIZE
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
-    Alive,
     Done,
     GetStatus,
     Heartbeat,
+    HeartbeatReply,
     Leave,
     Parameters,
     Pull,
     Push,
+    PushReply,
     Read,
     Refusal,
-    Release,
     Shutdown,
 )
 
@@ -42,7 +42,7 @@ Worker = Any
 
 ADDRESS = "tcp://ps-0:2222"
 PUSH = Push(1, 0, 7, 32, 0.5)
-RELEASE = Release(1, "applied", 1)
+RELEASE = PushReply(1, "applied", 1)
 
 
 VERSION_99 = (
@@ -83,7 +83,7 @@ class Ps(Actor):
 
     def _on_heartbeat(self, request: Request, beat: Heartbeat) -> None:
         self.beats.put_nowait(beat)
-        request.reply(Alive())
+        request.reply(HeartbeatReply())
 
     def _refuse(self, request: Request, _: Leave) -> None:
         raise self.refused

@@ -24,15 +24,15 @@ from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import (
     PROTOCOL_VERSION,
-    Alive,
     Done,
     GetStatus,
     Heartbeat,
+    HeartbeatReply,
     Leave,
     Pull,
     Push,
+    PushReply,
     Refusal,
-    Release,
     Shutdown,
 )
 
@@ -42,7 +42,7 @@ Within = Callable[[Any], Any]
 StartWorker = Callable[..., Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
-RELEASE = Release(1, "applied", 1)
+RELEASE = PushReply(1, "applied", 1)
 GRADIENT = np.arange(4, dtype=np.float32)
 
 
@@ -171,7 +171,7 @@ async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
 ) -> None:
     worker = await start_worker(peer_timeout_s=2.5)
     worker.on_beat = clock.tick
-    ps.alive = Alive(received=1, answered=0)
+    ps.alive = HeartbeatReply(received=1, answered=0)
     asked = worker.ask(PUSH, sequence=1)
     await ps.first(Heartbeat, 10)
     ps.reply(ps.of(Push)[0], RELEASE)

@@ -18,16 +18,17 @@ from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, as_it_is
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import (
-    Alive,
     Chunk,
+    ChunksReceived,
     Heartbeat,
+    HeartbeatReply,
     Message,
     Parameters,
     Pull,
+    PullReply,
     Push,
+    PushReply,
     Read,
-    Release,
-    Taken,
 )
 
 Worker = Any  # of conftest.py, as FakePs and Within
@@ -35,7 +36,7 @@ FakePs = Any
 Within = Callable[[Any], Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
-RELEASE = Release(1, "applied", 1)
+RELEASE = PushReply(1, "applied", 1)
 NBYTES = 400  # of a chunk
 
 
@@ -95,13 +96,13 @@ async def test_chunks_stop_at_the_window_go_on_when_taken_and_the_message_is_las
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(7))
     assert await settled(ps) == [0, 1, 2]
     first = ps.of(Chunk)[0]
-    ps.reply(first, Taken(2 * NBYTES))
+    ps.reply(first, ChunksReceived(2 * NBYTES))
     assert await settled(ps) == [0, 1, 2, 3, 4]
-    ps.reply(first, Taken(NBYTES - 1))  # not enough for one more
+    ps.reply(first, ChunksReceived(NBYTES - 1))  # not enough for one more
     assert await settled(ps) == [0, 1, 2, 3, 4]
-    ps.reply(first, Taken(NBYTES + 1))
+    ps.reply(first, ChunksReceived(NBYTES + 1))
     assert await settled(ps) == [0, 1, 2, 3, 4, 5, 6, -1]
-    ps.reply(first, Taken(3 * NBYTES))
+    ps.reply(first, ChunksReceived(3 * NBYTES))
     assert await settled(ps) == [0, 1, 2, 3, 4, 5, 6, -1]
     (push,) = ps.of(Push)
     assert push.tensors == ()
@@ -126,7 +127,7 @@ async def test_no_more_than_the_window_is_under_way_and_no_less_than_one_chunk(
         assert under_way <= max(NBYTES, window_nbytes)
         assert 0 < under_way and under_way + NBYTES > window_nbytes  # else there is more to send
         step = min(under_way, taken_at_once)
-        ps.reply(ps.of(Chunk)[0], Taken(step))
+        ps.reply(ps.of(Chunk)[0], ChunksReceived(step))
         taken += step
     assert came == [0, 1, 2, 3, 4, 5, -1]
     ps.reply(ps.of(Push)[0], RELEASE)
@@ -146,10 +147,10 @@ async def test_push_of_which_something_was_lost_begins_again_with_its_first_chun
                 to_lose.remove(number)
                 return True
             if number == -1 and indices(ps.received)[-4:] == [0, 1, 2, 3]:
-                ps.alive = Alive(received=1, answered=0)
+                ps.alive = HeartbeatReply(received=1, answered=0)
         return False
 
-    ps.alive = Alive(received=0, answered=0)
+    ps.alive = HeartbeatReply(received=0, answered=0)
     ps.ignores = loses
     worker.ps.window_nbytes = 4 * NBYTES
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(4))
@@ -170,11 +171,11 @@ async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_cr
     worker.ps.window_nbytes = 2 * NBYTES
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(3))
     assert await settled(ps) == [0, 1]
-    ps.alive = Alive(received=0, answered=0)
+    ps.alive = HeartbeatReply(received=0, answered=0)
     await ps.first(Chunk, 4)
     ps.alive = None
     assert indices(ps.received)[:4] == [0, 1, 0, 1]
-    ps.reply(ps.of(Chunk)[0], Taken(2 * NBYTES))
+    ps.reply(ps.of(Chunk)[0], ChunksReceived(2 * NBYTES))
     (push,) = await ps.first(Push)
     assert indices(ps.received)[-2:] == [2, -1]
     ps.reply(push, RELEASE)
@@ -189,11 +190,11 @@ async def test_answer_to_a_heartbeat_sent_before_the_last_chunks_proves_nothing(
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(3))
     (first,) = await ps.first(Chunk)
     (before,) = await ps.next(Heartbeat)
-    ps.reply(first, Taken(NBYTES))
+    ps.reply(first, ChunksReceived(NBYTES))
     await ps.first(Chunk, 2)
-    ps.reply(before, Alive(received=0, answered=0))
+    ps.reply(before, HeartbeatReply(received=0, answered=0))
     assert await settled(ps) == [0, 1]
-    ps.reply(first, Taken(NBYTES))
+    ps.reply(first, ChunksReceived(NBYTES))
     assert await settled(ps) == [0, 1, 2, -1]
     ps.reply(ps.of(Push)[0], RELEASE)
     assert (await within(asked)).message == RELEASE
@@ -208,7 +209,7 @@ async def test_chunks_that_found_the_queue_full_are_sent_later(
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(100))
     await asyncio.sleep(0)
     ps = start_ps()
-    ps.alive = Alive(received=0, answered=0)
+    ps.alive = HeartbeatReply(received=0, answered=0)
     worker.ps.joined = True
     (push,) = await ps.first(Push)
     assert indices(ps.received)[-101:] == [*range(100), -1]
@@ -220,7 +221,7 @@ async def test_chunks_that_found_the_queue_full_are_sent_later(
     ("message", "options", "reply"),
     [
         (PUSH, {"sequence": 1}, RELEASE),
-        (Pull(), {"sequence": 0}, Release(0, "joined", 0)),
+        (Pull(), {}, PullReply(0)),
         (Read(), {}, Parameters(1)),
     ],
     ids=lambda value: type(value).__name__,
@@ -249,7 +250,7 @@ async def test_answer_without_all_chunks_is_lost_and_the_push_is_sent_again(
     asked = worker.ask(PUSH, sequence=1, out=out)
     (push,) = await ps.first(Push)
     answer(ps, push, RELEASE, 3, lost)
-    ps.alive = Alive(received=1, answered=1)
+    ps.alive = HeartbeatReply(received=1, answered=1)
     (_, again) = await ps.first(Push, 2)
     assert not asked.done()
     answer(ps, again, RELEASE, 3)
@@ -278,8 +279,8 @@ async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
     asked = worker.ask(PUSH, sequence=1, out=nothing(3))
     (push,) = await ps.first(Push)
     answer(ps, push, RELEASE, 3, {1})
-    answer(ps, push, Release(1, "applied", version), 3, {0, 2})
-    answer(ps, push, Release(1, "applied", 3), 3)
+    answer(ps, push, PushReply(1, "applied", version), 3, {0, 2})
+    answer(ps, push, PushReply(1, "applied", 3), 3)
     assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
 
 
@@ -290,8 +291,8 @@ async def test_answer_that_lost_all_its_chunks_does_not_borrow_those_of_an_earli
     (push,) = await ps.first(Push)
     for chunk, tensors in chunks(3, sequence=1):
         ps.reply(push, chunk, tensors)
-    ps.reply(push, Release(1, "applied", 2))
-    answer(ps, push, Release(1, "applied", 3), 3)
+    ps.reply(push, PushReply(1, "applied", 2))
+    answer(ps, push, PushReply(1, "applied", 3), 3)
     assert (await within(asked)).message.version == 3
 
 
@@ -300,7 +301,7 @@ async def test_who_is_told_to_stop_gets_no_parameters(
 ) -> None:
     asked = worker.ask(PUSH, sequence=1, out=nothing(3))
     (push,) = await ps.first(Push)
-    stop = Release(1, "applied", 1, stop=True)
+    stop = PushReply(1, "applied", 1, stop=True)
     ps.reply(push, stop)
     assert (await within(asked)).message == stop
 
@@ -355,7 +356,7 @@ async def test_chunk_that_is_not_wanted_fails_the_request_alone(
     assert (await within(other)).message == RELEASE
 
 
-@pytest.mark.parametrize("late", [Chunk(1, 1), Taken(NBYTES)], ids=["chunk", "taken"])
+@pytest.mark.parametrize("late", [Chunk(1, 1), ChunksReceived(NBYTES)], ids=["chunk", "taken"])
 async def test_what_comes_behind_a_reply_is_dropped(
     worker: Worker, ps: FakePs, within: Within, late: Message
 ) -> None:
@@ -420,7 +421,9 @@ async def test_failure_that_nobody_awaited_ends_with_its_request(worker: Worker)
 async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_come(
     worker: Worker, ps: FakePs
 ) -> None:
-    ps.alive = Alive(received=0, answered=0)  # heartbeats prove no loss while there is no push
+    ps.alive = HeartbeatReply(
+        received=0, answered=0
+    )  # heartbeats prove no loss while there is no push
     worker.ps.window_nbytes = 4 * NBYTES
     ahead = chunks(5, in_order=False)
     begun = worker.ps.begin(None, chunks=ahead, sequence=1, reason="it is computed")
@@ -431,10 +434,10 @@ async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_co
     ahead.add([4, 0])
     worker.ps.go_on(begun)
     assert await settled(ps) == [3, 4, 0]
-    ps.alive = Alive(received=1, answered=0)
+    ps.alive = HeartbeatReply(received=1, answered=0)
     worker.ps.complete(begun, PUSH, with_chunks=True)
     assert await settled(ps) == [3, 4, 0, 1]
-    ps.reply(ps.of(Chunk)[0], Taken(4 * NBYTES))
+    ps.reply(ps.of(Chunk)[0], ChunksReceived(4 * NBYTES))
     assert await settled(ps) == [3, 4, 0, 1, 2, -1]
     assert [chunk.tensors[0].array()[0] for chunk in ps.of(Chunk)] == [3, 4, 0, 1, 2]
     (push,) = ps.of(Push)
@@ -447,7 +450,7 @@ async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_co
 async def test_request_whose_chunks_are_of_no_use_any_more_is_completed_without_the_rest(
     worker: Worker, ps: FakePs
 ) -> None:
-    ps.alive = Alive(received=1, answered=0)
+    ps.alive = HeartbeatReply(received=1, answered=0)
     worker.ps.window_nbytes = 4 * NBYTES
     ahead = chunks(3, in_order=False)
     begun = worker.ps.begin(None, chunks=ahead, sequence=1, reason="it is computed")

@@ -31,10 +31,11 @@ from zmqtrain.wire.messages import (
     Message,
     Parameters,
     Pull,
+    PullReply,
     Push,
+    PushReply,
     Read,
     Refusal,
-    Release,
     Welcome,
 )
 
@@ -127,15 +128,15 @@ class Table:
     async def worker(self, index: int = 0) -> tuple[Someone, list[int]]:
         """Return a worker that was let in, and the batches it holds."""
         worker = await self.member("worker", index)
-        release = (await worker.ask(Pull())).message
-        assert isinstance(release, Release)
-        return worker, list(release.batches)
+        reply = (await worker.ask(Pull())).message
+        assert isinstance(reply, PullReply)
+        return worker, list(reply.batches)
 
     async def check(self, worker: Someone, batches: list[int], sequence: int = 1) -> None:
         """Have the worker do a right step, which must count."""
         before = await self.version()
         reply = await worker.ask(Push(sequence, before, batches[0], 20, 0.5), self.zeros)
-        assert isinstance(reply.message, Release)
+        assert isinstance(reply.message, PushReply)
         assert (reply.message.result, reply.message.version) == ("applied", before + 1)
 
     async def version(self) -> int:

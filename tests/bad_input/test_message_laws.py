@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zmqtrain import Job
 from zmqtrain.wire.buffers import DTYPES, Tensor
 from zmqtrain.wire.codec import Envelope, encode
-from zmqtrain.wire.messages import Message, Parameters, Push, Read, Release
+from zmqtrain.wire.messages import Message, Parameters, Push, PushReply, Read
 
 MakeJob = Callable[..., Job]
 Table = Callable[..., Any]
@@ -81,7 +81,7 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
                 talkers[who].send(encode(envelope))
             before = t.ps.state.version
             reply = await worker.ask(Push(1, before, batches[0], 20, 0.5), t.zeros)
-            assert isinstance(reply.message, Release)
+            assert isinstance(reply.message, PushReply)
             assert reply.message.result in ("applied", "accumulated")
             assert isinstance((await t.someone("client", 7).ask(Read())).message, Parameters)
 

@@ -28,9 +28,10 @@ from zmqtrain.wire.messages import (
     Order,
     Orders,
     Pull,
+    PullReply,
     Push,
+    PushReply,
     Refusal,
-    Release,
     SaveEnded,
     ShardFailed,
     Shutdown,
@@ -124,10 +125,10 @@ async def test_push_before_the_parameters_are_there_is_refused(
         text = "ps 0 holds no parameters yet, so a push has no base"
         assert await worker.refused(PUSH, t.zeros) == ("RefusedError", text)
         await t.begin()
-        release = (await pulled).message
-        assert isinstance(release, Release)
+        reply = (await pulled).message
+        assert isinstance(reply, PullReply)
         worker.generation = 1
-        await t.check(worker, list(release.batches))
+        await t.check(worker, list(reply.batches))
 
 
 async def test_push_before_the_last_one_was_answered_is_refused(
@@ -144,7 +145,7 @@ async def test_push_before_the_last_one_was_answered_is_refused(
         assert await first.refused(early, t.zeros) == ("ProtocolError", text)
         await t.check(second, others)
         release = (await held).message
-        assert isinstance(release, Release)
+        assert isinstance(release, PushReply)
         assert release.result == "applied"
 
 

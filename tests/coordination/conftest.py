@@ -6,7 +6,6 @@ import pytest
 
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
-    CloseAsked,
     Event,
     Extended,
     GivenUp,
@@ -15,10 +14,9 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
-    SwitchAsked,
 )
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Close, Order, ReadyPush, SwitchPolicy
 
 Play = Callable[[Coordinator, str], None]
 
@@ -66,9 +64,9 @@ def _answer(coordinator: Coordinator, event: str) -> str:
                 event = PushesReported(shard, (push,))
             orders = coordinator.handle(event)
         case ["switch", spec]:
-            orders = coordinator.handle(SwitchAsked(spec))
+            orders = coordinator.handle(SwitchPolicy(spec))
         case ["close", *how]:
-            orders = coordinator.handle(CloseAsked(at_once="at-once" in how))
+            orders = coordinator.handle(Close(at_once="at-once" in how))
         case ["give-up"]:
             orders = coordinator.handle(GivenUp())
         case _:

@@ -23,8 +23,8 @@ def test_gradients_under_way_are_counted_before_everyone_stops(play: Play) -> No
     play(
         run,
         """
-        pull 0     -> release 0 with 0
-        pull 1     -> release 1 with 1
+        pull 0     -> admit 0 with 0
+        pull 1     -> admit 1 with 1
         close      -> -
         push 0 1 0 -> apply 0
         held       -> 0 waits for 1
@@ -42,7 +42,7 @@ def test_step_under_way_is_completed_before_everyone_stops(play: Play) -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> release 0 with 0, release 1 with 1
+        pull 1     -> admit 0 with 0, admit 1 with 1
         push 0 1 0 -> -
         close      -> -
         push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
@@ -56,8 +56,8 @@ def test_worker_that_dies_meanwhile_is_not_waited_for(play: Play) -> None:
     play(
         run,
         """
-        pull 0     -> release 0 with 0
-        pull 1     -> release 1 with 1
+        pull 0     -> admit 0 with 0
+        pull 1     -> admit 1 with 1
         close      -> -
         push 0 1 0 -> apply 0
         leave 1    -> leave 1, release 0 stop
@@ -72,7 +72,7 @@ def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short(play: Play
         run,
         """
         pull 0        -> -
-        pull 1        -> release 0 with 0, release 1 with 1
+        pull 1        -> admit 0 with 0, admit 1 with 1
         close         -> -
         push 0 1 0    -> -
         close at-once -> reduce 0, release 0 stop
@@ -92,7 +92,7 @@ def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_e
         run,
         """
         pull 0        -> -
-        pull 1        -> release 0 with 0, release 1 with 1
+        pull 1        -> admit 0 with 0, admit 1 with 1
         push 0 1 0    -> accumulate 0, release 0 with 2
         close         -> -
         close at-once -> reduce
@@ -115,7 +115,7 @@ def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
     play(
         run,
         """
-        pull 0     -> release 0 with 0
+        pull 0     -> admit 0 with 0
         push 0 1 0 -> apply 0, release 0 stop
         close      -> -
         """,

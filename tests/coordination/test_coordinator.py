@@ -50,9 +50,9 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> N
         coordinator("hogwild"),
         """
         join 0 1   -> -
-        pull 0     -> release 0 with 0
+        pull 0     -> admit 0 with 0
         join 1 1   -> -
-        pull 1     -> release 1 with 1
+        pull 1     -> admit 1 with 1
         push 1 1 1 -> apply 1, release 1 with 2
         push 1 2 2 -> apply 1, release 1 with 3
         push 0 1 0 -> apply 0, release 0 with 4
@@ -66,11 +66,11 @@ def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> N
 def test_release_answers_one_push_of_one_life() -> None:
     run = coordinator("hogwild")
     run.handle(Joined(0, 3))
-    assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 3, 0, (0,))]
+    assert run.handle(PullArrived(0)) == [Order("admit", (0,), "", 3, 0, (0,))]
     orders = run.handle(PushArrived(0, 1, 0))
     assert orders[-1] == Order("release", (0,), "", 3, 1, (1,))
     run.handle(Joined(0, 4))
-    assert run.handle(PullArrived(0)) == [Order("release", (0,), "", 4, 0, (1,))]
+    assert run.handle(PullArrived(0)) == [Order("admit", (0,), "", 4, 0, (1,))]
 
 
 def test_repeated_report_changes_nothing(play: Play) -> None:
@@ -79,7 +79,7 @@ def test_repeated_report_changes_nothing(play: Play) -> None:
         """
         pull 0          -> -
         join 0 1        -> -
-        pull 0          -> release 0 with 0
+        pull 0          -> admit 0 with 0
         pull 0          -> -
         push 0 1 0      -> -
         push 0 1 0      -> -
@@ -98,12 +98,12 @@ def test_new_life_ends_the_one_before(play: Play) -> None:
         join 0 1   -> -
         join 1 1   -> -
         pull 0     -> -
-        pull 1     -> release 0 with 0 2, release 1 with 1 3
+        pull 1     -> admit 0 with 0 2, admit 1 with 1 3
         push 0 1 0 -> -
         join 1 2   -> leave 1, reduce 0, release 0 with 1
         pull 1     -> -
         held       -> 1 waits for 0
-        push 0 2 2 -> reduce 0, release 0 with 4, release 1 with 3 5
+        push 0 2 2 -> reduce 0, release 0 with 4, admit 1 with 3 5
         """,
     )
 
@@ -125,7 +125,7 @@ def test_other_push_counts_once_it_is_at_the_lead_shard(play: Play) -> None:
         coordinator("hogwild", shards=3),
         """
         join 0 1        -> -
-        pull 0          -> release 0 with 0
+        pull 0          -> admit 0 with 0
         push 0 1 0 at 2 -> -
         push 0 1 0      -> apply 0, release 0 with 1
         """,
@@ -140,7 +140,7 @@ def test_unfinished_arrival_is_not_counted_by_anothers_step(play: Play) -> None:
         join 0 1        -> -
         join 1 1        -> -
         pull 0          -> -
-        pull 1          -> release 0 with 0, release 1 with 1
+        pull 1          -> admit 0 with 0, admit 1 with 1
         push 1 1 1      -> -
         push 0 1 0      -> -
         push 0 1 0 at 1 -> reduce 0, release 0 with 2
@@ -157,7 +157,7 @@ def test_batch_of_an_unfinished_arrival_goes_to_another(play: Play) -> None:
         join 0 1        -> -
         join 1 1        -> -
         pull 0          -> -
-        pull 1          -> release 0 with 0, release 1 with 1
+        pull 1          -> admit 0 with 0, admit 1 with 1
         push 0 1 0      -> -
         leave 0         -> leave 0
         push 1 1 1      -> -
@@ -172,13 +172,13 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted(play: Play) -> 
         run,
         """
         join 0 1        -> -
-        pull 0          -> release 0 with 0
+        pull 0          -> admit 0 with 0
         push 0 1 0      -> -
         push 0 1 0 at 1 -> accumulate 0, release 0 with 1
         push 0 2 1 at 1 -> -
         leave 0         -> leave 0
         join 0 2        -> -
-        pull 0          -> release 0 with 1
+        pull 0          -> admit 0 with 1
         push 0 1 1      -> -
         push 0 1 1 at 1 -> accumulate 0, release 0 with 2
         push 0 2 2      -> -
@@ -209,7 +209,7 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
             arrivals = [arrival(worker, step, shard, batch) for shard in range(shards)]
             for event in arrivals if step else [PullArrived(worker)]:
                 for order in run.handle(event):
-                    if order.kind == "release":
+                    if order.kind in ("admit", "release"):
                         leases[order.workers[0]] += order.batches
 
 
@@ -221,8 +221,8 @@ def test_no_more_batches_are_leased_than_steps_are_left(play: Play, spec: str) -
         """
         join 0 1   -> -
         join 1 1   -> -
-        pull 0     -> release 0 with 0 1
-        pull 1     -> release 1 with 2
+        pull 0     -> admit 0 with 0 1
+        pull 1     -> admit 1 with 2
         push 0 1 0 -> apply 0, release 0
         push 0 2 1 -> apply 0
         held       -> 0 waits for 1
@@ -242,14 +242,14 @@ def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(play: Play, s
         """
         join 0 1   -> -
         join 1 1   -> -
-        pull 0     -> release 0 with 0 1
+        pull 0     -> admit 0 with 0 1
         pull 1     -> -
         held       -> 1 waits for 0
-        leave 0    -> leave 0, release 1 with 0 1
+        leave 0    -> leave 0, admit 1 with 0 1
         join 0 2   -> -
         pull 0     -> -
         push 1 1 0 -> apply 1, release 1
-        push 1 2 1 -> apply 1, release 0 stop, release 1 stop
+        push 1 2 1 -> apply 1, admit 0 stop, release 1 stop
         """,
     )
 
@@ -271,7 +271,7 @@ def test_worker_without_a_batch_can_leave(play: Play) -> None:
         """
         join 0 1   -> -
         join 1 1   -> -
-        pull 0     -> release 0 with 0
+        pull 0     -> admit 0 with 0
         pull 1     -> -
         leave 1    -> leave 1
         push 0 1 0 -> apply 0, release 0 stop
@@ -299,12 +299,12 @@ def test_everyone_is_told_to_stop_after_the_last_step(play: Play) -> None:
         join 2 1   -> -
         pull 0     -> -
         pull 1     -> -
-        pull 2     -> release 0 with 0, release 1 with 1, release 2 with 2
+        pull 2     -> admit 0 with 0, admit 1 with 1, admit 2 with 2
         push 0 1 0 -> -
         push 1 1 1 -> reduce 0 1, release 0 stop, release 1 stop
         push 2 1 2 -> drop 2 the job is complete, release 2 stop
         join 1 2   -> leave 1
-        pull 1     -> release 1 stop
+        pull 1     -> admit 1 stop
         leave 1    -> leave 1
         held       -> -
         """,
@@ -322,7 +322,7 @@ def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step(play: P
         join 0 1   -> -
         join 1 1   -> -
         pull 0     -> -
-        pull 1     -> release 0 with 0, release 1 with 1
+        pull 1     -> admit 0 with 0, admit 1 with 1
         push 0 1 0 -> -
         give-up    -> drop 0 the job was given up, release 0 stop
         push 1 1 1 -> drop 1 the job is complete, release 1 stop
@@ -337,7 +337,7 @@ def test_job_that_is_complete_when_it_starts_stops_everyone(play: Play) -> None:
         run,
         """
         join 0 1 -> -
-        pull 0   -> release 0 stop
+        pull 0   -> admit 0 stop
         """,
     )
     assert run.finished
@@ -349,7 +349,7 @@ def test_non_finite_gradient_is_skipped_with_its_batch(play: Play) -> None:
         run,
         """
         join 0 1            -> -
-        pull 0              -> release 0 with 0
+        pull 0              -> admit 0 with 0
         push 0 1 0          -> -
         push 0 1 0 at 1 bad -> release 0 with 1
         push 0 2 1          -> -
@@ -367,9 +367,9 @@ def test_non_finite_gradient_does_not_move_a_clock(play: Play) -> None:
         run,
         """
         join 0 1       -> -
-        pull 0         -> release 0 with 0
+        pull 0         -> admit 0 with 0
         join 1 1       -> -
-        pull 1         -> release 1 with 1
+        pull 1         -> admit 1 with 1
         push 0 1 0 bad -> release 0 with 2
         push 1 1 1     -> apply 1
         held           -> 1 waits for 0
@@ -386,7 +386,7 @@ def test_resumed_run_leases_what_was_open_first(play: Play) -> None:
         join 0 1     -> -
         join 1 1     -> -
         pull 1       -> -
-        pull 0       -> release 0 with 12, release 1 with 17
+        pull 0       -> admit 0 with 12, admit 1 with 17
         push 0 1 12  -> -
         push 1 1 17  -> reduce 0 1, release 0 with 20, release 1 with 21
         """,

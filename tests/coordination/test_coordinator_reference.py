@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
-    CloseAsked,
     Event,
     GivenUp,
     Joined,
@@ -18,13 +17,12 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
-    SwitchAsked,
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Accumulate, Apply, Drop, Policy, Reduce, Release, make_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.policies.sync_replicas import SyncReplicas
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Close, Order, ReadyPush, SwitchPolicy
 
 
 class PlainBoundedStaleness(BoundedStaleness):
@@ -135,13 +133,13 @@ class PlainCoordinator:
                 self.leave(worker)
             case _:
                 match event:
-                    case SwitchAsked(spec):
+                    case SwitchPolicy(spec):
                         self.following = spec
-                    case CloseAsked():
+                    case Close():
                         self.closing = True
                     case GivenUp():
                         self.steps = self.version
-                self.follow([], at_once=event == CloseAsked(at_once=True))
+                self.follow([], at_once=event == Close(at_once=True))
         return self.orders
 
     def part_arrived(self, worker: int, sequence: int, shard: int, finite: bool) -> None:
@@ -272,7 +270,8 @@ class PlainCoordinator:
 
     def release_order(self, worker: int, batches: tuple[int, ...], stop: bool = False) -> Order:
         member = self.members[worker]
-        return Order("release", (worker,), "", member.incarnation, member.sequence, batches, stop)
+        kind: Any = "release" if member.sequence else "admit"
+        return Order(kind, (worker,), "", member.incarnation, member.sequence, batches, stop)
 
     def may_lease(self) -> bool:
         is_open = self.version + self.ledger.outstanding < self.steps
@@ -296,7 +295,7 @@ SPECS = (
 )
 WORKERS = 6
 WISHES = ["push"] * 12 + ["bad", "leave", "join", "join", "switch"]
-RARE = {0: CloseAsked(), 1: GivenUp(), 2: CloseAsked(at_once=True)}
+RARE = {0: Close(), 1: GivenUp(), 2: Close(at_once=True)}
 
 wishes = st.tuples(st.sampled_from(WISHES), st.integers(0, WORKERS - 1), st.integers(0, 99))
 # A plain list would rarely be longer than ten.
@@ -309,7 +308,7 @@ def events_of(
     """Return what happens if the wish can be granted now."""
     member = coordinator.members.get(worker)
     if wish == "switch":
-        return [RARE.get(choice, SwitchAsked(SPECS[choice % len(SPECS)]))]
+        return [RARE.get(choice, SwitchPolicy(SPECS[choice % len(SPECS)]))]
     if member is None or wish == "join":
         return [Joined(worker, choice), PullArrived(worker)]
     if wish == "leave":

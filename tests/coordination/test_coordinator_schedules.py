@@ -20,10 +20,9 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
-    SwitchAsked,
 )
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Order, ReadyPush, SwitchPolicy
 
 SPECS = [
     "hogwild",
@@ -207,7 +206,7 @@ class World:
         if self.finished:
             return
         self.switching = spec
-        self.obey(f"switch to {spec}", self.coordinator.handle(SwitchAsked(spec)))
+        self.obey(f"switch to {spec}", self.coordinator.handle(SwitchPolicy(spec)))
 
     # What follows from it
 
@@ -251,6 +250,10 @@ class World:
         self.switching = ""
         self.policies += 1
         self.coordinated = make_policy(order.text).coordinated
+
+    def on_admit(self, order: Order) -> None:
+        self.expect(order.sequence == 0, f"an admission after push {order.sequence}")
+        self.on_release(order)
 
     def on_release(self, order: Order) -> None:
         worker = order.workers[0]

@@ -34,7 +34,7 @@ async def test_arrival_at_the_host_gives_it_the_orders_that_follow(peers: PeerTa
     add_peer(peers, "worker 0")
     leader = make_leader(peers=peers)
     leader.begin(1, 0, Ledger())
-    assert kinds(leader.arrived(PullArrived(0))) == ["release"]
+    assert kinds(leader.arrived(PullArrived(0))) == ["admit"]
     assert leader.holds_lease(0, 0) and not leader.holds_lease(0, 9)
     assert kinds(leader.arrived(PushArrived(0, 1, 0, 1))) == ["apply", "release"]
     assert leader.step == 1

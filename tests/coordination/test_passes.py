@@ -41,7 +41,7 @@ def test_nothing_is_leased_before_the_first_pass_begins(play: Play) -> None:
         pull 0     -> -
         pull 1     -> -
         held       -> -
-        extend 3   -> switch hogwild, release 0 with 0, release 1 with 1
+        extend 3   -> switch hogwild, admit 0 with 0, admit 1 with 1
         push 1 1 1 -> apply 1, release 1 with 2
         push 0 1 0 -> apply 0
         held       -> 0 waits for 1
@@ -59,7 +59,7 @@ def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there(play: Play) 
         run,
         """
         pull 0     -> -
-        pull 1     -> release 0 with 0, release 1 with 1
+        pull 1     -> admit 0 with 0, admit 1 with 1
         push 0 1 0 -> accumulate 0
         push 1 1 1 -> accumulate 1, reduce, switch sync-replicas:aggregate=4
         extend 4   -> switch sync-replicas:aggregate=4, release 0 with 2, release 1 with 3
@@ -74,7 +74,7 @@ def test_batch_of_a_worker_that_dies_belongs_to_its_pass(play: Play) -> None:
         run,
         """
         pull 0     -> -
-        pull 1     -> release 0 with 0, release 1 with 1
+        pull 1     -> admit 0 with 0, admit 1 with 1
         push 0 1 0 -> -
         leave 1    -> leave 1, reduce 0, release 0 with 1
         push 0 2 1 -> reduce 0
@@ -89,7 +89,7 @@ def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody(play: Play
         run,
         """
         pull 0     -> -
-        pull 1     -> release 0 with 0, release 1 with 1
+        pull 1     -> admit 0 with 0, admit 1 with 1
         extend 4   -> -
         extend 4   -> -
         push 0 1 0 -> -
@@ -103,7 +103,7 @@ def test_run_may_be_closed_between_two_passes(play: Play) -> None:
     play(
         run,
         """
-        pull 0     -> release 0 with 0
+        pull 0     -> admit 0 with 0
         push 0 1 0 -> apply 0
         close      -> release 0 stop
         """,
@@ -158,7 +158,7 @@ class Cluster:
 
     def carry_out(self, orders: list[Order]) -> None:
         for order in orders:
-            if order.kind == "release" and not order.stop:
+            if order.kind in ("admit", "release") and not order.stop:
                 (worker,) = order.workers
                 self.has[worker] += order.batches
                 self.computing.append(worker)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import SwitchAsked
 from zmqtrain.policies import Apply, Decision, Held, Policy, Release, make_policy
+from zmqtrain.wire.messages import SwitchPolicy
 
 Play = Callable[[Coordinator, str], None]
 
@@ -65,16 +65,16 @@ def test_worker_that_is_fed_again_may_be_held_by_the_policy(play: Play) -> None:
         join 0 1   -> -
         join 1 1   -> -
         join 2 1   -> -
-        pull 0     -> release 0 with 0 1
+        pull 0     -> admit 0 with 0 1
         pull 2     -> -
-        push 0 1 0 -> apply 0, release 0, release 2 with 2
+        push 0 1 0 -> apply 0, release 0, admit 2 with 2
         pull 1     -> -
         held       -> 1 waits for 0 2
         push 0 2 1 -> apply 0
         held       -> 0 waits for 2, 1 waits for 2
         leave 2    -> leave 2, release 0 with 2
         held       -> 1 waits for 0
-        push 0 3 2 -> apply 0, release 0 stop, release 1 stop
+        push 0 3 2 -> apply 0, release 0 stop, admit 1 stop
         """,
     )
 
@@ -87,18 +87,18 @@ def test_worker_without_a_batch_may_be_held_by_the_next_policy(play: Play) -> No
         join 0 1   -> -
         join 1 1   -> -
         join 2 1   -> -
-        pull 0     -> release 0 with 0 1
-        pull 1     -> release 1 with 2
+        pull 0     -> admit 0 with 0 1
+        pull 1     -> admit 1 with 2
         pull 2     -> -
         """,
     )
-    run.handle(SwitchAsked(f"{__name__}:make"))
+    run.handle(SwitchPolicy(f"{__name__}:make"))
     play(
         run,
         """
         push 0 1 0 -> apply 0
         push 1 1 2 -> apply 1, switch on-the-next-push, release 0
         held       -> 1 waits for 0, 2 waits for 0
-        push 0 2 1 -> apply 0, release 0 stop, release 1 stop, release 2 stop
+        push 0 2 1 -> apply 0, release 0 stop, release 1 stop, admit 2 stop
         """,
     )

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, SwitchAsked
+from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
 from zmqtrain.policies import Held, make_policy
+from zmqtrain.wire.messages import SwitchPolicy
 
 Play = Callable[[Coordinator, str], None]
 
@@ -30,8 +31,8 @@ def test_everyone_is_held_until_no_worker_computes(play: Play) -> None:
         run,
         BOTH_ARE_IN
         + """
-        pull 0               -> release 0 with 0
-        pull 1               -> release 1 with 1
+        pull 0               -> admit 0 with 0
+        pull 1               -> admit 1 with 1
         switch sync-replicas -> -
         held                 -> -
         push 0 1 0           -> apply 0
@@ -51,7 +52,7 @@ def test_coordinator_says_that_the_policy_changes() -> None:
     for worker in (0, 1):
         run.handle(Joined(worker, 1))
         run.handle(PullArrived(worker))
-    run.handle(SwitchAsked("sync-replicas:aggregate=1"))
+    run.handle(SwitchPolicy("sync-replicas:aggregate=1"))
     run.handle(PushArrived(1, 1, 1))
     assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
@@ -62,9 +63,9 @@ def test_new_policy_begins_at_the_version_of_the_barrier(play: Play) -> None:
         run,
         BOTH_ARE_IN
         + """
-        pull 0               -> release 0 with 0
+        pull 0               -> admit 0 with 0
         push 0 1 0           -> apply 0, release 0 with 1
-        pull 1               -> release 1 with 2
+        pull 1               -> admit 1 with 2
         push 0 2 1           -> apply 0, release 0 with 3
         switch sync-replicas -> -
         push 0 3 3           -> apply 0
@@ -82,7 +83,7 @@ def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:
         BOTH_ARE_IN
         + """
         pull 0         -> -
-        pull 1         -> release 0 with 0, release 1 with 1
+        pull 1         -> admit 0 with 0, admit 1 with 1
         push 0 1 0     -> accumulate 0, release 0 with 2
         switch hogwild -> -
         push 0 2 2     -> accumulate 0
@@ -98,8 +99,8 @@ def test_worker_that_computes_and_leaves_opens_the_barrier(play: Play) -> None:
         coordinator("hogwild"),
         BOTH_ARE_IN
         + """
-        pull 0               -> release 0 with 0
-        pull 1               -> release 1 with 1
+        pull 0               -> admit 0 with 0
+        pull 1               -> admit 1 with 1
         switch sync-replicas -> -
         push 0 1 0           -> apply 0
         leave 1              -> leave 1, switch sync-replicas, release 0 with 1
@@ -115,8 +116,8 @@ def test_policy_changes_at_once_when_nobody_computes(play: Play) -> None:
         BOTH_ARE_IN
         + """
         pull 0         -> -
-        switch hogwild -> switch hogwild, release 0 with 0
-        pull 1         -> release 1 with 1
+        switch hogwild -> switch hogwild, admit 0 with 0
+        pull 1         -> admit 1 with 1
         """,
     )
 
@@ -127,7 +128,7 @@ def test_policy_changes_while_no_worker_is_live(play: Play) -> None:
         """
         switch sync-replicas -> switch sync-replicas
         join 1 1             -> -
-        pull 1               -> release 1 with 0
+        pull 1               -> admit 1 with 0
         """,
     )
 
@@ -137,12 +138,12 @@ def test_worker_that_joins_during_a_switch_begins_under_the_new_policy(play: Pla
         coordinator("hogwild"),
         BOTH_ARE_IN
         + """
-        pull 0                     -> release 0 with 0
+        pull 0                     -> admit 0 with 0
         switch bounded-staleness:0 -> -
         pull 1                     -> -
         held                       -> 1 waits for 0
         push 0 1 0                 -> apply 0, switch bounded-staleness:0, release 0 with 1, \
-release 1 with 2
+admit 1 with 2
         push 0 2 1                 -> apply 0
         held                       -> 0 waits for 1
         """,
@@ -154,7 +155,7 @@ def test_last_request_for_a_switch_wins(play: Play) -> None:
         coordinator("hogwild"),
         BOTH_ARE_IN
         + """
-        pull 0                     -> release 0 with 0
+        pull 0                     -> admit 0 with 0
         switch sync-replicas       -> -
         switch bounded-staleness:3 -> -
         push 0 1 0                 -> apply 0, switch bounded-staleness:3, release 0 with 1
@@ -169,7 +170,7 @@ def test_run_that_ends_during_a_switch_forgets_it(play: Play) -> None:
         BOTH_ARE_IN
         + """
         pull 0         -> -
-        pull 1         -> release 0 with 0, release 1 with 1
+        pull 1         -> admit 0 with 0, admit 1 with 1
         switch hogwild -> -
         push 0 1 0     -> reduce 0, release 0 stop
         held           -> -
@@ -187,7 +188,7 @@ def test_non_finite_push_is_held_like_any_other(play: Play) -> None:
         BOTH_ARE_IN
         + """
         pull 0         -> -
-        pull 1         -> release 0 with 0, release 1 with 1
+        pull 1         -> admit 0 with 0, admit 1 with 1
         push 0 1 0     -> -
         switch hogwild -> -
         push 1 1 1 bad -> reduce 0, switch hogwild, release 0 with 2, release 1 with 3
@@ -201,7 +202,7 @@ def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut(play: Play) -> N
         coordinator("bounded-staleness:9", shards=2),
         BOTH_ARE_IN
         + """
-        pull 0          -> release 0 with 0
+        pull 0          -> admit 0 with 0
         push 0 1 0      -> -
         switch hogwild  -> -
         held            -> -
@@ -216,10 +217,10 @@ def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for(play: P
         coordinator("hogwild", shards=2),
         BOTH_ARE_IN
         + """
-        pull 0                     -> release 0 with 0
+        pull 0                     -> admit 0 with 0
         switch bounded-staleness:1 -> -
         push 0 1 0                 -> apply 0, switch bounded-staleness:1, release 0 with 1
-        pull 1                     -> release 1 with 2
+        pull 1                     -> admit 1 with 2
         """,
     )
 
@@ -233,7 +234,7 @@ def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push
         BOTH_ARE_IN
         + """
         pull 0         -> -
-        pull 1         -> release 0 with 0 2, release 1 with 1 3
+        pull 1         -> admit 0 with 0 2, admit 1 with 1 3
         switch hogwild -> -
         push 0 1 0     -> -
         push 1 1 1     -> reduce 0 1, switch hogwild, release 0
@@ -253,7 +254,7 @@ def test_policy_can_be_renewed(play: Play, spec: str) -> None:
         BOTH_ARE_IN
         + f"""
         switch {spec} -> switch {spec}
-        pull 0        -> release 0 with 0
-        pull 1        -> {"-" if spec == "sync-replicas" else "release 1 with 1"}
+        pull 0        -> admit 0 with 0
+        pull 1        -> {"-" if spec == "sync-replicas" else "admit 1 with 1"}
         """,
     )

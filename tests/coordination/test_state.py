@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
-    CloseAsked,
     Event,
     GivenUp,
     Joined,
@@ -18,12 +17,10 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
-    SnapshotAsked,
-    SwitchAsked,
 )
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Close, Order, ReadyPush, Save, SwitchPolicy
 
 SPECS = (
     "hogwild",
@@ -73,7 +70,7 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
     coordinator = Coordinator(make_policy("hogwild"), shards=1, workers=2, steps=20)
     play(coordinator, [("join", 0), ("join", 1)])
     if switching:
-        coordinator.handle(SwitchAsked("sync-replicas"))
+        coordinator.handle(SwitchPolicy("sync-replicas"))
     other = unpack(pack(coordinator))
     events = [("go", 0), ("go", 1), ("go", 0), ("go", 1)]
     assert play(other, events) == play(coordinator, events)
@@ -88,9 +85,9 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
         PullArrived(3),
         PushArrived(3, 7, batch=12, examples=100, finite=False),
         PushesReported(2, (ReadyPush(3, 1_700_000_000_000, 7, True),)),
-        SwitchAsked("hogwild"),
-        SnapshotAsked("run/step-8"),
-        CloseAsked(at_once=True),
+        SwitchPolicy("hogwild"),
+        Save("run/step-8"),
+        Close(at_once=True),
         GivenUp(),
     ],
     ids=lambda event: type(event).__name__,

@@ -31,9 +31,9 @@ def status() -> Status:
     waits = tuple(
         Wait("worker 0", peer, "it has not answered push 3", SILENT_S) for peer in ("ps 0", "ps 1")
     )
-    add_peer(peers, "worker 0", received=3, waits=waits)
+    add_peer(peers, "worker 0", pushes=3, waits=waits)
     passing = (Wait("worker 1", "ps 0", "it has not answered push 3", 0.01),)
-    add_peer(peers, "worker 1", received=3, waits=passing)
+    add_peer(peers, "worker 1", pushes=3, waits=passing)
     leader = make_leader(shards=2, peers=peers)
     leader.begin(1, 0, Ledger())
     for worker in (0, 1):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simulation import stand_ins
-from simulation.cluster import SimulatedCluster
-from simulation.run import STARTS_AT
+from simulation.rules import before, delay, drop, refuse
+from simulation.run import STARTS_AT, simulate
 from simulation.schedule import Fault, draw
 from tests.tales import Tale, calm, held, tale_of
-from zmqtrain.chief.chief import Chief
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import FencedError
-from zmqtrain.server.parameters import ParameterAccess
-from zmqtrain.server.receiver import Receiver
+from zmqtrain.wire.messages import Initialize, Pull, Push, Read
 
 SET_BACK_AT_S = 1.1
 USUAL = calm(
@@ -58,21 +53,10 @@ def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
     assert not tale.of("has a newer life already")
 
 
-def test_chief_begins_again_when_its_first_begin_comes_to_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chief_begins_again_when_its_first_begin_comes_to_nothing() -> None:
     """As when a ps has a new life that the chief has not joined."""
-    initialize, came = ParameterAccess.on_initialize, []
-
-    def refuse_the_first(access: ParameterAccess, request: Any, message: Any) -> None:
-        came.append(request)
-        if len(came) == 1:
-            raise FencedError("chief 0 has not joined")
-        initialize(access, request, message)
-
-    monkeypatch.setattr(ParameterAccess, "on_initialize", refuse_the_first)
-    tale = run(ps=1, steps=4)
-    assert tale.of("chief 0 says: ps 0: chief 0 has not joined; joining again")
+    tale = run(ps=1, steps=4, rules=(refuse(Initialize, 1),))
+    assert tale.of("chief 0 says: ps 0: chief 0 .*has not joined; joining again")
     assert tale.of("chief 0 ended: exit code 0")
 
 
@@ -90,60 +74,27 @@ def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -
     assert tale.of("worker 1 ended: exit code 0")
 
 
-@pytest.fixture
-def clusters(monkeypatch: pytest.MonkeyPatch) -> list[SimulatedCluster]:
-    """The cluster that is being simulated."""
-    start, started = SimulatedCluster.start_all, []
-
-    def remember(cluster: SimulatedCluster) -> None:
-        started[:] = [cluster]
-        start(cluster)
-
-    monkeypatch.setattr(SimulatedCluster, "start_all", remember)
-    return started
-
-
-@pytest.mark.parametrize("lines", [25, 40, 60, 88])
+@pytest.mark.parametrize("lines", [25, 40, 60, 88, 120])
 def test_pull_that_was_released_before_it_came_is_answered_though_the_ps_dies_over_it(
     lines: int,
-    clusters: list[SimulatedCluster],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its mark says that it has come and may go on, and not that it was answered."""
-    handle, came = Receiver.on_pull, []
-
-    def lose_and_die(receiver: Receiver, request: Any, pull: Any) -> None:
-        if receiver._state.task.index != 1 or request.sender.index != 1:
-            handle(receiver, request, pull)
-            return
-        came.append(request)
-        if len(came) > 1:
-            asyncio.get_running_loop().call_soon(handle, receiver, request, pull)
-        if len(came) == 2:
-            clusters[0]._commit(Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines))
-
-    monkeypatch.setattr(Receiver, "on_pull", lose_and_die)
-    held(calm(ps=2, lane="shm"))
-    assert len(came) > 1
+    pulls = {"sender": "worker 1", "receiver": "ps 1"}
+    kill = Fault(0.0, "kill", ("ps 1",), 0.3, lines=lines)
+    report = held(
+        calm(ps=2, lane="shm", rules=(drop(Pull, 1, **pulls), before(Pull, 2, fault=kill, **pulls)))
+    )
+    assert report.killed == ("ps 1",)
 
 
 @pytest.mark.parametrize("lasts_s", [0.05, 0.3])
 def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_go_back(
     lasts_s: float,
-    clusters: list[SimulatedCluster],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The chief asks before it hears that the ps has a new life."""
-    level, begun = Chief._wait_for_shards, []
-
-    async def kill_first(chief: Chief) -> None:
-        begun.append(chief)
-        if len(begun) == 1:
-            Context().run(clusters[0]._commit, Fault(0.0, "kill", ("ps 1",), lasts_s))
-        await level(chief)
-
-    monkeypatch.setattr(Chief, "_wait_for_shards", kill_first)
-    tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3))
+    kill = Fault(0.0, "kill", ("ps 1",), lasts_s)
+    rule = before(Read, 1, sender="chief 0", receiver="ps 1", fault=kill)
+    tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3, rules=(rule,)))
     assert tale.of("ps 1 restarted without parameters: restoring")
     assert tale.of("chief 0 ended: exit code 0")
 
@@ -182,26 +133,17 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
     ]
 
 
-@pytest.mark.parametrize(("steps", "at_s"), [(6, 0.4), (9, 0.6)])
-def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well(
-    steps: int, at_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well() -> None:
     """The leader has counted it under hogwild, asking no other; nothing is left for its worker."""
-    handle, late = Receiver.on_push, []
-
-    def hold_back(receiver: Receiver, request: Any, push: Any) -> None:
-        follower: Any = receiver._decider
-        loop = asyncio.get_running_loop()
-        is_asked = loop.time() > STARTS_AT + at_s
-        if receiver._state.task.index and is_asked and not follower._coordinated:
-            late.append(request)
-            loop.call_later(0.001, hold_back, receiver, request, push)
-        else:
-            handle(receiver, request, push)
-
-    monkeypatch.setattr(Receiver, "on_push", hold_back)
-    switch = Fault(at_s, "switch", spec="bounded-staleness:3")
-    held(calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,)))
+    late = 0
+    for steps, at_s in ((6, 0.3), (6, 0.6), (9, 0.4), (9, 0.8), (12, 0.8)):
+        rule = delay(Push, receiver="ps 1", from_s=at_s - 0.1, until_s=at_s + 0.1, by_s=0.3)
+        switch = Fault(at_s, "switch", spec="bounded-staleness:3")
+        report = simulate(
+            calm(policy="hogwild", steps=steps, lane="shm", faults=(switch,), rules=(rule,))
+        )
+        assert not report.broken, str(report)
+        late += report.matched[0]
     assert late
 
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from simulation.cluster import SimulatedCluster
-from simulation.rules import drop
+from simulation.rules import drop, refuse
 from simulation.run import simulate
 from simulation.schedule import Fault
 from tests.tales import calm, held, tale_of
-from zmqtrain.actors.actor import Request
-from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.errors import ExitCode, FencedError
+from zmqtrain.errors import ExitCode
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Orders, Pull, Push, Saved, ShardWritten, Shutdown
 
@@ -24,21 +21,10 @@ def test_report_of_a_written_slice_that_is_lost_is_given_again() -> None:
     assert report.matched == (2,)
 
 
-def test_report_of_a_written_slice_that_is_refused_is_given_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_report_of_a_written_slice_that_is_refused_is_given_again() -> None:
     """As is that of a ps which is about to join the leader again."""
-    on_message, came = AdminApi.on_shard_file, []
-
-    def refuse_the_first(admin: AdminApi, request: Request, message: Any) -> None:
-        came.append(request)
-        if len(came) == 1:
-            raise FencedError("ps 1 has not joined")
-        on_message(admin, request, message)
-
-    monkeypatch.setattr(AdminApi, "on_shard_file", refuse_the_first)
-    held(calm(ps=2, keeps=True, save_secs=1000.0))
-    assert len(came) == 2
+    report = held(calm(ps=2, keeps=True, save_secs=1000.0, rules=(refuse(ShardWritten, 1),)))
+    assert report.matched == (2,)
 
 
 def test_checkpoint_is_written_once_although_the_reply_that_says_so_was_lost(
@@ -110,19 +96,10 @@ def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:
     assert tale.of("worker 0 ended: exit code 0")
 
 
-def test_worker_that_never_comes_is_waited_for_as_long_as_others_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_that_never_comes_is_waited_for_as_long_as_others_are() -> None:
     """The others could not know how long a step of it takes."""
-    start = SimulatedCluster._start
-
-    def start_others(cluster: SimulatedCluster, name: str) -> None:
-        if name != "worker 1":
-            start(cluster, name)
-
-    monkeypatch.setattr(SimulatedCluster, "_start", start_others)
     text = "worker 0 has waited 20 s for worker 1: 1 of 2 workers have joined"
-    broken = simulate(calm(ps=1, workers=2)).broken
+    broken = simulate(calm(ps=1, workers=2, absent=frozenset({"worker 1"}))).broken
     assert broken == f"the run ended with exit code {ExitCode.PEER_LOST:d}: {text}"
 
 

@@ -11,12 +11,11 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
-from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.server.executor import Applied, Executor, ReleasedUndecided, UpdateRefused
-from zmqtrain.server.state import PendingPull, ShardState
-from zmqtrain.wire.messages import Order, Release
+from zmqtrain.server.state import Pending, ShardState
+from zmqtrain.wire.messages import Order, Pull, PullReply, PushReply
 
 Make = Callable[..., Executor]
 
@@ -50,10 +49,9 @@ def ears() -> Ears:
 
 
 @pytest.fixture
-def executor(state: ShardState, peers: PeerTable, ears: Ears) -> Iterator[Executor]:
+def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
     made = Executor(
         state,
-        peers,
         Metrics("ps"),
         report=ears.reports.append,
         spawn=lambda coroutine: True,
@@ -69,9 +67,9 @@ def release(sequence: int, *, stop: bool = False) -> Order:
 
 
 async def test_push_is_applied_and_answered_with_the_next_lease(
-    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
+    state: ShardState, executor: Executor, ears: Ears
 ) -> None:
-    peer, request = add_worker(peers), Asked()
+    worker, request = add_worker(state), Asked()
     pending = add_push(state, 7, request)
     executor.carry_out([(1, Order("apply", (0,))), (2, release(7))])
     assert np.array_equal(state.shard.parameters, np.full(SIZE, -1, np.float32))
@@ -79,45 +77,67 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     assert (answer.sequence, answer.result, answer.version) == (7, "applied", 1)
     assert answer.batches == (5,)
     assert tensor.nbytes == 4 * SIZE
-    assert (state.pending, state.orders, peer.answered) == ({}, 2, 7)
+    assert (state.pending(), state.orders, worker.answered) == ([], 2, 7)
     executor.count()
     assert [type(report) for report in ears.reports] == [Applied]
-    assert ears.reports[0].contributions == [pending]
+    assert ears.reports[0].pushes == [pending.message]
 
 
 async def test_release_of_a_push_that_has_not_come_is_noted(
-    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
+    state: ShardState, executor: Executor, ears: Ears
 ) -> None:
-    peer = add_worker(peers)
+    worker = add_worker(state)
     executor.carry_out([(1, release(7))])
-    assert (peer.released, state.orders, ears.reports) == (7, 1, [])
+    assert (worker.is_released, worker.early, state.orders) == (False, release(7), 1)
+    assert ears.reports == []
+    add_push(state, 7)
+    assert worker.is_released
 
 
 async def test_release_of_a_push_that_was_decided_before_it_came_is_reported(
-    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
+    state: ShardState, executor: Executor, ears: Ears
 ) -> None:
-    add_worker(peers)
+    worker = add_worker(state)
     pending = add_push(state, 7)
     executor.carry_out([(1, release(7))])
-    assert ears.reports == [ReleasedUndecided(0, pending)]
-    assert state.pending == {0: pending}
+    assert ears.reports == [ReleasedUndecided(worker)]
+    assert state.pending() == [(worker, pending)]
 
 
-@pytest.mark.parametrize(("incarnation", "sequence"), [(2, 0), (1, 3)])
-async def test_release_of_another_life_or_request_changes_nothing(
-    state: ShardState, peers: PeerTable, executor: Executor, incarnation: int, sequence: int
+async def test_pull_is_answered_by_an_admission_with_the_first_leases(
+    state: ShardState, executor: Executor
 ) -> None:
-    peer = add_worker(peers)
-    state.pending[0] = pending = PendingPull(1, None)
-    executor.carry_out([(1, Order("release", (0,), "", incarnation, sequence))])
-    assert (state.pending, peer.released, state.orders) == ({0: pending}, -1, 1)
+    worker, request = add_worker(state, lane="shm"), Asked()
+    worker.pending = Pending(Pull(), request)
+    executor.carry_out([(1, Order("admit", (0,), "", 1, batches=(3, 4)))])
+    assert request.replies == [PullReply(0, (3, 4))]
+    assert (state.pending(), worker.received, worker.answered) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Order("admit", (0,), "", 2),
+        Order("admit", (1,), "", 1),
+        Order("release", (0,), "", 1, 3),
+        Order("release", (0,), "", 1, 0),
+    ],
+    ids=["of another life", "of another worker", "after push 3", "after no push"],
+)
+async def test_pull_is_not_answered_by_another_order(
+    state: ShardState, executor: Executor, order: Order
+) -> None:
+    worker = add_worker(state)
+    pending = worker.pending = Pending(Pull(), None)
+    executor.carry_out([(1, order)])
+    assert (state.pending(), worker.early, state.orders) == ([(worker, pending)], None, 1)
 
 
 @pytest.mark.parametrize("state", [make_state(rule=SGD(NoRate()))], ids=["no rate"])
 async def test_update_that_the_rule_refuses_drops_its_push(
-    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
+    state: ShardState, executor: Executor, ears: Ears
 ) -> None:
-    add_worker(peers)
+    add_worker(state)
     pending = add_push(state, 1)
     executor.carry_out([(1, Order("apply", (0,)))])
     assert pending.result == "dropped"
@@ -126,17 +146,17 @@ async def test_update_that_the_rule_refuses_drops_its_push(
 
 
 async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
-    state: ShardState, peers: PeerTable, executor: Executor
+    state: ShardState, executor: Executor
 ) -> None:
     """They would keep the end of the run back on a slow link."""
-    peer, request = add_worker(peers), Asked()
-    stop = Release(1, "applied", 1, stop=True)
-    executor.send_release(request, peer, stop)
+    worker, request = add_worker(state), Asked()
+    stop = PushReply(1, "applied", 1, stop=True)
+    executor.send_parameters(request, worker, stop)
     assert request.replies == [stop]
 
 
 async def test_update_that_cannot_be_counted_is_a_bug(
-    state: ShardState, peers: PeerTable, executor: Executor, ears: Ears
+    state: ShardState, executor: Executor, ears: Ears
 ) -> None:
     bug = ValueError("a bug")
 
@@ -144,7 +164,7 @@ async def test_update_that_cannot_be_counted_is_a_bug(
         raise bug
 
     executor._report = fail
-    add_worker(peers)
+    add_worker(state)
     add_push(state, 1)
     executor.carry_out([(1, Order("apply", (0,)))])
     await asyncio.sleep(0)

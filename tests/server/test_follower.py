@@ -10,13 +10,12 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import add_push, add_worker, make_state
-from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
-from zmqtrain.server.state import PendingPull, ShardState
-from zmqtrain.wire.messages import Arrived, Order, Orders, ReadyPush, ShardReport
+from zmqtrain.server.state import Pending, ShardState
+from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ReadyPush, ShardReport
 
 SWITCH = Order("switch", text="hogwild")
 Follow = Callable[[str], Follower]
@@ -43,13 +42,12 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def follow(state: ShardState, peers: PeerTable, link: FakeLink) -> Iterator[Follow]:
+def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
     executors = []
 
     def make(policy: str) -> Follower:
         executor = Executor(
             state,
-            peers,
             Metrics("ps", 1),
             report=lambda report: follower.reported(report),
             spawn=lambda coroutine: True,
@@ -64,7 +62,6 @@ def follow(state: ShardState, peers: PeerTable, link: FakeLink) -> Iterator[Foll
 
         follower = Follower(
             state,
-            peers,
             executor,
             to_leader,
             policy=policy,
@@ -82,40 +79,41 @@ def follow(state: ShardState, peers: PeerTable, link: FakeLink) -> Iterator[Foll
 
 
 async def test_arrival_is_reported_under_a_coordinated_policy(
-    state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
+    state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
-    add_worker(peers)
-    follower = follow("sync-replicas")
-    assert follower.arrived(0, add_push(state, 3)) == ()
+    worker = add_worker(state)
+    add_push(state, 3)
+    assert follow("sync-replicas").arrived(worker) == ()
     await asyncio.sleep(0)
     assert link.sent == [Arrived((ReadyPush(0, 1, 3, True),))]
 
 
 async def test_pull_is_not_reported_for_it_needs_no_agreement(
-    peers: PeerTable, link: FakeLink, follow: Follow
+    state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
-    add_worker(peers)
-    assert follow("sync-replicas").arrived(0, PendingPull(1, None)) == ()
+    worker = add_worker(state, pending=Pending(Pull(), None))
+    assert follow("sync-replicas").arrived(worker) == ()
     await asyncio.sleep(0)
     assert link.sent == []
 
 
 async def test_push_is_decided_here_under_any_other_policy(
-    state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
+    state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
-    add_worker(peers)
-    orders = follow("hogwild").arrived(0, add_push(state, 3))
+    worker = add_worker(state)
+    add_push(state, 3)
+    orders = follow("hogwild").arrived(worker)
     assert [(number, order.kind) for number, order in orders] == [(0, "apply"), (0, "release")]
     assert link.sent == []
 
 
 @pytest.mark.parametrize("released", [6, 7], ids=["the push before", "this push"])
 async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
-    released: int, state: ShardState, peers: PeerTable, link: FakeLink, follow: Follow
+    released: int, state: ShardState, link: FakeLink, follow: Follow
 ) -> None:
     """The leader counted it under hogwild; its release overtook a switch, and one more came."""
     request = Asked()
-    add_worker(peers, released=released)
+    add_worker(state, early=Order("release", (0,), incarnation=1, sequence=released))
     follower = follow("sync-replicas")
     add_push(state, 7, request)
     follower.on_orders(Asked(over_link=True), Orders(1, (Order("leave", (3,)),)))

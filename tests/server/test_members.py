@@ -8,13 +8,14 @@ import time
 import pytest
 
 from tests.asking import Asked
-from tests.server.conftest import add_worker, make_state
+from tests.coordination.parts import add_peer
+from tests.server.conftest import make_state
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server import members as members_module
 from zmqtrain.server.members import Members
-from zmqtrain.wire.messages import Alive, Heartbeat, Leave, Shutdown
+from zmqtrain.wire.messages import Heartbeat, HeartbeatReply, Leave, Shutdown
 
 TIMING = Timing(heartbeat_s=1.0)
 
@@ -22,8 +23,9 @@ TIMING = Timing(heartbeat_s=1.0)
 @pytest.fixture
 def members(peers: PeerTable, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(members_module, "FAREWELL_S", 0.01)
-    made = Members(make_state(), peers, Metrics("ps"), fingerprint={}, segment="")
-    add_worker(peers)
+    state = make_state()
+    made = Members(state, peers, Metrics("ps"), fingerprint={}, segment="")
+    state.join(add_peer(peers, "worker 0"))
     made.close(Shutdown(0, "step 10 of 10 is done"))
     return made
 
@@ -49,5 +51,5 @@ async def test_worker_that_joins_or_beats_after_the_end_is_told_to_leave(
 ) -> None:
     request = Asked(incarnation=1)
     members.on_heartbeat(request, Heartbeat())
-    assert request.replies == [Alive(-1, -1)]
+    assert request.replies == [HeartbeatReply(0, 0)]
     assert request.sent == [Shutdown(0, "step 10 of 10 is done")]

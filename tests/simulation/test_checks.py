@@ -12,18 +12,18 @@ from simulation.network import Weather
 from simulation.run import simulate
 from simulation.schedule import Fault
 from tests.tales import calm
+from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import PeerLostError
 from zmqtrain.policies import Release
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 from zmqtrain.server.receiver import Receiver
-from zmqtrain.server.state import ShardState
-from zmqtrain.store.marks import Result
+from zmqtrain.server.state import Result, ShardState, Worker
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
+from zmqtrain.wire.messages import Push
 
 Patch = pytest.MonkeyPatch
 
@@ -114,15 +114,16 @@ def test_hang_is_found_with_those_who_wait(monkeypatch: Patch) -> None:
 
 
 def test_push_that_comes_twice_and_counts_twice_is_found(monkeypatch: Patch) -> None:
-    is_repeated = Receiver._is_repeated
+    answer_again = Receiver._answer_again
 
-    def forgetful(receiver: Receiver, peer: Peer, request: Any, sequence: int) -> bool:
-        repeated = is_repeated(receiver, peer, request, sequence)
-        if repeated and sequence:
-            receiver._state.shard.apply(peer.index, 0)
-        return repeated
+    def forgetful(
+        receiver: Receiver, worker: Worker, request: Request, *how: Any, **why: Any
+    ) -> None:
+        answer_again(receiver, worker, request, *how, **why)
+        if isinstance(request.envelope.message, Push):
+            receiver._state.shard.apply(worker.index, 0)
 
-    monkeypatch.setattr(Receiver, "_is_repeated", forgetful)
+    monkeypatch.setattr(Receiver, "_answer_again", forgetful)
     weather = Weather(0.001, 0.02, repetition=0.7)
     broken = simulate(calm(policy="hogwild", ps=2, steps=24, weather=weather)).broken
     assert re.search("ps [01] ends at version|counts 2.0 times", broken)

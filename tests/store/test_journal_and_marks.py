@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from zmqtrain.store.journal import Journal
-from zmqtrain.store.marks import Marks
+from zmqtrain.store.marks import MAX_MARK_NBYTES, Marks
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     JOURNAL_NBYTES,
@@ -85,86 +83,35 @@ def test_killed_while_it_begins_anew_leaves_the_journal_before() -> None:
         assert Journal(memory).read() == [b"old", b"entry"]
 
 
-PUSH = (7, 3, 100, 0.5, True)
-
-
-def test_mark_tells_what_was_received_and_answered() -> None:
+def test_mark_is_replaced_as_a_whole() -> None:
     memory = segment()
     marks = Marks(memory)
-    marks.join(3, 99, b"who")
-    marks.seat(3, 2, "shm")
-    marks.receive(3, 0)
-    marks.answer(3, 0, b"welcome")
-    marks.receive(3, 1, 2, PUSH)
-    marks.note_result(3, 1, "applied")
-    (mark,) = Marks(memory).read()
-    assert (mark.worker, mark.incarnation, mark.received, mark.answered) == (3, 99, 1, 0)
-    assert (mark.buffer, mark.lane, mark.staged, mark.result) == (2, "shm", 2, "applied")
-    assert (mark.version, mark.batch, mark.examples, mark.loss, mark.finite) == PUSH
-    assert (mark.who, mark.answer) == (b"who", b"welcome")
-
-
-def test_result_of_an_earlier_push_is_not_taken_for_that_of_the_last() -> None:
-    memory = segment()
-    marks = Marks(memory)
-    marks.join(0, 1, b"")
-    marks.receive(0, 2, 0, PUSH)
-    marks.note_result(0, 1, "applied")
-    (mark,) = marks.read()
-    assert mark.result == ""
-
-
-def test_worker_that_left_keeps_what_it_staged() -> None:
-    memory = segment()
-    marks = Marks(memory)
-    marks.join(0, 1, b"")
-    marks.receive(0, 1, 5, PUSH)
-    marks.leave(0)
-    (mark,) = marks.read()
-    assert (mark.incarnation, mark.staged) == (0, 5)
+    for mark in (b"first", b"", b"a third, longer one", b"4th"):
+        assert marks.write(3, mark)
+        assert list(Marks(memory).read()) == [(3, mark)]
     marks.clear()
     assert list(marks.read()) == []
 
 
-@pytest.mark.parametrize("who", [b"x" * 1000, b""])
-def test_bytes_too_long_for_a_mark_are_left_out(who: bytes) -> None:
+def test_killed_while_it_writes_a_mark_leaves_the_one_before() -> None:
     memory = segment()
     marks = Marks(memory)
-    marks.join(MAX_WORKERS - 1, 1, who)
-    marks.answer(MAX_WORKERS - 1, 4, b"fits")
-    (mark,) = marks.read()
-    assert (mark.who, mark.answer, mark.answered) == (b"", b"fits", 4)
+    marks.write(0, b"before")
+    words = memory.marks.cast("q")
+    marks._words = DyingWords(words, 0)  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        marks.write(0, b"after it")
+    assert list(Marks(memory).read()) == [(0, b"before")]
+
+
+def test_mark_that_is_too_long_is_not_written() -> None:
+    marks = Marks(segment())
+    assert marks.write(MAX_WORKERS - 1, b"x" * MAX_MARK_NBYTES)
+    assert not marks.write(MAX_WORKERS - 1, b"y" * (MAX_MARK_NBYTES + 1))
+    assert list(marks.read()) == [(MAX_WORKERS - 1, b"x" * MAX_MARK_NBYTES)]
 
 
 def test_workers_beyond_the_room_leave_no_mark() -> None:
     marks = Marks(segment())
-    calls: list[tuple[Any, ...]] = [
-        (marks.join, 1, b""),
-        (marks.seat, 0, "tcp"),
-        (marks.receive, 1),
-        (marks.note_result, 1, "applied"),
-        (marks.answer, 1, b""),
-        (marks.leave,),
-    ]
-    for call, *arguments in calls:
-        call(MAX_WORKERS, *arguments)
+    assert marks.write(MAX_WORKERS, b"mark")
     assert list(marks.read()) == []
-
-
-def test_release_of_what_has_not_come_is_kept_for_that_life_alone() -> None:
-    marks = Marks(segment())
-    told = []
-    for incarnation in (1, 2):
-        marks.join(0, incarnation, b"")
-        told.append([mark.released for mark in marks.read()])
-        marks.note_early_release(0, 4)
-        told.append([mark.released for mark in marks.read()])
-    assert told == [[-1], [4], [-1], [4]]
-
-
-def test_release_of_a_worker_beyond_the_room_is_not_kept() -> None:
-    memory = segment()
-    before = bytes(memory.words)
-    Marks(memory).note_early_release(MAX_WORKERS, 1)
-    assert list(Marks(memory).read()) == []
-    assert bytes(memory.words) == before

@@ -33,7 +33,7 @@ from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
-from zmqtrain.wire.messages import Heartbeat, Message, Parameters, Refusal, Release
+from zmqtrain.wire.messages import Heartbeat, Message, Parameters, PullReply, PushReply, Refusal
 from zmqtrain.wire.refusals import refusal_of
 
 REFUSALS = 256  # reasons that are remembered, so that each is logged once
@@ -72,7 +72,7 @@ class Request:
         """Answer; a sender that cannot be reached now asks again."""
         self._actor.send(self.endpoint, message, self.envelope.request_id, tensors, self.peer)
 
-    def reply_with(self, message: Release | Parameters, flat: Flat) -> None:
+    def reply_with(self, message: PullReply | PushReply | Parameters, flat: Flat) -> None:
         """Answer with a message that carries the parameters ``flat``, float32 of shape (n,).
 
         ``flat`` must not change until it is sent: large parts are not copied.

@@ -23,7 +23,14 @@ from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import Chunks, Incoming
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Alive, Chunk, Heartbeat, Message, Refusal, Taken
+from zmqtrain.wire.messages import (
+    Chunk,
+    ChunksReceived,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    Refusal,
+)
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
@@ -280,8 +287,8 @@ class Link:
             return
         self._liveness.received_at = time.monotonic()
         request_id, message = envelope.request_id, envelope.message
-        if type(message) is Alive:
-            self._on_alive(request_id, message)
+        if type(message) is HeartbeatReply:
+            self._on_heartbeat_reply(request_id, message)
         elif request_id == 0:
             self._owner.on_message(self.endpoint, envelope)
         elif type(message) is Refusal and self._liveness.is_beat(request_id):
@@ -296,7 +303,7 @@ class Link:
         message = envelope.message
         if type(message) is Chunk:
             self._on_chunk(outstanding, message, envelope.tensors)
-        elif type(message) is Taken:
+        elif type(message) is ChunksReceived:
             outstanding.attempt.acknowledge(message.nbytes)
             self.go_on(outstanding)
         elif type(message) is Refusal:
@@ -304,9 +311,9 @@ class Link:
         else:
             self._on_answer(outstanding, envelope)
 
-    def _on_alive(self, beat: int, alive: Alive) -> None:
+    def _on_heartbeat_reply(self, beat: int, reply: HeartbeatReply) -> None:
         for outstanding in self._outstanding.values():
-            if outstanding.is_lost(beat, alive):
+            if outstanding.is_lost(beat, reply):
                 log.info("%s: sending push %d again", self.peer, outstanding.sequence)
                 self._resend(outstanding)
 

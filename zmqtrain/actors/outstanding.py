@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import Chunks, Incoming
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Alive, Chunk, Message, Parameters, Release
+from zmqtrain.wire.messages import Chunk, HeartbeatReply, Message, Parameters, PullReply, PushReply
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Outstanding:
     tensors: tuple[Tensor, ...]
     chunks: Chunks | None
     incoming: Incoming | None  # the parameters that the reply brings; None: it brings none
-    sequence: int | None  # of a push or pull: resent on evidence, not periodically
+    sequence: int | None  # of a push: resent on evidence, not periodically
     resend_s: float
     future: asyncio.Future[Envelope]
     wait: int  # its entry among the waits
@@ -72,15 +72,16 @@ class Outstanding:
             ProtocolError: what came with it is not what was to come.
         """
         message = reply.message
-        brings_none = type(message) is Release and message.stop
-        if self.incoming is None or brings_none or not isinstance(message, Release | Parameters):
+        if self.incoming is None or not isinstance(message, PullReply | PushReply | Parameters):
+            return 0
+        if not isinstance(message, Parameters) and message.stop:
             return 0
         return self.incoming.finish(message.version, reply.tensors)
 
     def is_overdue(self, now: float) -> bool:
         return self.sequence is None and now - self.attempt.at > self.resend_s
 
-    def is_lost(self, beat: int, alive: Alive) -> bool:
+    def is_lost(self, beat: int, reply: HeartbeatReply) -> bool:
         """Say whether the answer to a heartbeat proves that a push, or its reply, was lost.
 
         Messages of one connection keep their order: a heartbeat sent behind a push that arrives
@@ -90,5 +91,5 @@ class Outstanding:
         if self.sequence is None or self.message is None or self.future.done():
             return False
         # What is not sent yet waits for the window: the peer would have opened it before this.
-        is_missing = alive.received < self.sequence or alive.answered >= self.sequence
+        is_missing = reply.received < self.sequence or reply.answered >= self.sequence
         return is_missing and beat > self.attempt.after

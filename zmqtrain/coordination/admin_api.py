@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.coordination.events import CloseAsked, Extended, SnapshotAsked, SwitchAsked
+from zmqtrain.coordination.events import Extended
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
@@ -168,7 +168,7 @@ class AdminApi:
             raise RefusedError(str(error)) from None
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._switch_requests.append(request)
-        self._leader.event(SwitchAsked(policy.spec))
+        self._leader.event(SwitchPolicy(policy.spec))
 
     def on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._can_save:
@@ -207,7 +207,7 @@ class AdminApi:
             ledger.pass_examples,
             ledger.pass_loss,
         )
-        self._leader.event(SnapshotAsked(message.directory))
+        self._leader.event(message)
 
     def on_save_ended(self, request: Request, message: SaveEnded) -> None:
         self._leader.peers.member(request)
@@ -224,7 +224,7 @@ class AdminApi:
         if coordinator is None:
             raise RefusedError("there is nothing to end: the job is not initialised")
         self._close_requests.append(request)
-        self._leader.event(CloseAsked(close.at_once))
+        self._leader.event(close)
 
     def on_extend(self, request: Request, extend: Extend) -> None:
         self._leader.peers.member(request)

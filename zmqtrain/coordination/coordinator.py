@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from zmqtrain.coordination.events import (
-    CloseAsked,
     Event,
     Extended,
     GivenUp,
@@ -20,8 +19,6 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
-    SnapshotAsked,
-    SwitchAsked,
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import (
@@ -35,7 +32,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Close, Order, ReadyPush, Save, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has
@@ -49,7 +46,7 @@ class Member:
 
     incarnation: int
     state: MemberState = "joining"
-    sequence: int = 0  # last push that has arrived on all shards
+    sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
     shards: set[int] = field(default_factory=set)  # those shards
     batch: int = -1  # that it was computed from
@@ -117,11 +114,11 @@ class Coordinator:
                 return orders
             case Left(worker):
                 return self._left(worker)
-            case SnapshotAsked(directory):
+            case Save(directory):
                 return [Order("snapshot", text=directory)]
-            case SwitchAsked(spec):
+            case SwitchPolicy(spec):
                 self.next_policy = self.make_policy(spec)
-            case CloseAsked(at_once):
+            case Close(at_once):
                 self.closing = True
                 if at_once:
                     return self._orders([], at_once=True)
@@ -321,7 +318,7 @@ class Coordinator:
         for worker in workers:
             if self._is_needed() and self.ledger.leases.get(worker):
                 self._change(worker, "computing")
-                orders.append(self._release_order(worker, tuple(leased[worker])))
+                orders.append(self._answer(worker, tuple(leased[worker])))
             else:
                 self._change(worker, "spare" if self.ledger.leases.get(worker) else "starved")
                 decisions += self.policy.leave(worker)
@@ -347,11 +344,11 @@ class Coordinator:
                     leased[worker].append(self.ledger.lease(worker))
         return leased
 
-    def _release_order(
-        self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False
-    ) -> Order:
+    def _answer(self, worker: int, batches: tuple[int, ...] = (), *, stop: bool = False) -> Order:
+        """Return the order that answers a worker's push; or its pull, if it has pushed nothing."""
         member = self.members[worker]
-        return Order("release", (worker,), "", member.incarnation, member.sequence, batches, stop)
+        kind: Literal["admit", "release"] = "release" if member.sequence else "admit"
+        return Order(kind, (worker,), "", member.incarnation, member.sequence, batches, stop)
 
     def _may_lease(self) -> bool:
         if not self.ledger.may_lease:
@@ -375,7 +372,7 @@ class Coordinator:
         self._add_orders([Drop(worker, "the job was given up") for worker in abandoned], orders)
         for worker in self._workers("waiting", "starved", "spare"):
             self._change(worker, "stopped")
-            orders.append(self._release_order(worker, stop=True))
+            orders.append(self._answer(worker, stop=True))
 
     def _change(self, worker: int, state: MemberState) -> None:
         member = self.members[worker]

@@ -182,7 +182,7 @@ class OrderDelivery:
                 concern.append(order)
             if order.kind == "switch":
                 self._coordinated = make_policy(order.text).coordinated
-                always.add("release")
+                always |= {"admit", "release"}
         return concern
 
     def _send(self, numbered: Sequence[Numbered]) -> None:

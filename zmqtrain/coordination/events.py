@@ -1,5 +1,6 @@
 """What can happen to a job. The leader writes each event into its journal, then decides on it.
 
+Some requests are events as they are: see :mod:`zmqtrain.wire.messages`.
 The same events after the same state lead to the same orders: the coordinator knows nothing else.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqtrain.wire.messages import ReadyPush
+from zmqtrain.wire.messages import Close, ReadyPush, Save, SwitchPolicy
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Left:
 
 @dataclass(slots=True)
 class PullArrived:
-    """A worker that has joined asks for its first release."""
+    """A worker that has joined asks to begin."""
 
     worker: int
 
@@ -58,27 +59,6 @@ class PushesReported:
 
 
 @dataclass(slots=True)
-class SwitchAsked:
-    """Change to the policy of ``spec`` once no worker computes."""
-
-    spec: str
-
-
-@dataclass(slots=True)
-class SnapshotAsked:
-    """Every shard writes itself into ``directory``, all at one version."""
-
-    directory: str
-
-
-@dataclass(slots=True)
-class CloseAsked:
-    """End the run early; gradients being computed still count, unless ``at_once``."""
-
-    at_once: bool = False
-
-
-@dataclass(slots=True)
 class Extended:
     """Batches up to ``limit`` may be leased: the next pass over the data begins."""
 
@@ -92,5 +72,5 @@ class GivenUp:
 
 Event: TypeAlias = (
     PushArrived | PushesReported | PullArrived | Joined | Left
-    | SwitchAsked | SnapshotAsked | CloseAsked | Extended | GivenUp
+    | SwitchPolicy | Save | Close | Extended | GivenUp
 )  # fmt: skip

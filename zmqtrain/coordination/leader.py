@@ -222,6 +222,10 @@ class Leader:
         """A worker's request has arrived at the host: return the orders for the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
+            self.loss = event.loss
+            peer = self.peers.get("worker", event.worker)
+            if peer is not None:
+                peer.pushes, peer.loss = event.sequence, event.loss
             self._metrics.worker_step[event.worker].set(event.sequence)
         return self.handle(event)
 

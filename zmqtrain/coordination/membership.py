@@ -6,14 +6,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.process_identity import has_ended
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Join, Release, ShardReport, Wait
+from zmqtrain.wire.messages import Join, ShardReport, Wait
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +38,9 @@ class Peer:
     heard_at: float
     gone: bool = False  # it left, or its lease expired
     died: bool = False  # its process has ended without a Leave
-    received: int = -1  # sequence of the last push, 0 for a pull
-    answered: int = -1
-    released: int = -1  # the last that it may go on after, though it had not come yet
-    last_release: Release | None = None
-    lane: str = "tcp"
-    lanes: str = ""  # to every ps, as a worker says
-    buffer: int = -1  # index of where its gradients go in the segment
-    chunks: set[int] = field(default_factory=set)  # of its next push, that have come
-    unacknowledged_nbytes: int = 0  # of them, not yet confirmed
-    loss: float = 0.0
+    lanes: str = "tcp"  # to every ps, as a worker says
+    pushes: int = 0  # of a worker, to the leader's host
+    loss: float = 0.0  # of the last of them
     finished: bool = False  # a worker: sent a stop, and answered by all shards
     saved_step: int = 0  # the chief: of its last checkpoint
     report: ShardReport | None = None  # another ps: its last of this generation

@@ -1,4 +1,4 @@
-"""Events, orders and a whole coordinator as bytes and back, for the journal of a ps.
+"""Events, orders, requests and a whole coordinator as bytes and back, for the segment of a ps.
 
 Nothing is pickled: what is kept is msgpack with a few marked kinds of values. A policy's state is
 its attributes, so a policy that survives its ps has plain data as attributes only.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 
@@ -17,7 +17,7 @@ from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Policy, make_policy
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire import messages
 
 
 def pack(value: Any) -> bytes:
@@ -52,10 +52,10 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """What the elements of a container are packed as."""
 
 _RECORDS = (
-    *(Order, ReadyPush, Member, Ledger, Coordinator),
-    *(events.PushArrived, events.PushesReported, events.PullArrived),
-    *(events.Joined, events.Left),
-    *(events.SwitchAsked, events.SnapshotAsked, events.CloseAsked, events.Extended, events.GivenUp),
+    *(Member, Ledger, Coordinator),
+    *get_args(events.Event),
+    *(messages.Order, messages.ReadyPush),
+    *(messages.Pull, messages.PullReply, messages.Push, messages.PushReply),
 )
 """Dataclasses, packed as their fields."""
 

@@ -149,14 +149,14 @@ def _task(leader: Leader, peer: Peer) -> TaskStatus:
         loss=peer.loss,
         process=peer.process,
         metrics=peer.metrics,
-        lanes=peer.lanes or ("" if peer.role == Role.PS else peer.lane),
+        lanes="" if peer.role == Role.PS else peer.lanes,
         nbytes=peer.report.nbytes if peer.report is not None else 0,
     )
 
 
 def _step(peer: Peer) -> int:
     if peer.is_worker:
-        return max(peer.received, 0)
+        return peer.pushes
     return peer.report.version if peer.report is not None else peer.saved_step
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import (
-    CloseAsked,
     Event,
     Extended,
     GivenUp,
@@ -29,7 +28,7 @@ from zmqtrain.job import Job
 from zmqtrain.policies import make_policy
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Close, Order
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class LocalExchange:
 
     def close(self) -> None:
         """End the job early: the step under way still counts, and no other is begun."""
-        self._handle(CloseAsked())
+        self._handle(Close())
 
     def extend(self, limit: int) -> None:
         """Let the worker go on with batches up to this number."""
@@ -156,7 +155,7 @@ class LocalExchange:
                     self._result, self._reason = "accumulated", ""
                 case "drop":
                     self._result, self._reason = "dropped", order.text
-                case "release":
+                case "admit" | "release":
                     self._release = order
 
     def _update(self, order: Order) -> None:

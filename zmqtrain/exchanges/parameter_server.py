@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.arrays import Flat, zeros
-from zmqtrain.errors import CheckpointError, ProtocolError
+from zmqtrain.errors import CheckpointError
 from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.codec import Envelope
-from zmqtrain.wire.messages import Leave, Pull, Push, Release
+from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
+
+Answer = TypeVar("Answer", PullReply, PushReply)
 
 
 class ParameterServerExchange:
@@ -31,7 +34,7 @@ class ParameterServerExchange:
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         self._versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
-        self._sequence = 0  # of the step under way; 0 is the pull
+        self._sequence = 0  # of the step under way, 0 before the first
         self._overlap: Overlap | None = None
         self.is_finished = False  # all shards have answered, and the job needs no more
 
@@ -47,9 +50,9 @@ class ParameterServerExchange:
         layouts = self._actor.job.layouts(len(self._links))
         if self._actor.job.overlap:
             self._overlap = Overlap(self._links, self._lanes, layouts, self._actor.crash)
-        release = await self._released(self._pull())
+        reply = await self._answer(self._pull(), PullReply)
         gradients = [lane.gradient for lane in self._lanes]
-        return Membership(layouts, self._sources, gradients, release.batches, release.stop)
+        return Membership(layouts, self._sources, gradients, reply.batches, reply.stop)
 
     def begin(self) -> None:
         self._sequence += 1
@@ -115,18 +118,15 @@ class ParameterServerExchange:
     def _pull(self) -> list[Outstanding]:
         message = Pull(",".join(lane.name for lane in self._lanes))
         return [
-            link.begin(message, out=lane.out, sequence=0, reason="it has not let us in yet")
+            link.begin(message, out=lane.out, reason="it has not let us in yet")
             for link, lane in zip(self._links, self._lanes, strict=True)
         ]
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
-        release = await self._released(requests)
-        result = release.result
-        if result == "joined":
-            raise ProtocolError(f"{self._links[0].peer} answered a push as if it had been a pull")
-        return StepResult(result, release.batches, release.stop, release.reason, release.held_s)
+        reply = await self._answer(requests, PushReply)
+        return StepResult(reply.result, reply.batches, reply.stop, reply.reason, reply.held_s)
 
-    async def _released(self, requests: Sequence[Outstanding]) -> Release:
+    async def _answer(self, requests: Sequence[Outstanding], kind: type[Answer]) -> Answer:
         """Wait until every shard has let this worker go on; take in their parameters.
 
         Returns the leader's answer.
@@ -137,15 +137,15 @@ class ParameterServerExchange:
             for link, request in zip(self._links, requests, strict=True):
                 link.end(request)
         for shard, reply in enumerate(replies):
-            self._take_in(shard, reply)
+            self._take_in(shard, reply, reply.expect(kind).version)
         if self._actor.job.consistent_reads:  # on tcp they are copies anyway
             for link, lane, source in zip(self._links, self._lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, source)
-        return replies[0].expect(Release)
+        return replies[0].expect(kind)
 
-    def _take_in(self, shard: int, reply: Envelope) -> None:
-        version, before = reply.expect(Release).version, self._versions[shard]
+    def _take_in(self, shard: int, reply: Envelope, version: int) -> None:
+        before = self._versions[shard]
         if version < before and reply.generation == self._generations[shard]:
             raise CheckpointError(
                 f"{reply.sender} went back from version {before} to {version}: both it and the "

@@ -5,20 +5,21 @@ from __future__ import annotations
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import RefusedError
-from zmqtrain.server.state import ShardState
-from zmqtrain.store.segment import Segment
+from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.wire.messages import Mapped, MapSegment
 
 SPARE = 16  # buffers beyond those of the workers expected, for more workers and later lives
 
 
-def has_dropped_its_lock(segment: Segment, peer: Peer) -> bool:
+def has_dropped_its_lock(state: ShardState, peer: Peer) -> bool:
     """Say whether a worker's process has ended, as the kernel knows by the lock it held.
 
     A worker that has pulled on lane shm holds the lock of its buffer for as long as it lives.
     """
-    has_lock = peer.lane == "shm" and peer.buffer >= 0 and peer.received >= 0
-    return has_lock and not segment.is_held(peer.buffer)
+    worker = state.workers.get(peer.index) if peer.is_worker else None
+    if worker is None or worker.lane != "shm" or not worker.has_pulled:
+        return False
+    return not state.shard.segment.is_held(worker.buffer)
 
 
 class GradientBuffers:
@@ -36,19 +37,17 @@ class GradientBuffers:
         self._peers = peers
         self._limit = 2 * workers + SPARE
 
-    def assign(self, peer: Peer) -> None:
+    def assign(self, worker: Worker) -> None:
         """Give a worker a buffer, unless it has one.
 
         Raises:
             RefusedError: there are too many workers.
             SegmentError: there is no memory for one more.
         """
-        if peer.buffer >= 0:
-            return
-        index = self._free_index()
-        self._state.shard.segment.gradient(index)
-        peer.buffer = index
-        self._state.marks.seat(peer.index, index, peer.lane)
+        if worker.buffer < 0:
+            index = self._free_index()
+            self._state.shard.segment.gradient(index)
+            worker.buffer = index
 
     def on_map_segment(self, request: Request, message: MapSegment) -> None:
         peer = self._peers.member(request)
@@ -56,14 +55,19 @@ class GradientBuffers:
             raise RefusedError(
                 f"{request.sender} has not reached the segment of {self._state.task}"
             )
-        peer.lane = message.lane
-        if peer.is_worker:
-            self.assign(peer)
-        request.reply(Mapped(peer.buffer))
+        peer.lanes = message.lane
+        if not peer.is_worker:
+            request.reply(Mapped(-1))
+            return
+        worker = self._state.workers[peer.index]
+        worker.lane = message.lane
+        self.assign(worker)
+        self._state.keep(worker)
+        request.reply(Mapped(worker.buffer))
 
     def _free_index(self) -> int:
         shard = self._state.shard
-        live = {peer.buffer for peer in self._peers if not peer.gone}
+        live = {worker.buffer for worker in self._state.workers.values()}
         for index in range(self._limit):
             if index in live or shard.is_staged(index) or shard.segment.is_held(index):
                 continue

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.server.executor import Report
-from zmqtrain.server.state import Pending
+from zmqtrain.server.state import Worker
 
 
 class Decider(Protocol):
     """Takes a shard's requests and reports. Ps 0 has one kind, the others another."""
 
-    def arrived(self, worker: int, pending: Pending) -> Sequence[Numbered]:
+    def arrived(self, worker: Worker) -> Sequence[Numbered]:
         """Return the orders to carry out here now that a worker's request has arrived."""
 
     def reported(self, report: Report) -> None:

@@ -14,16 +14,13 @@ from typing import Any, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.server.recovery import packed_release
-from zmqtrain.server.state import Pending, PendingPush, ShardState
+from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Order, Release, ShardFile
+from zmqtrain.wire.messages import Order, PullReply, Push, PushReply, ShardFile
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ class Applied:
 
     version: int  # after it
     gradients: int  # averaged in it
-    contributions: list[PendingPush]  # those of workers that are still there
+    pushes: list[Push]  # those of workers that are still there
     seconds: float  # that it took
     at: float  # of the monotonic clock
 
@@ -57,8 +54,7 @@ class PolicyChanged:
 class ReleasedUndecided:
     """A worker may go on after a push that was decided on before it arrived here."""
 
-    worker: int
-    pending: Pending
+    worker: Worker
 
 
 @dataclass(slots=True)
@@ -89,7 +85,6 @@ class Executor:
     def __init__(
         self,
         state: ShardState,
-        peers: PeerTable,
         metrics: Metrics,
         *,
         report: Callable[[Report], None],
@@ -99,7 +94,6 @@ class Executor:
     ) -> None:
         """``copies``: copy parameters before sending, since updates go on meanwhile."""
         self._state = state
-        self._peers = peers
         self._metrics = metrics
         self._report = report
         self._spawn = spawn
@@ -138,8 +132,8 @@ class Executor:
                     put(copy, partial(self._copied, number, order), rare=True)
                 case "drop":
                     put(None, partial(self._dropped, number, order))
-                case "release":
-                    put(None, partial(self._released, number, order))
+                case "admit" | "release":
+                    put(None, partial(self._answered, number, order))
                 case "switch":
                     put(None, partial(self._switched, number, order))
                 case "leave":
@@ -164,7 +158,7 @@ class Executor:
             Applied(
                 self._state.version,
                 len(order.workers),
-                [pending for pending in decided if pending is not None],
+                [push for push in decided if push is not None],
                 self._work.last_s,
                 time.monotonic(),
             )
@@ -186,8 +180,8 @@ class Executor:
             metrics.apply_duration_seconds.observe(applied.seconds)
             metrics.pushes.applied.inc(applied.gradients)
             metrics.parameter_version.set(applied.version)
-            for pending in applied.contributions:
-                stale = max(0, applied.version - 1 - pending.version)
+            for push in applied.pushes:
+                stale = max(0, applied.version - 1 - push.version)
                 metrics.staleness_versions.observe(stale)
             self._report(applied)
 
@@ -205,50 +199,41 @@ class Executor:
         log.info("the policy is %s from version %d on", order.text, self._state.version)
         self._done(number)
 
-    def _released(self, number: int, order: Order, _: object) -> None:
-        worker = order.workers[0]
-        peer = self._peers.get(Role.WORKER, worker)
-        if peer is not None and peer.incarnation == order.incarnation:
-            self._release(peer, order)
+    def _answered(self, number: int, order: Order, _: object) -> None:
+        worker = self._state.workers.get(order.workers[0])
+        if worker is not None and worker.incarnation == order.incarnation:
+            self._answer(worker, order)
         self._done(number)
 
-    def _release(self, peer: Peer, order: Order) -> None:
-        state, worker = self._state, peer.index
-        pending = state.pending.get(worker)
-        if pending is not None and pending.sequence != order.sequence:
+    def _answer(self, worker: Worker, order: Order) -> None:
+        state, pending = self._state, worker.pending
+        if pending is not None and not pending.is_answered_by(order):
             return
-        if pending is None or not pending.result:
+        if pending is None or not pending.is_decided:
             # It has not come yet; or it came after a switch, and was decided on before.
-            peer.released = order.sequence
-            state.marks.note_early_release(worker, order.sequence)
+            worker.early = order
+            state.keep(worker)
             if pending is not None:
-                self._report(ReleasedUndecided(worker, pending))
+                self._report(ReleasedUndecided(worker))
             return
-        del state.pending[worker]
-        release = Release(
-            pending.sequence,
-            pending.result,
-            state.version,
-            order.batches,
-            order.stop,
-            pending.reason,
-            time.monotonic() - pending.arrived_at,
-        )
-        peer.answered, peer.last_release = pending.sequence, release
-        state.marks.answer(worker, pending.sequence, packed_release(release))
+        worker.pending = None
+        reply = worker.reply = pending.reply(order, state.version)
+        state.keep(worker)
         if pending.request is not None:  # else the worker will ask again
-            self.send_release(pending.request, peer, release)
+            self.send_parameters(pending.request, worker, reply)
 
-    def send_release(self, request: Request, peer: Peer, release: Release) -> None:
-        """Answer a push; the parameters are those until the next order.
+    def send_parameters(
+        self, request: Request, worker: Worker, reply: PullReply | PushReply
+    ) -> None:
+        """Answer a request; the parameters are those until the next order.
 
         A stopped worker needs no parameters; on a slow link they would delay the end of the run.
         """
-        if peer.lane != "tcp" or release.stop:
-            request.reply(release)
+        if worker.lane != "tcp" or reply.stop:
+            request.reply(reply)
             return
         flat = self._state.shard.parameters
-        request.reply_with(release, flat.copy() if self._copies else flat)
+        request.reply_with(reply, flat.copy() if self._copies else flat)
 
     def _copied(self, number: int, order: Order, copy: object) -> None:
         """A copy of the shard is in a file; it is made durable beside the next orders."""

@@ -16,9 +16,7 @@ from typing import Any
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
-from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.server.executor import (
@@ -30,7 +28,7 @@ from zmqtrain.server.executor import (
     UpdateRefused,
     Written,
 )
-from zmqtrain.server.state import Pending, PendingPush, ShardState
+from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import (
     BATCH,
@@ -57,7 +55,6 @@ class Follower:
     def __init__(
         self,
         state: ShardState,
-        peers: PeerTable,
         executor: Executor,
         link: Link,
         *,
@@ -69,7 +66,6 @@ class Follower:
     ) -> None:
         """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link."""
         self._state = state
-        self._peers = peers
         self._executor = executor
         self._link = link
         self._first_policy = policy
@@ -95,9 +91,9 @@ class Follower:
             self._report_shard()
             if self._coordinated and self._state.initialised:
                 reported_by = time.monotonic() - self._heartbeat_s
-                for worker, pending in self._state.pending.items():
+                for worker, pending in self._state.pending():
                     if pending.arrived_at < reported_by:
-                        self._report_arrival(worker, pending)  # the first may have been lost
+                        self._report_arrival(worker)  # the first may have been lost
             self._send_reports()  # so may the answer to the last one
 
     def on_orders(self, request: Request, message: Orders) -> None:
@@ -115,23 +111,23 @@ class Follower:
                 self._coordinated = make_policy(order.text).coordinated
             self._executor.carry_out([(self._taken, order)])
         if any(order.kind == "switch" for order in orders):
-            held = () if self._coordinated else tuple(self._state.pending.items())
+            held = [] if self._coordinated else self._state.pending()
             self._executor.after_orders(partial(self._after_switch, held))
 
     # As a decider
 
-    def arrived(self, worker: int, pending: Pending) -> Sequence[Numbered]:
-        if self._is_free(worker, pending):
-            return _own_orders(worker, pending)
-        self._report_arrival(worker, pending)
+    def arrived(self, worker: Worker) -> Sequence[Numbered]:
+        if self._is_free(worker):
+            return _own_orders(worker)
+        self._report_arrival(worker)
         return ()
 
     def reported(self, report: Report) -> None:
         match report:
             case PolicyChanged(spec):
                 self._journal.begin(spec.encode())
-            case ReleasedUndecided(worker, pending):
-                self._executor.carry_out(self.arrived(worker, pending))
+            case ReleasedUndecided(worker):
+                self._executor.carry_out(self.arrived(worker))
             case UpdateRefused(error):
                 log.error("%s", error)
                 self._failure = str(error)  # the leader is sent a report, and the chief saves
@@ -153,33 +149,29 @@ class Follower:
     def recover(self) -> None:
         self._taken = self._state.orders
         self._coordinated = make_policy(self._journal.read()[0].decode()).coordinated
-        held = tuple(self._state.pending.items())
-        self._decide_held(each for each in held if self._is_free(*each))
+        held = self._state.pending()
+        self._decide_held((worker, each) for worker, each in held if self._is_free(worker))
 
     # What is decided here
 
-    def _is_free(self, worker: int, pending: Pending) -> bool:
-        """Whether this shard decides on it, and the leader does not.
+    def _is_free(self, worker: Worker) -> bool:
+        """Whether this shard decides on its request, and the leader does not.
 
         It may have been released before it came: a pull needs no agreement, nor did a push before
         a switch.
         """
-        return self._is_released(worker, pending) or not self._coordinated
+        return worker.is_released or not self._coordinated
 
-    def _is_released(self, worker: int, pending: Pending) -> bool:
-        peer = self._peers.get(Role.WORKER, worker)
-        return peer is not None and peer.released == pending.sequence
-
-    def _after_switch(self, held: Iterable[tuple[int, Pending]]) -> None:
+    def _after_switch(self, held: Iterable[tuple[Worker, Pending]]) -> None:
         self._report_shard()  # the leader waits for this report
         # What was released meanwhile has its orders already.
-        self._decide_held(each for each in held if not self._is_released(*each))
+        self._decide_held((worker, each) for worker, each in held if not worker.is_released)
 
-    def _decide_held(self, held: Iterable[tuple[int, Pending]]) -> None:
+    def _decide_held(self, held: Iterable[tuple[Worker, Pending]]) -> None:
         """Decide here on what is still held: the leader counts it as decided since the switch."""
         for worker, pending in tuple(held):
-            if self._state.pending.get(worker) is pending:
-                orders = _own_orders(worker, pending)
+            if worker.pending is pending:
+                orders = _own_orders(worker)
                 self._executor.carry_out(orders[-1:] if pending.result else orders)
 
     # Reports to the leader
@@ -189,13 +181,14 @@ class Follower:
         nbytes = state.shard.layout.nbytes
         self._link.send(ShardReport(state.orders, state.version, nbytes, self._failure))
 
-    def _report_arrival(self, worker: int, pending: Pending) -> None:
-        if not isinstance(pending, PendingPush):
+    def _report_arrival(self, worker: Worker) -> None:
+        push = worker.pushed
+        if push is None:
             return  # a pull needs no agreement
         if not self._unreported and not self._awaits_orders:
             asyncio.get_running_loop().call_soon(self._send_guarded)
-        push = ReadyPush(worker, pending.incarnation, pending.sequence, pending.finite)
-        self._unreported.append(push)
+        ready = ReadyPush(worker.index, worker.incarnation, push.sequence, push.finite)
+        self._unreported.append(ready)
 
     def _send_reports(self) -> None:
         """Report in one message what has arrived since the leader answered the last report.
@@ -217,9 +210,10 @@ class Follower:
                 await asyncio.sleep(self._heartbeat_s)
 
 
-def _own_orders(worker: int, pending: Pending) -> list[Numbered]:
-    """Return the orders, without a number, that apply a request's gradient and answer it."""
-    release = Order("release", (worker,), "", pending.incarnation, pending.sequence)
-    if isinstance(pending, PendingPush) and pending.finite:
-        return [(0, Order("apply", (worker,))), (0, release)]
-    return [(0, release)]
+def _own_orders(worker: Worker) -> list[Numbered]:
+    """Return the orders, without a number, that apply a worker's gradient and answer it."""
+    who, life, push = (worker.index,), worker.incarnation, worker.pushed
+    if push is None:
+        return [(0, Order("admit", who, incarnation=life))]
+    release = Order("release", who, incarnation=life, sequence=push.sequence)
+    return [(0, Order("apply", who)), (0, release)] if push.finite else [(0, release)]

@@ -13,7 +13,7 @@ from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import FencedError
 from zmqtrain.server.executor import Applied, NotWritten, Report, UpdateRefused, Written
-from zmqtrain.server.state import Pending, PendingPull, ShardState
+from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
 
 
@@ -35,18 +35,13 @@ class LeaderHost:
         self._fingerprint = fingerprint
         self._carry_out = carry_out
 
-    def arrived(self, worker: int, pending: Pending) -> Sequence[Numbered]:
-        if isinstance(pending, PendingPull):
-            return self._leader.arrived(PullArrived(worker))
-        self._leader.loss = pending.loss
+    def arrived(self, worker: Worker) -> Sequence[Numbered]:
+        push = worker.pushed
+        if push is None:
+            return self._leader.arrived(PullArrived(worker.index))
         return self._leader.arrived(
             PushArrived(
-                worker,
-                pending.sequence,
-                pending.batch,
-                pending.examples,
-                pending.finite,
-                pending.loss,
+                worker.index, push.sequence, push.batch, push.examples, push.finite, push.loss
             )
         )
 
@@ -58,7 +53,7 @@ class LeaderHost:
 
     def reported(self, report: Report) -> None:
         match report:
-            case Applied(version=version, contributions=pushes, at=at):
+            case Applied(version=version, pushes=pushes, at=at):
                 self._leader.applied(version, [push.version for push in pushes], at)
             case UpdateRefused(error):
                 self._leader.fail(error.exit_code, str(error))
@@ -77,5 +72,5 @@ class LeaderHost:
 
     def recover(self) -> None:
         self._leader.recover(self._state.generation)
-        for worker, pending in tuple(self._state.pending.items()):
-            self._carry_out(self.arrived(worker, pending))
+        for worker, _ in self._state.pending():
+            self._carry_out(self.arrived(worker))

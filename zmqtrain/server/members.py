@@ -15,10 +15,17 @@ from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.job import DATA, fingerprint_difference
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.receiver import WINDOW_NBYTES
-from zmqtrain.server.recovery import packed_peer
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
-from zmqtrain.wire.messages import Alive, Done, Heartbeat, Join, Leave, Shutdown, Welcome
+from zmqtrain.wire.messages import (
+    Done,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+    Leave,
+    Shutdown,
+    Welcome,
+)
 
 MAX_WAITS = 16  # of one task, shown in the status
 
@@ -83,7 +90,9 @@ class Members:
         peer = self._peers.member(request)
         peer.waits = beat.waits[:MAX_WAITS]
         peer.finished, peer.saved_step = beat.finished, beat.saved_step
-        request.reply(Alive(peer.received, peer.answered))
+        worker = self._state.workers.get(peer.index) if peer.is_worker else None
+        pushes = (worker.received, worker.answered) if worker is not None else ()
+        request.reply(HeartbeatReply(*pushes))
         if self._shutdown is not None and peer.is_worker:
             request.send(self._shutdown)  # it was lost, or the worker has joined since
 
@@ -134,18 +143,16 @@ class Members:
         if before is not None:
             self._gone(before)
         if peer.is_worker:
-            self._state.marks.join(peer.index, peer.incarnation, packed_peer(peer))
+            self._state.join(peer)
         self.on_life(peer)
 
     def _gone(self, peer: Peer) -> None:
         """Drop the pending request and the waits of a task that is gone."""
         if peer.is_worker:
-            pending = self._state.pending.pop(peer.index, None)
-            self._state.marks.leave(peer.index)
-            if pending is not None and pending.request is not None:
-                pending.request.refuse(
-                    FencedError(f"{peer} was silent for too long and is no longer a member")
-                )
+            worker = self._state.leave(peer.index)
+            if worker is not None:
+                text = f"{peer} was silent for too long and is no longer a member"
+                worker.refuse(FencedError(text))
         self.on_end(peer)
         self._note_if_empty()
         self._count()

@@ -91,8 +91,8 @@ class ParameterAccess:
         self._metrics.role_state.set("training")
         survives = self._decider.begin() and state.shard.segment.path is not None
         words[GENERATION] = state.generation if survives else 0
-        for worker, pending in list(state.pending.items()):
-            self._executor.carry_out(self._decider.arrived(worker, pending))
+        for worker, _ in state.pending():
+            self._executor.carry_out(self._decider.arrived(worker))
         request.reply(Parameters(state.version))
 
     def _fill(self, checkpoint_path: str | None) -> None:
@@ -115,10 +115,7 @@ class ParameterAccess:
         state = self._state
         if not state.initialised:
             return
-        for worker, pending in state.pending.items():
-            if pending.request is not None:
-                text = f"a new generation begins: worker {worker} joins again"
-                pending.request.refuse(FencedError(text))
-        state.pending.clear()
-        state.marks.clear()
+        for worker, _ in state.pending():
+            worker.refuse(FencedError(f"a new generation begins: {worker} joins again"))
+        state.forget_workers()
         self._peers.forget_workers()

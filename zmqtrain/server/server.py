@@ -190,11 +190,10 @@ class ParameterServer(JobActor):
         """Make the parts and the table of message handlers."""
         self.state = state
         segment, metrics, job = state.shard.segment, self.metrics, self.job
-        died = partial(has_dropped_its_lock, segment)
+        died = partial(has_dropped_its_lock, state)
         peers = self.peers = PeerTable(self.timing.lease_s, self.shards, died)
         executor = self._executor = Executor(
             state,
-            peers,
             metrics,
             report=lambda report: self._decider.reported(report),
             spawn=self.spawn,
@@ -291,7 +290,6 @@ class ParameterServer(JobActor):
         link = self.link(Task(Role.PS, 0), self.ps_endpoints[0])
         follower = self._decider = Follower(
             self.state,
-            self.peers,
             executor,
             link,
             policy=self.job.policy,

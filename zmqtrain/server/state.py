@@ -1,4 +1,4 @@
-"""What a ps holds: a shard, the generation it is of, and the requests that wait for answers."""
+"""What a ps holds: a shard, the generation it is of, and what it knows of its workers."""
 
 from __future__ import annotations
 
@@ -9,69 +9,113 @@ from typing import Literal, TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Task
-from zmqtrain.store.marks import Marks, Result
+from zmqtrain.coordination.membership import Peer
+from zmqtrain.coordination.state import pack
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
-from zmqtrain.wire.messages import Push
+from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
+
+Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
+"""What became of a push."""
 
 
 @dataclass(slots=True)
-class PendingPull:
-    """A worker's pull that has not been answered."""
+class Pending:
+    """A worker's pull or push that has not been answered."""
 
-    incarnation: int
+    message: Pull | Push
     request: Request | None  # None: it was received by a process that was killed
-    sequence: int = 0  # among the requests of this life
-    result: Literal["joined"] = "joined"
+    result: Result | None = None  # of a push; None: nothing is decided yet
     reason: str = ""
     # Looked up in the module at each call, as everywhere: a simulated clock may be there.
     arrived_at: float = field(default_factory=lambda: time.monotonic())
 
+    def is_answered_by(self, order: Order) -> bool:
+        """Say whether this order, of the worker's life, is about this request."""
+        if isinstance(self.message, Push):
+            return order.kind == "release" and order.sequence == self.message.sequence
+        return order.kind == "admit"
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it can be answered: a pull always can."""
+        return self.result is not None or isinstance(self.message, Pull)
+
+    def reply(self, order: Order, version: int) -> PullReply | PushReply:
+        """Return what this order, which answers it, has a worker told."""
+        if isinstance(self.message, Pull) or self.result is None:
+            return PullReply(version, order.batches, order.stop)
+        held_s = time.monotonic() - self.arrived_at
+        return PushReply(
+            self.message.sequence,
+            self.result,
+            version,
+            order.batches,
+            order.stop,
+            self.reason,
+            held_s,
+        )
+
 
 @dataclass(slots=True)
-class PendingPush:
-    """A worker's push that has not been answered."""
+class Worker:
+    """A live worker, as one shard knows it: at most one of its requests has no answer yet."""
 
+    index: int
     incarnation: int
-    request: Request | None  # None: it was received by a process that was killed
-    sequence: int
-    version: int  # that the gradient was computed on
-    batch: int
-    examples: int
-    loss: float
-    finite: bool
-    result: Result = ""  # "": nothing is decided yet
-    reason: str = ""
-    arrived_at: float = field(default_factory=lambda: time.monotonic())
+    identity: tuple[str, str, str, str]  # nonce, process, metrics, process identity
+    lane: str = "tcp"
+    buffer: int = -1  # index of where its gradients go in the segment
+    pending: Pending | None = None
+    reply: PullReply | PushReply | None = None  # the last one
+    early: Order | None = None  # the last one to answer a request that had not come yet
+    chunks: set[int] = field(default_factory=set)  # of its next push, that have come
+    unacknowledged_nbytes: int = 0  # of them
 
-    @classmethod
-    def of(cls, request: Request, push: Push) -> PendingPush:
-        """Return what a push that has just arrived waits for."""
-        pending = cls(
-            request.sender.incarnation,
-            request,
-            push.sequence,
-            push.version,
-            push.batch,
-            push.examples,
-            push.loss,
-            push.finite,
-        )
-        if not push.finite:
-            pending.result = "refused"
-            pending.reason = "the loss or the gradient is NaN or infinite"
-        return pending
+    def __str__(self) -> str:
+        return f"worker {self.index}"
 
+    @property
+    def has_pulled(self) -> bool:
+        return self.pending is not None or self.reply is not None
 
-Pending: TypeAlias = PendingPull | PendingPush
+    @property
+    def pushed(self) -> Push | None:
+        """The push that has not been answered, if it is one that has not."""
+        message = self.pending.message if self.pending is not None else None
+        return message if isinstance(message, Push) else None
+
+    @property
+    def received(self) -> int:
+        """Sequence of the last push, 0 if there was none."""
+        push = self.pushed
+        return push.sequence if push is not None else self.answered
+
+    @property
+    def answered(self) -> int:
+        """Sequence of the last push that was answered, 0 if none was."""
+        return self.reply.sequence if isinstance(self.reply, PushReply) else 0
+
+    def refuse(self, error: ZmqTrainError) -> None:
+        """Refuse its pending request, if the sender is still there."""
+        if self.pending is not None and self.pending.request is not None:
+            self.pending.request.refuse(error)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its pending request was answered by an order before it came."""
+        pending, early = self.pending, self.early
+        return pending is not None and early is not None and pending.is_answered_by(early)
 
 
 class ShardState:
-    """One shard and what is known of its workers' requests. No event loop, no sockets.
+    """One shard and what is known of its workers. No event loop, no sockets.
 
     ``generation`` is written where one begins (parameters.py) and where one is found again
-    (recovery.py). ``pending``, by worker: the receiver enters a request, the executor takes it out
-    with its answer; a worker that leaves, or a new generation, takes it out without one.
+    (recovery.py). ``workers``: those that live, by index. A worker's ``pending`` is entered by the
+    receiver, and taken out by the executor with its answer.
     """
 
     def __init__(self, task: Task, shard: Shard, marks: Marks) -> None:
@@ -80,8 +124,8 @@ class ShardState:
         self.marks = marks
         self.generation = 0  # 0: none has begun
         self.restored_from: Path | None = None  # the checkpoint that this generation began from
-        self.pending: dict[int, Pending] = {}
-        self.duplicates = 0  # requests that had been seen before
+        self.workers: dict[int, Worker] = {}
+        self.duplicates = 0  # pushes that had been seen before
 
     @property
     def initialised(self) -> bool:
@@ -101,11 +145,52 @@ class ShardState:
     def orders(self, number: int) -> None:
         self.shard.segment.words[ORDERS] = number
 
-    def decided(self, worker: int, result: Result, reason: str = "") -> PendingPush | None:
-        """Note the result of the push that a worker waits for; return it if still pending."""
-        pending = self.pending.get(worker)
-        if not isinstance(pending, PendingPush):
+    def pending(self) -> list[tuple[Worker, Pending]]:
+        """Return the workers that have not been answered, and what they asked."""
+        workers = self.workers.values()
+        return [(each, each.pending) for each in workers if each.pending is not None]
+
+    def join(self, peer: Peer) -> None:
+        """A new life of a worker begins. What the one before has staged stays."""
+        identity = (peer.nonce, peer.process, peer.metrics, peer.process_identity)
+        worker = self.workers[peer.index] = Worker(peer.index, peer.incarnation, identity)
+        self.keep(worker)
+
+    def leave(self, index: int) -> Worker | None:
+        """Forget a worker, and return it; what it has staged stays."""
+        worker = self.workers.pop(index, None)
+        self._write(index, [self._staged(index)])
+        return worker
+
+    def forget_workers(self) -> None:
+        """Forget all workers, and all that they have staged."""
+        self.workers.clear()
+        self.marks.clear()
+
+    def keep(self, worker: Worker) -> None:
+        """Keep what is known of a worker for the next life of this ps."""
+        staged, pending = self._staged(worker.index), worker.pending
+        known: list[object] = [
+            *(staged, worker.incarnation, worker.identity, worker.lane, worker.buffer),
+            *(worker.reply, worker.early),
+        ]
+        if pending is not None:
+            known += [pending.message, pending.result, pending.reason]
+        if not self._write(worker.index, known):
+            self._write(worker.index, [staged])  # too much to be kept: it will join again
+
+    def decided(self, index: int, result: Result, reason: str = "") -> Push | None:
+        """Note what became of the push that a worker waits for; return it if still pending."""
+        worker = self.workers.get(index)
+        if worker is None or worker.pending is None or worker.pushed is None:
             return None
-        pending.result, pending.reason = result, reason
-        self.marks.note_result(worker, pending.sequence, result)
-        return pending
+        worker.pending.result, worker.pending.reason = result, reason
+        self.keep(worker)
+        return worker.pushed
+
+    def _staged(self, index: int) -> list[int]:
+        """Return buffer, worker and sequence of what a worker has staged, nothing if it has not."""
+        return [*(self.shard.staged(index) or ())]
+
+    def _write(self, index: int, known: list[object]) -> bool:
+        return not self.shard.safe or self.marks.write(index, pack(known))

@@ -5,7 +5,7 @@ for gradients are locked one by one:
 
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
-    marks         each worker's last request and answer: see marks.py
+    marks         each worker's last request and answer: see marks.py and server/state.py
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
                   slot: see optim/redo.py
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -63,7 +63,7 @@ COUNT_LIMIT = 1 << 62
 MAX_WORKERS = 1024
 """Workers whose marks a segment has room for."""
 
-MARK_NBYTES = 1024
+MARK_NBYTES = 2048
 CHANGE_NBYTES = 64 << 10
 JOURNAL_NBYTES = 4 << 20
 """Of each of its two halves; what is never written takes no memory."""

@@ -101,6 +101,10 @@ class Shard:
         """Make gradient ``number`` of the segment the worker's contribution."""
         self._staged[worker] = Contribution(number, worker, sequence)
 
+    def staged(self, worker: int) -> Contribution | None:
+        """Return the worker's contribution, None if it has none."""
+        return self._staged.get(worker)
+
     def is_staged(self, number: int) -> bool:
         """Say whether gradient ``number`` may still be needed."""
         return any(number == staged.buffer for staged in self._staged.values())

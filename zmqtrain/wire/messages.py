@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -103,7 +103,7 @@ class Initialize:
 
 @dataclass(slots=True)
 class Pull:
-    """A worker asks for its first release: one with sequence 0, sent once it may start.
+    """A worker asks for parameters, once in each life; answered once it may begin.
 
     ``lanes``: its lane to each ps, for the status.
     """
@@ -112,12 +112,26 @@ class Pull:
 
 
 @dataclass(slots=True)
+class PullReply:
+    """The worker may begin, with this shard's parameters at ``version``.
+
+    They are in the segment, in the tensor, or were sent before in chunks, as for a push.
+    ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
+    needs no gradients.
+    """
+
+    version: int
+    batches: tuple[int, ...] = ()
+    stop: bool = False
+
+
+@dataclass(slots=True)
 class Push:
     """One gradient of this shard's part, and what it was computed from.
 
     The gradient is in the segment if the worker has mapped it; else it is the message's tensors
     (float32, flat), or was sent before it in chunks if it is larger than one. ``sequence`` counts
-    this incarnation's pushes from 1. ``version`` is the shard's version that the gradient was
+    this incarnation's pushes, from 1 on. ``version`` is the shard's version that the gradient was
     computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent.
     """
 
@@ -142,25 +156,22 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Taken:
+class ChunksReceived:
     """Acknowledges so many bytes of chunks; the sender may send as many more."""
 
     nbytes: int
 
 
 @dataclass(slots=True)
-class Release:
-    """The worker may go on with this shard's parameters at ``version``.
+class PushReply:
+    """The worker may go on, with this shard's parameters at ``version``, as in a PullReply.
 
-    They are in the segment, in the tensor, or were sent before in chunks, as for a push.
-
-    ``result`` is what became of push ``sequence``, "joined" for sequence 0. ``batches`` are the
-    numbers of further batches leased to the worker (leader only). ``stop``: the job needs no
-    more gradients. ``held_s``: seconds from the push's arrival to the release.
+    ``result`` is what became of push ``sequence``, ``reason`` why it was not used. ``batches`` are
+    further ones. ``held_s``: seconds from the push's arrival to its answer.
     """
 
     sequence: int
-    result: Literal["joined", "applied", "accumulated", "dropped", "refused"]
+    result: Literal["applied", "accumulated", "dropped", "refused"]
     version: int
     batches: tuple[int, ...] = ()
     stop: bool = False
@@ -208,12 +219,14 @@ class Heartbeat:
 
 
 @dataclass(slots=True)
-class Alive:
-    """Answer to a heartbeat: the sequence of the last push received from this incarnation, and of
-    the last one answered; 0 is its pull, -1 nothing yet."""
+class HeartbeatReply:
+    """The sequence of the last push received from this incarnation, and of the last one answered.
 
-    received: int = -1
-    answered: int = -1
+    0: none.
+    """
+
+    received: int = 0
+    answered: int = 0
 
 
 @dataclass(slots=True)
@@ -252,11 +265,14 @@ class Order:
     """One decision of the leader, which every shard carries out in the same order.
 
     ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
-    reason of a drop, the spec of a switch, the directory of a snapshot. ``incarnation`` and
-    ``sequence``: the push that a release answers.
+    reason of a drop, the spec of a switch, the directory of a snapshot. An admission answers the
+    pull of a worker's life ``incarnation``, a release its push ``sequence``.
     """
 
-    kind: Literal["apply", "accumulate", "reduce", "drop", "release", "switch", "snapshot", "leave"]
+    kind: Literal[
+        "apply", "accumulate", "reduce", "drop",
+        "admit", "release", "switch", "snapshot", "leave",
+    ]  # fmt: skip
     workers: tuple[int, ...] = ()
     text: str = ""
     incarnation: int = 0
@@ -456,7 +472,8 @@ class Status:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
-    | Chunk | Taken | Release | Read | Parameters | Heartbeat | Alive | Arrived | ShardReport
-    | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
-    | ShardFailed | Saved | Close | Extend | Shutdown | GetStatus | Status
+    | PullReply | PushReply | Chunk | ChunksReceived | Read | Parameters | Heartbeat
+    | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
+    | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | Shutdown
+    | GetStatus | Status
 )  # fmt: skip
