@@ -221,6 +221,14 @@ class CallbackList:
                     f"are {', '.join(measured)}{did_you_mean(name, measured)}"
                 )
 
+    def that_set_the_rate(self) -> list[str]:
+        """Return the names of those callbacks that say that they set the learning rate."""
+        return [
+            type(callback).__name__
+            for callback in self._callbacks
+            if getattr(callback, "sets_learning_rate", False)
+        ]
+
     def state(self) -> list[Any]:
         """Return what each callback wants to keep across a resume; None where it has no state."""
         states = []

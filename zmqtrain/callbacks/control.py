@@ -141,6 +141,8 @@ class ModelCheckpoint(_Monitor):
 class LearningRateScheduler(Callback):
     """Sets the learning rate at the beginning of each epoch: ``schedule(epoch, rate)``."""
 
+    sets_learning_rate = True
+
     def __init__(self, schedule: Callable[..., float]) -> None:
         super().__init__()
         self.schedule = schedule
@@ -158,6 +160,8 @@ class LearningRateScheduler(Callback):
 class ReduceLROnPlateau(_Monitor):
     """Multiplies the learning rate by ``factor`` when a measure has not become better for
     ``patience`` epochs, but not below ``min_lr``; then waits ``cooldown`` epochs."""
+
+    sets_learning_rate = True
 
     def __init__(
         self,

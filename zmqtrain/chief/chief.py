@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 class Chief(JobActor):
     """Begins, watches and ends one job."""
 
+    can_set_rate = False
+
     def __init__(
         self,
         config: TaskConfig,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from zmqtrain.callbacks.base import CallbackList, Logs, ModelView, Weights
 from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import rate_at
 from zmqtrain.store.durable import replace_file, writing
@@ -27,7 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """The task that calls the callbacks: what it can do with the job while nobody computes."""
+    """The task that calls the callbacks: what it can do with the job while nobody computes.
+
+    ``can_set_rate``: whether :meth:`set_learning_rate` works.
+    """
+
+    can_set_rate: bool
 
     async def read_parameters(self, average: bool = False) -> Weights:
         """Return the current variables, or their moving averages."""
@@ -92,6 +98,11 @@ class Epochs:
         """
         done = at.uncounted // self.batches
         if not self._has_begun:
+            if not self._host.can_set_rate and (callbacks := self._callbacks.that_set_the_rate()):
+                raise ConfigError(
+                    f"{' and '.join(callbacks)} set the learning rate, which only a job of one "
+                    "worker without ps can do; give the optimizer a schedule of zmqtrain.optim"
+                )
             names = await asyncio.to_thread(self._evaluator.names)
             self._callbacks.check_names(["loss", *(f"val_{name}" for name in names)])
             await self._read_records()

@@ -6,6 +6,16 @@ import logging
 import time
 from collections import Counter
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.messages import Status
 
@@ -36,6 +46,34 @@ class ProgressLog:
             return
         self._tasks = tasks
         log.info("%s", line(status))
+
+
+class ProgressDisplay:
+    """Shows the status as a bar on a terminal or in a notebook, else in the log."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        self._log = ProgressLog()
+        self._bar: Progress | None = None
+        if (console.is_terminal and not console.is_dumb_terminal) or console.is_jupyter:
+            text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("", total=None)
+
+    def __call__(self, status: Status) -> None:
+        if self._bar is None:
+            self._log(status)
+            return
+        self._bar.start()
+        text = f"{status.steps_per_second:.0f} steps/s  loss {shown_loss(status)}"
+        total, done = status.steps or None, status.step
+        self._bar.update(self._task, description=text, total=total, completed=done)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def line(status: Status) -> str:

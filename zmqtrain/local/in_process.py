@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
-from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
@@ -53,8 +53,9 @@ def run(
     Ctrl-C ends the run early, with a checkpoint if the job has a logdir; the summary's ``ended``
     and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
 
-    ``on_progress`` is called a few times a second with the job's status. Without it, a line every
-    two seconds goes to the log at level INFO (``logging.basicConfig(level="INFO")`` shows it).
+    ``on_progress`` is called a few times a second with the job's status. Without it a terminal or a
+    notebook shows a bar; elsewhere a line goes to the log now and then, at level INFO
+    (``logging.basicConfig(level="INFO")`` shows it).
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.
@@ -62,7 +63,11 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
             instance by too many non-finite gradients, returns its summary with an exit code.
     """
-    return train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress).summary
+    outcome = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
+    summary = outcome.summary
+    if summary.exit_code:
+        log.warning("the job ended with exit code %d: %s", summary.exit_code, summary.ended)
+    return summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,17 @@ def train_here(
         if type(count) is not int or count < 1:
             raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
     stop = Stop()
-    show = on_progress or ProgressLog()
-    if workers == 1 and ps is None:
-        training = run_alone(job, show, stop)
-    else:
-        training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
-    if not _has_running_loop():
-        return asyncio.run(training)
-    # In a notebook a loop is running already, and Ctrl-C reaches only this thread.
+    with contextlib.closing(ProgressDisplay()) as display:
+        show = on_progress or display
+        if workers == 1 and ps is None:
+            training = run_alone(job, show, stop)
+        else:
+            training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
+        return asyncio.run(training) if not _has_running_loop() else _in_a_thread(training, stop)
+
+
+def _in_a_thread(training: Coroutine[Any, Any, Outcome], stop: Stop) -> Outcome:
+    """Run it while this thread's loop stands still: in a notebook Ctrl-C reaches only this one."""
     with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
         future = thread.submit(asyncio.run, training)
         while True:

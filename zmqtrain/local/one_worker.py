@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 class LocalRun:
     """Begins, watches and ends one job in this process."""
 
+    can_set_rate = True
+
     def __init__(
         self, job: Job, evaluation: Dataset | None, on_progress: Callable[[Status], None]
     ) -> None:

@@ -1,0 +1,43 @@
+"""How a run in a script or a notebook shows its progress."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from zmqtrain.chief.progress import ProgressDisplay
+from zmqtrain.wire.messages import Status
+
+STATUS = Status(
+    event=0, initialised=True, policy="hogwild", switching="", step=5, steps=20, stop="",
+    failure="", failure_code=0, all_delivered=True, save_wanted=False, seconds=1.0,
+    steps_per_second=50.0, loss=0.25, examples=500,
+    pushes={"applied": 5, "dropped": 0, "refused": 0, "duplicate": 0},
+    staleness={"mean": 0.0, "p99": 0.0, "max": 0.0}, tasks=(), waits=(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [20, 0])
+def test_terminal_shows_a_bar_that_is_gone_at_the_end(steps: int) -> None:
+    console = Console(force_terminal=True, width=120)
+    with console.capture() as capture:
+        display = ProgressDisplay(console)
+        display(replace(STATUS, steps=steps))
+        display.close()
+    shown = capture.get()
+    assert "50 steps/s  loss 0.2500" in shown
+    assert "20" in shown if steps else "5/?" in shown
+    assert shown.endswith("\x1b[2K")
+
+
+def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    console = Console(force_terminal=False)
+    with caplog.at_level(logging.INFO), console.capture() as capture:
+        display = ProgressDisplay(console)
+        display(STATUS)
+        display.close()
+    assert capture.get() == ""
+    assert len(caplog.records) == 1
