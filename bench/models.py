@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,17 +53,16 @@ class _Watch:
 
     def __init__(self, steps: int) -> None:
         self._warm = WARM_UP * steps
-        self._first: tuple[float, int] | None = None
+        self._first: tuple[float, int] | None = None  # seconds of the last push, steps
         self.steps_per_second = 0.0
         self.rss_mb = 0.0
 
     def __call__(self, status: Status) -> None:
-        now = time.perf_counter()
-        if self._first is None:
-            if status.step >= self._warm:
-                self._first = now, status.step
-        elif not status.stop or not self.rss_mb:
-            self.steps_per_second = (status.step - self._first[1]) / (now - self._first[0])
+        if self._first is None and status.step >= self._warm:
+            self._first = status.seconds, status.step
+        elif self._first is not None and status.seconds > self._first[0]:
+            seconds = status.seconds - self._first[0]
+            self.steps_per_second = (status.step - self._first[1]) / seconds
         if status.stop:
             self.rss_mb = rss_mb(pid_of(status, "worker 0"))
 
