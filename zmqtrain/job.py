@@ -548,7 +548,8 @@ def load_job(reference: str) -> Job:
 
 
 def run_as_script(reference: str) -> None:
-    """Run what :func:`load_job` has loaded once more, as Python's main module."""
+    """Run what :func:`load_job` has loaded once more, as Python's main module without arguments."""
+    sys.argv[1:] = []
     source = reference if reference.endswith(".py") else reference.partition(":")[0]
     if source.endswith(".py"):
         runpy.run_path(source, run_name="__main__")

@@ -94,7 +94,12 @@ def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 0.0) -> None:
 
 
 def test_gradient_is_the_slope_of_the_loss() -> None:
-    step = Step()
+    step = Step(lambda: net(nn.ReLU()))
+    doubles = {name: value.astype(np.float64) for name, value in step.parameters.items()}
+    out = {name: np.empty_like(value) for name, value in doubles.items()}
+    precise = step.model.loss_and_gradients(doubles, BATCH, out)
+    assert precise == pytest.approx(step(), rel=1e-6)
+    assert precise != float(np.float32(precise))
     assert list(mistakes_of_a_step(step.model, step.parameters, BATCH)) == []
 
 

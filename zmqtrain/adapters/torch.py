@@ -95,6 +95,7 @@ class TorchModel:
         self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
         self._buffers: list[_Buffer] = []
         self._is_last_part = True
+        self._is_double = False
         self._thread = 0  # whose number of threads is set
         self._unused: set[str] = set()  # that have been reported
 
@@ -159,7 +160,7 @@ class TorchModel:
         torch._foreach_zero_([view for _, _, view in self._trained])
         if not self._module.training:
             self._module.train()
-        return tuple(map(_tensor, batch))
+        return self._as_tensors(batch)
 
     def finish(self, loss: Any) -> float:
         """End a step after ``backward()``: gradients and buffers are complete; return the loss.
@@ -218,7 +219,13 @@ class TorchModel:
         self._bind(parameters, None)
         if self._module.training:
             self._module.eval()
-        return tuple(map(_tensor, batch))
+        return self._as_tensors(batch)
+
+    def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
+        tensors = map(_tensor, batch)
+        if not self._is_double:
+            return tuple(tensors)
+        return tuple(t.double() if t.is_floating_point() else t for t in tensors)
 
     def _autocasting(self, batch: tuple[Any, ...]) -> Any:
         kind = batch[0].device.type
@@ -259,7 +266,9 @@ class TorchModel:
 
     def _bind_module(self, module: Any, parameters: Parameters, out: Gradients | None) -> None:
         self._initial_seed = None
-        module.to(_tensor(next(iter(parameters.values()))).device)
+        first = _tensor(next(iter(parameters.values())))
+        self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
+        module.to(first.device)
         self._trained, self._buffers = [], []
         for name, parameter in module.named_parameters():
             parameter.grad = None  # so the first step shows what autograd makes of it
