@@ -136,6 +136,10 @@ class _Learned:
         version = self._cluster.server(shard).state.version
         if version != self._step:
             yield f"ps {shard} ends at version {version}, not {self._step}"
+        steps = int(self._values[f"steps{shard}"])
+        in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")
+        if steps > version or (in_step and steps != version):
+            yield f"the state of ps {shard} has seen {steps} steps at version {version}"
         tally = self._values[f"tally{shard}"]
         present = {int(example) for example in np.flatnonzero(tally)}
         if present != examples:

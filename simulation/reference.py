@@ -19,16 +19,23 @@ def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
     """
     train, _ = job.load_data()
     plan = BatchPlan(len(train), job.batch_size, job.seed)
-    values = job.initial_parameters()
+    values = job.initial_values()
     (layout,) = place(job.variables(), 1)
     flat = layout.flat_of(values)
-    update = job.update().bind(flat, new_slots(job.update(), flat))
+    trained = flat[: layout.trained]
+    update = job.update().bind(trained, new_slots(job.update(), trained))
     out = {name: np.empty_like(value) for name, value in values.items()}
     for step in range(job.steps):
         parts = []
         for batch in range(step * gradients, (step + 1) * gradients):
             job.model.loss_and_gradients(values, train.take(plan.indices(batch)), out)
             parts.append(layout.flat_of(out))
-        update.apply_mean(tuple(parts), gradients, step)
+        update.apply_mean([part[: layout.trained] for part in parts], gradients, step)
+        state, first = slice(layout.trained, layout.averaged), slice(layout.averaged, None)
+        flat[state] = parts[0][state]
+        for part in parts[1:]:
+            flat[state] += part[state]
+        flat[state] *= np.float32(1 / gradients)
+        flat[first] = parts[0][first]
         layout.scatter(flat, values)
     return values

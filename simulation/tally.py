@@ -1,7 +1,8 @@
 """A job whose parameters tell what was learned: a tally of every example on every shard.
 
 An example that is one of k gradients of an update adds 1/k to its element of a shard's tally.
-Beside it lies a part that depends on every update before, to the last bit.
+Beside it lies a part that depends on every update before, to the last bit; and state, a mean and
+the number of steps that it has seen.
 """
 
 from __future__ import annotations
@@ -37,12 +38,19 @@ class Tally:
         trails = {f"trail{i}": np.ones(TRAIL, np.float32) for i in range(self.shards)}
         return {**tallies, **trails}
 
+    def state(self, seed: int) -> dict[str, Any]:
+        means = {f"mean{i}": np.zeros(TRAIL, np.float32) for i in range(self.shards)}
+        steps = {f"steps{i}": np.zeros((), np.int64) for i in range(self.shards)}
+        return {**means, **steps}
+
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         example = int(batch[0][0])
         for name, gradient in out.items():
             if name.startswith("tally"):
                 gradient[...] = 0
                 gradient[example] = -1
+            elif name.startswith("steps"):
+                gradient[...] = parameters[name] + 1
             else:
                 np.multiply(parameters[name], np.float32(0.3), out=gradient)
                 gradient += _NOISE[example]
