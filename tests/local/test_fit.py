@@ -389,3 +389,24 @@ def test_cluster_stops_when_a_callback_says_so() -> None:
     history = fit(trainer, epochs=50, callbacks=[EarlyStopping(patience=2, min_delta=1e9)])
     assert len(history.epoch) == 3
     assert trainer.summary is not None and trainer.summary.exit_code == 0
+
+
+class Stateful(LinearRegression):
+    """It counts its batches, in a variable that is not trained."""
+
+    __slots__ = ()
+
+    def state(self, seed: int) -> dict[str, Any]:
+        return {"batches": np.zeros((), np.int64)}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        out["batches"][...] = parameters["batches"] + 1
+        return super().loss_and_gradients(parameters, batch, out)
+
+
+def test_state_that_is_not_trained_belongs_to_the_weights() -> None:
+    trainer = Trainer(Stateful(2), SGD(0.05))
+    assert trainer.weights["batches"] == 0
+    for batches in (8, 16):
+        fit(trainer, epochs=2)
+        assert trainer.weights["batches"] == batches

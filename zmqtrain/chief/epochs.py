@@ -162,6 +162,8 @@ class Epochs:
         Raises:
             ConfigError: a callback raises.
         """
+        if not self._has_begun:
+            return
         await self._show(step)
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
         await self._do_what_was_asked()

@@ -156,8 +156,7 @@ class Trainer:
                 "all tasks share, or evaluate and predict where the chief is"
             )
         if self._weights is None:
-            seed = self._options.get("seed", 0)
-            return self.model.parameters(seed)
+            return _initial(self.model, self._options.get("seed", 0))
         return dict(self._weights)
 
     def evaluate(
@@ -195,6 +194,12 @@ class Trainer:
         view = ModelView(self.model)
         view.show(self.weights if callbacks else {})
         return CallbackList(callbacks, view, {})
+
+
+def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
+    """Return the values of all variables with which a model begins."""
+    kinds = [getattr(model, name, None) for name in ("parameters", "state", "frozen")]
+    return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
 
 
 def _nothing(status: Status) -> None:
