@@ -106,8 +106,11 @@ def _can_fork() -> bool:
 
 def _run(link: socket.socket) -> int:
     """Wait for role and flags, and be that task; return its exit code."""
-    message, (output,), _, _ = socket.recv_fds(link, MAX_FLAGS_NBYTES, 1)
+    message, descriptors, _, _ = socket.recv_fds(link, MAX_FLAGS_NBYTES, 1)
     link.close()
+    if not descriptors:  # it is not needed
+        return 0
+    (output,) = descriptors
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, place)
