@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from click.testing import CliRunner
 
 from tests.rights import no_root
 from zmqtrain.cli.clean import clean_command
+from zmqtrain.config.run_file import NOTE_S, note_end
 from zmqtrain.errors import ConfigError
 
 
@@ -24,3 +29,17 @@ def test_place_that_cannot_be_looked_into_is_refused(name: str, tmp_path: Path) 
         f"--segment-dir (or ZMQTRAIN_SEGMENT_DIR) is '{place}'; expected a directory that this "
         "user can read, "
     )
+
+
+def test_old_notes_of_ends_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for ps in ("127.0.0.1:1",), ("127.0.0.1:2",):
+        note_end(ps, 0)
+    old, _ = notes = sorted(tmp_path.glob("*/*.ended"))
+    long_ago = time.time() - 2 * NOTE_S
+    os.utime(old, (long_ago, long_ago))
+    for flags, left in (["--dry-run"], notes), ([], notes[1:]):
+        arguments = ["--json", "--segment-dir", str(tmp_path), *flags]
+        result = CliRunner().invoke(clean_command, arguments, catch_exceptions=False)
+        assert [each["path"] for each in json.loads(result.stdout)["found"]] == [str(old)]
+        assert sorted(tmp_path.glob("*/*.ended")) == left

@@ -7,7 +7,6 @@ import pytest
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import (
     Event,
-    Extended,
     GivenUp,
     Joined,
     Left,
@@ -16,7 +15,7 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import Close, Order, ReadyPush, SwitchPolicy
+from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, SwitchPolicy
 
 Play = Callable[[Coordinator, str], None]
 
@@ -52,7 +51,7 @@ def _answer(coordinator: Coordinator, event: str) -> str:
         case ["leave", worker]:
             orders = coordinator.handle(Left(int(worker)))
         case ["extend", limit]:
-            orders = coordinator.handle(Extended(int(limit)))
+            orders = coordinator.handle(Extend(int(limit)))
         case ["pull", worker]:
             orders = coordinator.handle(PullArrived(int(worker)))
         case ["push", worker, sequence, batch, *where]:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Extended, Joined, Left, PullArrived, PushArrived
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Order
+from zmqtrain.wire.messages import Extend, Order
 
 Play = Callable[[Coordinator, str], None]
 ENDLESS = 1 << 40
@@ -178,7 +178,7 @@ def test_every_pass_counts_its_batches_once_whoever_dies(
     limit = 0
     for size in sizes:
         limit += size
-        cluster.carry_out(cluster.run.handle(Extended(limit)))
+        cluster.carry_out(cluster.run.handle(Extend(limit)))
         while not cluster.run.is_pass_over:
             assert cluster.computing, "nobody computes, and the pass is not over"
             choice, dies = choices.pop() if choices else (0, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqtrain.cli.chaos import chaos_json, chaos_view
@@ -28,6 +29,7 @@ TASKS = {"ps": 2, "worker": 4, "chief": 1}
 INTERVALS = st.dictionaries(st.sampled_from(sorted(TASKS)), st.floats(1, 50))
 
 
+@settings(deadline=None)
 @given(st.integers(), st.floats(1, 500), INTERVALS, INTERVALS)
 def test_schedule_is_repeated_by_its_seed_and_keeps_its_bounds(
     seed: int, seconds: float, kill: dict[str, float], pause: dict[str, float]
@@ -136,6 +138,20 @@ def test_task_that_cannot_be_reached_is_left_out(
     assert report.skipped == [reason]
     assert report.done == []
     assert reason in text_of(chaos_view(report))
+
+
+@pytest.mark.parametrize("role", ["chief", "ps"])
+def test_process_with_which_others_would_end_is_not_killed(
+    job: Job, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process started the worker's, as `zmqtrain run` does, and is two tasks itself."""
+    monkeypatch.setattr(os, "kill", pytest.fail)
+    here = f"{job.host}:{os.getpid()}"
+    status = job.status()
+    tasks = (task("ps", here), task("chief", here), status.tasks[-1])
+    monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
+    report = Chaos(job, lambda line: None).run(1, [replace(KILL, role=role)], 0.1)
+    assert (len(report.skipped), report.done) == (1, [])
 
 
 def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
 from zmqtrain.config.options import names_of, option_of
+from zmqtrain.config.run_file import old_notes
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.local.run_directories import remove_run, run_directories
@@ -24,9 +25,9 @@ from zmqtrain.store.segment_files import default_directory, remove_dead, segment
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A segment or a run directory on this host."""
+    """A segment, a run directory or a note of a job's end on this host."""
 
-    what: str  # "segment", or "run" for the directory of a zmqtrain run
+    what: str  # "segment", "run" for the directory of a zmqtrain run, or "note"
     path: Path
     nbytes: int
     age_s: float
@@ -69,7 +70,7 @@ def clean_command(*, segment_dir: str | None, dry_run: bool, as_json: bool) -> N
 
 
 def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[Found]:
-    """Yield every segment and run directory; remove those that nobody uses."""
+    """Yield every segment, run directory and old note of an end; remove what nobody uses."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
         age_s = _age_s(segment.modified_at)
@@ -79,6 +80,12 @@ def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[
         removed = not (dry_run or run.in_use) and remove_run(run.path)
         age_s = _age_s(run.modified_at)
         yield Found("run", run.path, run.nbytes, age_s, run.in_use, False, removed)
+    for note in old_notes():
+        known = note.stat()
+        if not dry_run:
+            note.unlink(missing_ok=True)
+        age_s = _age_s(known.st_mtime)
+        yield Found("note", note, known.st_size, age_s, False, False, not dry_run)
 
 
 def clean_view(found: Sequence[Found]) -> RenderableType:

@@ -20,6 +20,9 @@ import psutil
 from zmqtrain.config.cluster import Role, connect_endpoint
 from zmqtrain.errors import ConfigError
 
+NOTE_S = 3600.0
+"""A worker that is started again so long after the end of its job waits in vain."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
@@ -88,6 +91,12 @@ def end_since(ps: tuple[str, ...], since: float) -> int | None:
         return int(note["exit_code"]) if note["at"] > since else None
     except (OSError, ValueError, LookupError, TypeError, ConfigError):
         return None
+
+
+def old_notes() -> list[Path]:
+    """Return the notes of ends that no worker will read any more: those older than an hour."""
+    limit = time.time() - NOTE_S
+    return [path for path in _directory().glob("*.ended") if path.stat().st_mtime < limit]
 
 
 def _end_file(ps: tuple[str, ...]) -> Path:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
-from zmqtrain.coordination.events import Extended
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
@@ -230,7 +229,7 @@ class AdminApi:
         self._leader.peers.member(request)
         if self._leader.coordinator is None:
             raise RefusedError("there is nothing to go on with: the job is not initialised")
-        self._leader.event(Extended(extend.limit))
+        self._leader.event(extend)
         request.reply(Done())
 
     def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:

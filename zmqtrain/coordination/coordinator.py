@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias, get_args
 
 from zmqtrain.coordination.events import (
     Event,
-    Extended,
     GivenUp,
     Joined,
     Left,
@@ -32,7 +31,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
-from zmqtrain.wire.messages import Close, Order, ReadyPush, Save, SwitchPolicy
+from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, Save, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has
@@ -122,7 +121,7 @@ class Coordinator:
                 self.closing = True
                 if at_once:
                     return self._orders([], at_once=True)
-            case Extended(limit):
+            case Extend(limit):
                 self._extend(limit)
             case GivenUp():
                 self.steps = self.version

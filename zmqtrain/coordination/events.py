@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqtrain.wire.messages import Close, ReadyPush, Save, SwitchPolicy
+from zmqtrain.wire.messages import Close, Extend, ReadyPush, Save, SwitchPolicy
 
 
 @dataclass(slots=True)
@@ -59,18 +59,11 @@ class PushesReported:
 
 
 @dataclass(slots=True)
-class Extended:
-    """Batches up to ``limit`` may be leased: the next pass over the data begins."""
-
-    limit: int
-
-
-@dataclass(slots=True)
 class GivenUp:
     """The run cannot go on: nothing more counts."""
 
 
 Event: TypeAlias = (
     PushArrived | PushesReported | PullArrived | Joined | Left
-    | SwitchPolicy | Save | Close | Extended | GivenUp
+    | SwitchPolicy | Save | Close | Extend | GivenUp
 )  # fmt: skip

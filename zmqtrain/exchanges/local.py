@@ -15,7 +15,6 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import divergence
 from zmqtrain.coordination.events import (
     Event,
-    Extended,
     GivenUp,
     Joined,
     PullArrived,
@@ -28,7 +27,7 @@ from zmqtrain.job import Job
 from zmqtrain.policies import make_policy
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
-from zmqtrain.wire.messages import Close, Order
+from zmqtrain.wire.messages import Close, Extend, Order
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class LocalExchange:
 
     def extend(self, limit: int) -> None:
         """Let the worker go on with batches up to this number."""
-        self._handle(Extended(limit))
+        self._handle(Extend(limit))
 
     def _take_release(self) -> Order | None:
         release, self._release = self._release, None

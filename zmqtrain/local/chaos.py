@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import psutil
+
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.wire.messages import Status, TaskStatus
 
@@ -194,6 +196,9 @@ class Chaos:
             report.skipped.append(f"{act.kind} {act.task}: it runs on {host}")
             return
         pid = int(number)
+        if act.kind == "kill" and _runs_others(task, status):
+            report.skipped.append(f"{act.kind} {act.task}: other tasks would end with its process")
+            return
         try:
             os.kill(pid, signal.SIGKILL if act.kind == "kill" else signal.SIGSTOP)
         except (ProcessLookupError, PermissionError) as error:
@@ -218,6 +223,19 @@ class Chaos:
             task = tasks.get(done.act.task)
             if done.back_s is None and task is not None and _is_back(done, task):
                 done.back_s = time.monotonic() - done.at
+
+
+def _runs_others(task: TaskStatus, status: Status) -> bool:
+    """Say whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself."""
+    host, _, pid = task.process.rpartition(":")
+    for other in status.tasks:
+        where, _, number = other.process.rpartition(":")
+        if other.task == task.task or where != host:
+            continue
+        with contextlib.suppress(psutil.Error):
+            if number == pid or psutil.Process(int(number)).ppid() == int(pid):
+                return True
+    return False
 
 
 def _is_back(done: Done, task: TaskStatus) -> bool:

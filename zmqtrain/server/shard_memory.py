@@ -108,10 +108,9 @@ def log_memory(shard: Shard, address: str, workers: int) -> None:
     """Log what the shard will need at most."""
     layout, segment = shard.layout, shard.segment
     log.info(
-        "listening at %s: %d slices, %.1f MB of parameters; with %d workers its memory is at "
+        "listening at %s: %.1f MB of parameters; with %d workers its memory is at "
         "most %.1f MB%s and %.1f MB for messages",
         address,
-        len(layout.slices),
         layout.nbytes / 1e6,
         workers,
         segment.layout.nbytes(workers) / 1e6,
