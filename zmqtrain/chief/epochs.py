@@ -128,7 +128,8 @@ class Epochs:
         """
         done = at.uncounted // self.batches
         if self._epoch is not None and done > self._epoch:
-            await self._end_epoch(at)
+            epoch, self._epoch = self._epoch, None
+            await self._end_epoch(epoch, at)
         if self.model.stop_training:
             self.ended = f"stopped by a callback after epoch {done} of {self._job.epochs}"
         elif done >= self._job.epochs:
@@ -168,9 +169,7 @@ class Epochs:
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
         await self._do_what_was_asked()
 
-    async def _end_epoch(self, at: Progress) -> None:
-        assert self._epoch is not None
-        epoch, self._epoch = self._epoch, None
+    async def _end_epoch(self, epoch: int, at: Progress) -> None:
         logs: Logs = {"loss": at.loss}
         await self._show(at.step)
         await self._call("on_test_begin", {})
