@@ -44,7 +44,7 @@ MakeJob = Callable[..., Job]
 Table = Callable[..., Any]
 
 PUSH = Push(1, 0, 0, 20, 0.5)
-GRADIENT = np.zeros(2, np.float32)
+GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bias
 SAME_JOB = "both tasks must run the same job with the same number of ps"
 
 
@@ -54,16 +54,16 @@ SAME_JOB = "both tasks must run the same job with the same number of ps"
         (
             PUSH,
             [np.zeros(3, np.float32)],
-            f"got a tensor of <f4 [3], expected <f4 [2]: {SAME_JOB}",
+            f"got a tensor of <f4 [3], expected <f4 [17]: {SAME_JOB}",
         ),
         (
             PUSH,
-            [np.zeros((1, 2), np.float32)],
-            f"got a tensor of <f4 [1, 2], expected <f4 [2]: {SAME_JOB}",
+            [np.zeros((1, 17), np.float32)],
+            f"got a tensor of <f4 [1, 17], expected <f4 [17]: {SAME_JOB}",
         ),
-        (PUSH, [np.zeros(2)], f"got a tensor of <f8 [2], expected <f4 [2]: {SAME_JOB}"),
+        (PUSH, [np.zeros(17)], f"got a tensor of <f8 [17], expected <f4 [17]: {SAME_JOB}"),
         (PUSH, [], "a push of 0 tensors after 0 chunks, expected some after 0"),
-        (PUSH, [GRADIENT] * 2, "got 2 tensors, expected one of 2 elements"),
+        (PUSH, [GRADIENT] * 2, "got 2 tensors, expected one of 17 elements"),
         (
             replace(PUSH, finite=False),
             [GRADIENT],
