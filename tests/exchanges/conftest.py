@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal, TypeAlias
 
-import numpy as np
 import pytest
 
 from zmqtrain import Job
@@ -31,10 +30,8 @@ OpenExchange: TypeAlias = Callable[[Job], AbstractAsyncContextManager[Exchange]]
 @asynccontextmanager
 async def local(job: Job) -> AsyncIterator[Exchange]:
     (layout,) = job.layouts(1)
-    flat = np.empty(layout.size, np.float32)
-    layout.gather(job.initial_values(), flat)
     shard = Shard(layout, job.update())
-    shard.initialize(flat)
+    shard.initialize(layout.flat_of(job.initial_values()))
     exchange = LocalExchange(job, shard, Ledger(), lambda: asyncio.sleep(0))
     yield exchange
     exchange.leave("the test is over")
