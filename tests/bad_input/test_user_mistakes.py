@@ -70,8 +70,8 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
         (
             other_shape,
             (
-                r"the gradient of 'weights' from Spoilt\(\) has shape \(3, 3\); expected "
-                r"\(1, 1\); write it into the given buffer, with out= or \[...\]"
+                r"the gradient of 'weights' from Spoilt\(\) is a ndarray of shape \(3, 3\); "
+                r"expected \(1, 1\); write it into the given buffer, with out= or \[...\]"
             ),
         ),
         (does_not_fit, rf"{CALL} failed: {PLACE}: ValueError: could not broadcast .*\. {SHAPES}"),
@@ -84,7 +84,7 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
         ),
         (
             removes,
-            r"the gradient of 'bias' from Spoilt\(\) has shape None; expected \(1,\); .*",
+            r"the gradient of 'bias' from Spoilt\(\) is a NoneType; expected \(1,\); .*",
         ),
         (
             returns_nothing,

@@ -35,7 +35,7 @@ def test_terminal_shows_a_bar_that_is_gone_at_the_end(steps: int) -> None:
 
 def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None:
     console = Console(force_terminal=False)
-    with caplog.at_level(logging.INFO), console.capture() as capture:
+    with caplog.at_level(logging.INFO, ProgressDisplay.__module__), console.capture() as capture:
         display = ProgressDisplay(console)
         display(STATUS)
         display.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from simulation.network import Connection, Frames, Network
@@ -76,13 +79,18 @@ def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
     nbytes_per_s = 4 * CHUNK_SIZE / (timing.lease_s / 2)
 
     def slow(
-        network: Network, connection: Connection, frames: Frames, up: bool, earliest: float
+        network: Network,
+        connection: Connection,
+        frames: Frames,
+        up: bool,
+        earliest: float,
+        faults: Sequence[Any] = (),
     ) -> None:
         nbytes = sum(map(len, frames))
         if nbytes > 4 * CHUNK_SIZE:  # what is small beside a chunk takes no time
             begins = max(earliest, network._loop.time(), connection.last_at[up])
             earliest = begins + nbytes / nbytes_per_s
-        carry_once(network, connection, frames, up, earliest)
+        carry_once(network, connection, frames, up, earliest, faults)
 
     monkeypatch.setattr(Network, "_carry_once", slow)
     tale = tale_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, timing=timing))

@@ -22,7 +22,7 @@ class Replicas:
     """Workers that push the test's gradients through a policy into a shard."""
 
     def __init__(self, spec: str, workers: int) -> None:
-        (layout,) = place([Variable("var0", (1,)), Variable("var1", (1,))], 1)
+        (layout,) = place([Variable("vars", (2,))], 1)
         self.shard = Shard(layout, Update(SGD(2.0)))
         self.shard.initialize(np.array([0, 1], np.float32))
         self.policy = make_policy(spec)

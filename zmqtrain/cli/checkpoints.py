@@ -41,9 +41,10 @@ class Found:
 @click.argument("logdir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
-    """Show the checkpoints in LOGDIR, newest first, and the variables of the newest complete one.
+    """Show the checkpoints in LOGDIR, and their variables.
 
-    Every file is read and compared with its checksum.
+    Newest first; the variables are those of the newest complete one. Every file is
+    read and compared with its checksum.
 
     \b
     Examples:
@@ -74,7 +75,9 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     help="ends with .safetensors or .npz",
 )
 def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -> None:
-    """Write all variables of a checkpoint in LOGDIR into one file, by name.
+    """Write the weights of a checkpoint in LOGDIR into a file.
+
+    It holds all variables by name.
 
     \b
     Examples:
