@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Joined
+from zmqtrain.coordination.events import Event, GivenUp, Joined
+from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Close
 
 Play = Callable[[Coordinator, str], None]
 
@@ -121,3 +125,21 @@ def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
         """,
     )
     assert run.version == run.steps == 1
+
+
+@pytest.mark.parametrize(
+    "event", [Close(exit_code=143, reason="a signal"), GivenUp(143, "a signal")]
+)
+def test_end_is_remembered_with_its_first_reason(event: Event) -> None:
+    coordinator = unpack(pack(Coordinator(make_policy("hogwild"), shards=1, steps=9, workers=0)))
+    for each in (event, Close(exit_code=1, reason="another")):
+        coordinator.handle(each)
+    coordinator = unpack(pack(coordinator))
+    assert coordinator.finished
+    assert (coordinator.exit_code, coordinator.reason) == (143, "a signal")
+
+
+def test_complete_job_that_is_ended_has_its_own_end() -> None:
+    coordinator = Coordinator(make_policy("hogwild"), shards=1, steps=9, version=9, workers=0)
+    coordinator.handle(Close(exit_code=143, reason="a signal"))
+    assert (coordinator.exit_code, coordinator.reason) == (0, "")

@@ -239,7 +239,7 @@ class Chief(JobActor):
             self._on_progress(status)
             if status.stop_wanted:
                 self.stop(ExitCode.INTERRUPTED)
-            if status.failure or self.stopping.is_set():
+            if status.failure or status.stop_code or self.stopping.is_set():
                 return status
             if self._epochs is not None and not await self._follow_epochs(
                 self._epochs, status, begins
@@ -349,13 +349,13 @@ class Chief(JobActor):
             FencedError: some ps was restarted; all of this must be done once more.
         """
         if not status.stop and not status.failure:
-            await self._close()
+            await self._close(*self._verdict(status))
         if not status.failure:
             await self._wait_for_shards()
         if self._epochs is not None:
             await self._end_epochs(self._epochs, status.step)
         is_over = self._epochs is not None and self._epochs.ended
-        is_complete = bool(status.stop or status.failure or is_over)
+        is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)
         conclusion = await conclude(
             *self._verdict(status),
             lambda: self._save(status.step),
@@ -376,16 +376,18 @@ class Chief(JobActor):
         await self._broadcast_shutdown(conclusion.exit_code, conclusion.ended)
         return conclusion.exit_code
 
-    async def _close(self) -> None:
+    async def _close(self, exit_code: int, reason: str) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.
 
         After a time limit the job goes on without slow workers: their last gradients are lost.
         """
-        for close, share in ((Close(), 3 / 8), (Close(at_once=True), 1 / 8)):
+        for at_once, share in ((False, 3 / 8), (True, 1 / 8)):
             limit_s = share * self.timing.grace_s
             try:
                 await self.leader.request(
-                    close, reason="workers finish their steps", timeout_s=limit_s
+                    Close(at_once, int(exit_code), reason),
+                    reason="workers finish their steps",
+                    timeout_s=limit_s,
                 )
                 return
             except PeerLostError:
@@ -401,6 +403,8 @@ class Chief(JobActor):
     def _verdict(self, status: Status) -> tuple[int, str]:
         if status.failure:
             return status.failure_code, status.failure
+        if status.stop_code:  # a chief before this one was ending the job
+            return status.stop_code, status.stop
         if self._epochs_failure is not None:
             return self._epochs_failure.exit_code, str(self._epochs_failure)
         if self._epochs is not None and self._epochs.ended:

@@ -77,6 +77,8 @@ class Coordinator:
     undecided: set[int] = field(default_factory=set)  # the policy keeps their pushes for later
     next_policy: Policy | None = None
     closing: bool = False  # the run ends once no worker computes
+    exit_code: int = 0  # of a run that was ended early
+    reason: str = ""  # why it was
     applied: int = 0  # gradients that counted, accumulated ones included
     dropped: int = 0
     refused: int = 0  # pushes with non-finite gradients
@@ -117,15 +119,22 @@ class Coordinator:
                 return [Order("snapshot", text=directory)]
             case SwitchPolicy(spec):
                 self.next_policy = self.make_policy(spec)
-            case Close(at_once):
+            case Close(at_once, exit_code, reason):
                 self.closing = True
+                self._note_end(exit_code, reason)
                 if at_once:
                     return self._orders([], at_once=True)
             case Extend(limit):
                 self._extend(limit)
-            case GivenUp():
+            case GivenUp(exit_code, reason):
+                self._note_end(exit_code, reason)
                 self.steps = self.version
         return self._orders([])
+
+    def _note_end(self, exit_code: int, reason: str) -> None:
+        """Note how the job ends, unless it has an end already."""
+        if not self.finished and not self.reason:
+            self.exit_code, self.reason = exit_code, reason
 
     def held(self) -> Iterable[Held]:
         """Yield the workers that wait, and for which workers.

@@ -60,7 +60,10 @@ class PushesReported:
 
 @dataclass(slots=True)
 class GivenUp:
-    """The run cannot go on: nothing more counts."""
+    """The run cannot go on, for this reason: nothing more counts."""
+
+    exit_code: int = 0
+    reason: str = ""
 
 
 Event: TypeAlias = (

@@ -201,7 +201,7 @@ class Leader:
             return
         log.error("%s", text)
         self.failure, self.failure_code = text, code
-        self.event(GivenUp())
+        self.event(GivenUp(int(code), text))
         self.on_change()
 
     # What happens

@@ -34,7 +34,7 @@ def status_of(
 ) -> Status:
     """Return the job's status as of now."""
     coordinator = leader.coordinator
-    finished = coordinator is not None and coordinator.finished
+    stop, stop_code = _end(leader)
     following = coordinator.next_policy if coordinator is not None else None
     return Status(
         event=event,
@@ -43,7 +43,8 @@ def status_of(
         switching=following.spec if following is not None else "",
         step=leader.step,
         steps=leader.job.steps if leader.job.steps < ENDLESS else 0,
-        stop=completion(leader.step, leader.job.steps) if finished else "",
+        stop=stop,
+        stop_code=stop_code,
         failure=leader.failure,
         failure_code=leader.failure_code,
         all_delivered=leader.all_delivered,
@@ -61,6 +62,16 @@ def status_of(
         limit=coordinator.ledger.limit if coordinator is not None else None,
         pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
     )
+
+
+def _end(leader: Leader) -> tuple[str, int]:
+    """Return why the job needs no more gradients, and its exit code; ("", 0) while it does."""
+    coordinator, steps = leader.coordinator, leader.job.steps
+    if coordinator is None or not coordinator.finished:
+        return "", 0
+    if coordinator.reason and leader.step < steps:
+        return coordinator.reason, coordinator.exit_code
+    return completion(leader.step, steps), 0
 
 
 def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -378,9 +378,12 @@ class Close:
     """Chief to leader: workers finish their current gradients, then stop; answered when they have.
 
     ``at_once``: end with the gradients that are there; those still computed do not count.
+    ``exit_code``, ``reason``: how the job ends, also if another chief has to end it.
     """
 
     at_once: bool = False
+    exit_code: int = 0
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -465,6 +468,7 @@ class Status:
     tasks: tuple[TaskStatus, ...]
     waits: tuple[Wait, ...]
     stop_wanted: bool = False  # an early end was asked for
+    stop_code: int = 0  # the exit code for ``stop``
     uncounted: int = 0  # the first batch that is not counted
     limit: int | None = None  # batches from this number on wait for the chief
     pass_loss: float = math.nan  # mean over the examples counted in this pass
