@@ -227,7 +227,10 @@ class Job(BaseModel):
             return read(value)
         if not isinstance(value, Mapping | None):
             raise ValueError("expected a dict of arrays, or a .safetensors or .npz file")
-        return {name: np.asarray(array) for name, array in (value or {}).items()}
+        try:
+            return {name: np.asarray(array) for name, array in (value or {}).items()}
+        except (TypeError, RuntimeError) as error:  # a tensor of a GPU, or one with a gradient
+            raise ValueError(f"expected NumPy arrays: {error}") from None
 
     @field_validator("overlap")
     @classmethod
@@ -383,7 +386,9 @@ class Job(BaseModel):
                     f"{name!r} in {method}() of {self.model!r} is a {kind}; expected a NumPy array "
                     f"of one of these dtypes: {', '.join(DTYPES)}"
                 )
-        return {name: np.array(value, value.dtype.name) for name, value in arrays.items()}
+        return {
+            name: np.array(value, value.dtype.name, order="C") for name, value in arrays.items()
+        }
 
     def _named_arrays(self, method: str, expected: str) -> dict[str, Any]:
         """Return what a method of the model returns, with the values of ``initial``."""
@@ -394,7 +399,11 @@ class Job(BaseModel):
                 f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "
                 f"and {expected}"
             )
-        given = {name: self.initial[name] for name in values if name in self.initial}
+        given = {
+            name: self.initial[name]
+            for name, value in values.items()
+            if name in self.initial and isinstance(value, np.ndarray | np.generic)
+        }
         differ = [
             f"{name} {list(value.shape)} instead of {list(np.shape(values[name]))}"
             for name, value in given.items()

@@ -47,6 +47,26 @@ def test_weights_are_whole_and_in_their_own_dtypes(trained: Any) -> None:
     assert zmqtrain.load(logdir, step=3)["count"] == 2**40 + 3
 
 
+def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: Path) -> None:
+    turned = np.arange(6.0).reshape(2, 3).T
+
+    class Turned(Normalised):
+        def frozen(self, seed: int) -> dict[str, Any]:
+            return super().frozen(seed) | {"turned": turned}
+
+    zmqtrain.run(make_job(Turned(), logdir=str(tmp_path)))
+    np.testing.assert_array_equal(zmqtrain.load(tmp_path)["turned"], turned)
+
+
+def test_initial_values_beside_what_is_no_array_leave_the_error_to_the_model() -> None:
+    class Listed(Normalised):
+        def state(self, seed: int) -> dict[str, Any]:
+            return {"mean": [0.0, 0.0, 0.0]}
+
+    with pytest.raises(ConfigError, match="'mean' in state"):
+        zmqtrain.run(make_job(Listed(), initial={"mean": np.ones(3)}, initial_strict=False))
+
+
 def test_average_leaves_state_as_it_is(trained: Any) -> None:
     logdir, _ = trained
     plain, average = zmqtrain.load(logdir), zmqtrain.load(logdir, average=True)

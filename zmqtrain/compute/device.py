@@ -68,7 +68,7 @@ class Gpu:
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
         for flat in flats:
             pin(self._cupy, flat)
-        return [self._cupy.empty(flat.shape, np.float32) for flat in flats]
+        return [self._cupy.zeros(flat.shape, np.float32) for flat in flats]
 
     def load(self, flats: Sequence[Flat], twins: Sequence[Any]) -> None:
         self._copies.wait_event(self._compute().record())  # the model may still read the twins

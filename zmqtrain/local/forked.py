@@ -49,7 +49,7 @@ class ForkedProcess:
 
     def begin(self, role: Role, flags: Sequence[str], output: int) -> None:
         """Let it be this task, with ``output`` (a descriptor) as its stdout and stderr."""
-        with contextlib.suppress(OSError):  # it was killed: whoever waits for it learns that
+        with contextlib.suppress(ConnectionError):  # it was killed, as `wait` tells
             socket.send_fds(self._link, [json.dumps([role, *flags]).encode()], [output])
         self._link.close()
 

@@ -60,7 +60,8 @@ class Model(Protocol):
     ``out``, and writes new ones into ``out``, if they have changed. An update makes of float16 and
     float32 state the mean over its gradients, of other dtypes the value of its first gradient.
     Under ``sync-replicas`` that is the mean over the workers of a step; under asynchronous policies
-    an update has one gradient, so the last one says the value.
+    an update has one gradient, so the last one says the value. Float16 and float32 state must be
+    finite, as gradients must.
 
     ``frozen(seed)``: variables that nobody changes. They are in ``parameters`` alone, and in no
     message.

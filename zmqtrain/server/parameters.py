@@ -74,9 +74,9 @@ class ParameterAccess:
         except ConfigError as error:
             request.refuse(error)
             return
-        self._end_generation()
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, there is nothing to go on from
+        self._end_generation()
         try:
             self._fill(message.checkpoint)
         except ZmqTrainError as error:

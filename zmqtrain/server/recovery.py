@@ -37,7 +37,7 @@ def recover(state: ShardState, peers: PeerTable) -> None:
             worker = state.workers[index] = _worker(index, known, change)
             name = (Role.WORKER.value, index)
             peer = Peer(name, worker.incarnation, *worker.identity, None, time.monotonic())
-            peer.pushes = worker.received
+            peer.pushes, peer.lanes = worker.received, worker.lane
             peers.restore(peer)
     log.warning(
         "this ps was killed at version %d of generation %d: everything is there, %d workers, "

@@ -121,7 +121,10 @@ def write_frozen(directory: Path, values: Mapping[str, NDArray[Any]], number: in
     Raises:
         CheckpointError: the file cannot be written.
     """
-    tensors = {tensor_name(PARAMETERS, name, 0): value for name, value in values.items()}
+    tensors = {  # safetensors writes the memory as it lies
+        tensor_name(PARAMETERS, name, 0): np.asarray(value, order="C")
+        for name, value in values.items()
+    }
     return seal_shard(_write(directory / "frozen.safetensors", tensors), number, version=0)
 
 
