@@ -143,7 +143,8 @@ class Chief(JobActor):
                 return await self._end(status)
             except FencedError as error:
                 log.warning("%s; joining again", error)
-                is_in = False
+                is_in = self._is_ending = False
+                self._chosen = {}
 
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
@@ -397,7 +398,7 @@ class Chief(JobActor):
         self._is_ending = True
         try:
             await epochs.end(step)
-        except ConfigError as error:
+        except (ConfigError, DataError, CheckpointError) as error:
             self._epochs_failure = self._epochs_failure or error
 
     def _verdict(self, status: Status) -> tuple[int, str]:

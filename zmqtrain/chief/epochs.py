@@ -161,7 +161,7 @@ class Epochs:
         """End the training; also one that was interrupted.
 
         Raises:
-            ConfigError: a callback raises.
+            ConfigError, DataError, CheckpointError: a callback raises.
         """
         if not self._has_begun:
             return
@@ -229,6 +229,7 @@ class Epochs:
         before, self._records = self._records, [r for r in self._records if r["epoch"] < done]
         if self._has_begun and self._records == before:
             return
+        self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
         rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history

@@ -67,6 +67,8 @@ class LocalRun:
         self._next_yield = self._next_look = 0.0
         self._epochs: Epochs | None = None
         self._rate: Replaceable | None = None  # the learning rate, if callbacks may set it
+        self._is_ending = False
+        self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         self.weights: dict[str, Any] = {}  # at the end
         metrics = Metrics(Role.CHIEF)
         self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
@@ -212,7 +214,10 @@ class LocalRun:
         return values | self._job.frozen()
 
     async def write_parameters(self, weights: Mapping[str, Any]) -> None:
-        """Go on with these variables."""
+        """Go on with these variables; at the end they are the result, and the shard stays."""
+        if self._is_ending:
+            self._chosen = dict(weights)
+            return
         self._layout.gather(weights, self._running.shard.parameters)
 
     async def set_learning_rate(self, rate: float) -> None:
@@ -269,19 +274,14 @@ class LocalRun:
             waits=(),
         )
 
-    def _reason_to_end(self, step: int) -> str:
-        """Say why the job needs no more gradients, "" while it does."""
-        if self._epochs is not None:
-            return self._epochs.ended
-        return completion(step, self._job.steps) if step >= self._job.steps else ""
-
     async def _end(self) -> Summary:
         """Call back, save, evaluate, and return the summary."""
         step = self._running.coordinator.version
+        self._is_ending = True
         if self._epochs is not None:
             try:
                 await self._epochs.end(step)
-            except ConfigError as error:
+            except (ConfigError, DataError, CheckpointError) as error:
                 self._running.fail(error.exit_code, str(error))
         status = self._status()
         code, ended = status.failure_code, status.failure
@@ -295,7 +295,8 @@ class LocalRun:
             lambda: self._saver.save(status.step, self._generation),
             partial(self._evaluator.evaluate, step) if is_complete else None,
         )
-        self.weights = await self.read_parameters()
+        is_chosen = status.stop and not status.failure  # an interrupted job goes on where it was
+        self.weights = (self._chosen if is_chosen else {}) or await self.read_parameters()
         self._on_progress(status)
         return Summary.of(
             status,
