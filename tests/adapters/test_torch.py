@@ -189,6 +189,14 @@ def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
     assert after == step.model.metrics(step.values, BATCH)
 
 
+def test_module_that_rests_in_steps_does_so_after_an_evaluation() -> None:
+    step = Step(lambda: net(nn.BatchNorm1d(4).eval()))
+    step.model.metrics(step.values, BATCH)
+    step()
+    assert step.out["2.num_batches_tracked"] == 0
+    assert [module.training for module in step.model.module] == [True, True, False, True]
+
+
 def test_dropout_depends_on_seed_and_batch_and_rests_in_evaluation() -> None:
     step = Step(partial(net, nn.Dropout(0.5)))
 

@@ -13,7 +13,7 @@ import pytest
 import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Arrays
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.local.own_loop import Session
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import Adam
@@ -103,12 +103,15 @@ def test_batch_that_is_not_stepped_once_is_refused(times: int) -> None:
     assert session.summary.global_step == min(times, 1)
 
 
-def test_run_that_fails_says_so_in_its_summary() -> None:
-    with zmqtrain.attach(job(max_nonfinite=1)) as session:
+def test_run_that_fails_raises_and_has_a_summary() -> None:
+    with (
+        pytest.raises(RunFailedError) as raised,
+        zmqtrain.attach(job(max_nonfinite=1)) as session,
+    ):
         for _ in session.batches():
             session.step(math.nan)
     assert session.summary is not None
-    assert session.summary.exit_code == 76
+    assert session.summary.exit_code == raised.value.exit_code == ExitCode.DIVERGED
 
 
 def test_error_of_the_data_reaches_the_loop() -> None:
@@ -122,3 +125,21 @@ def test_model_without_an_adapter_is_refused() -> None:
     model = LinearRegression(3)
     with pytest.raises(ConfigError, match="adapter"):
         zmqtrain.attach(Job(model=model, data=DATA, optimizer=Adam(0.1)))
+
+
+def test_batches_end_at_once_when_the_job_has_ended() -> None:
+    with zmqtrain.attach(job()) as session:
+        train(session)
+        assert list(session.batches()) == []
+
+
+def test_batch_that_a_broken_loop_has_left_is_an_error() -> None:
+    with zmqtrain.attach(job()) as session:
+        next(iter(session.batches()))
+        with pytest.raises(ConfigError, match="batch 0 was not stepped"):
+            next(iter(session.batches()))
+
+
+def test_session_that_has_not_begun_has_no_batches() -> None:
+    with pytest.raises(ConfigError, match="with zmqtrain"):
+        next(iter(zmqtrain.attach(job()).batches()))

@@ -90,6 +90,7 @@ class TorchModel:
     def _forget(self) -> None:
         self._module: Any = None
         self._initial_seed: int | None = None  # while the module has its initial values
+        self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._arrays: list[Any] = []  # that it is bound to
         self._out: Gradients | None = None
         self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
@@ -158,8 +159,9 @@ class TorchModel:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
         torch._foreach_zero_([view for _, _, view in self._trained])
-        if not self._module.training:
-            self._module.train()
+        for module, is_training in self._modes:
+            module.training = is_training
+        self._modes = []
         return self._as_tensors(batch)
 
     def finish(self, loss: Any) -> float:
@@ -217,7 +219,8 @@ class TorchModel:
 
     def _evaluate(self, parameters: Parameters, batch: Batch) -> tuple[Any, ...]:
         self._bind(parameters, None)
-        if self._module.training:
+        if not self._modes:
+            self._modes = [(module, module.training) for module in self._module.modules()]
             self._module.eval()
         return self._as_tensors(batch)
 

@@ -17,12 +17,15 @@ from typing import Any
 import uvloop
 
 from zmqtrain.chief.progress import ProgressLog
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job, refuse_while_loading
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import script, signals
 from zmqtrain.training.own_loop import LoopEndedError, Meeting
+
+_IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
+"""How a run ends whose loop is not at fault: orphaned if the loop ended before the job."""
 
 
 def attach(job: Job) -> Session:
@@ -78,21 +81,23 @@ class Session:
             self._raise()
 
     def batches(self) -> Iterator[Any]:
-        """Yield batches until the job needs no more gradients.
+        """Yield batches until the job needs no more gradients; then there are none.
 
         Raises:
-            ConfigError: the last batch was not stepped.
-            ZmqTrainError: the job cannot go on.
+            ConfigError: the last batch was not stepped, or this is outside of ``with``.
+            ZmqTrainError: the job cannot go on, or has failed.
             SystemExit: this task was stopped; the code says why.
         """
+        if self._thread.ident is None:
+            raise ConfigError(
+                "batches() was called before the session began; write "
+                "`with zmqtrain.attach(job) as session:`"
+            )
+        self._check_stepped()
         while (lease := self._meeting.next()) is not None:
             self._batch = lease.number
             yield self._meeting.begin(lease.parameters, lease.batch, lease.out)
-            if self._batch is not None:
-                raise ConfigError(
-                    f"batch {self._batch} was not stepped; expected session.step(loss) once for "
-                    "each batch"
-                )
+            self._check_stepped()
         self._thread.join()
         self._raise()
 
@@ -107,6 +112,13 @@ class Session:
         self._meeting.stepped(self._meeting.finish(loss))
         self._batch = None
         self.steps += 1
+
+    def _check_stepped(self) -> None:
+        if self._batch is not None:
+            raise ConfigError(
+                f"batch {self._batch} was not stepped; expected session.step(loss) once for each "
+                "batch"
+            )
 
     def _on_signal(self, number: int, _: object) -> None:
         """Stop the worker; the loop ends at its next batch."""
@@ -132,3 +144,5 @@ class Session:
             raise error
         if self._exit_code or error is not None:
             raise SystemExit(int(self._exit_code or ExitCode.ORPHANED))
+        if self.summary is not None and self.summary.exit_code not in _IN_ORDER:
+            raise RunFailedError(self.summary.ended, self.summary.exit_code)

@@ -45,6 +45,8 @@ class Meeting:
         self._model = model
         self._evaluated = copy.deepcopy(model)  # the loop may use the other one at the same time
         self._seed = 0, 0
+        self._out: Gradients = {}  # the trainer's, and as the loop gets it
+        self._plain: Gradients = {}
         self._leases: SimpleQueue[Lease | None] = SimpleQueue()
         self._losses: SimpleQueue[float | LoopEndedError] = SimpleQueue()
 
@@ -52,7 +54,7 @@ class Meeting:
         return repr(self._model)  # all tasks have the same fingerprint
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return getattr(self._evaluated if name == "predict" else self._model, name)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         measures: dict[str, float] = self._evaluated.metrics(parameters, batch)
@@ -64,7 +66,9 @@ class Meeting:
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         # A plain dict: the loop may call backward() several times, so gradients are complete only
         # at its step.
-        self._leases.put(Lease(parameters, batch, dict(out), *self._seed))
+        if out is not self._out:
+            self._out, self._plain = out, dict(out)
+        self._leases.put(Lease(parameters, batch, self._plain, *self._seed))
         loss = self._losses.get()
         if isinstance(loss, LoopEndedError):
             raise loss
@@ -73,7 +77,9 @@ class Meeting:
     def next(self) -> Lease | None:
         """Wait for the next batch of the trainer; None if there will be no more."""
         lease = self._leases.get()
-        if lease is not None and hasattr(self._model, "seed_batch"):
+        if lease is None:
+            self._leases.put(None)  # for whoever asks again
+        elif hasattr(self._model, "seed_batch"):
             self._model.seed_batch(lease.seed, lease.number)
         return lease
 
