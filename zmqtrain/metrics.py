@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.models.checks import check_sizes
+from zmqtrain.user_code import user_code
 
 Sums: TypeAlias = NDArray[np.float64]
 Measures: TypeAlias = dict[str, Any]
@@ -90,7 +91,9 @@ class TopK:
         own = scores[np.arange(len(classes)), classes][:, None]
         lower = np.arange(scores.shape[1]) < classes[:, None]
         before = ((scores > own) | ((scores == own) & lower)).sum(axis=1)
-        return np.array([np.count_nonzero(before < self.k), len(classes)], np.float64)
+        return np.array(
+            [np.count_nonzero((before < self.k) & np.isfinite(own[:, 0])), len(classes)], np.float64
+        )
 
     def result(self, sums: Sums) -> float:
         return _ratio(*sums)
@@ -270,10 +273,11 @@ class Totals:
         """Count one batch.
 
         Raises:
-            ConfigError: a metric has no use for such outputs.
+            ConfigError: a metric raises, or has no use for such outputs.
         """
         for metric in self._metrics:
-            sums = metric.update(outputs, batch)
+            with user_code("update()", metric):
+                sums = metric.update(outputs, batch)
             before = self._sums.get(metric.name)
             self._sums[metric.name] = sums if before is None else before + sums
 

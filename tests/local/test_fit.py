@@ -21,7 +21,7 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.data import ArrayDataset, BatchPlan, NoisyLine
 from zmqtrain.errors import ConfigError, DataError, RunFailedError
-from zmqtrain.metrics import Accuracy, MeanAbsoluteError
+from zmqtrain.metrics import Accuracy, MeanAbsoluteError, TopK
 from zmqtrain.models import LinearRegression, SoftmaxRegression
 from zmqtrain.optim import SGD, Exponential, Momentum
 
@@ -310,6 +310,18 @@ def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained
     labels = np.arange(23) % 3
     with pytest.raises(ConfigError, match="MeanAbsoluteError"):
         fit(trainer, (X, labels), validation_data=(X, labels))
+
+
+def test_metric_that_raises_is_a_mistake_of_the_user() -> None:
+    trainer = Trainer(MODEL, SGD(0.05), metrics=[TopK(1)])
+    with pytest.raises(ConfigError, match="TopK"):
+        trainer.evaluate((X, np.arange(23) % 2))
+
+
+def test_class_without_a_number_as_its_score_is_not_among_the_best() -> None:
+    metric = TopK(1)
+    batch = (X[:2], np.array([0, 0]))
+    assert metric.result(metric.update(np.array([[np.nan, 1.0], [2.0, 1.0]]), batch)) == 0.5
 
 
 def test_data_of_ours_brings_its_validation_data() -> None:
