@@ -37,13 +37,16 @@ def view(rate: float | None = 0.1) -> ModelView:
     return model
 
 
-def train(callback: Any, measures: Iterable[Any], model: ModelView | None = None) -> ModelView:
+def train(
+    callback: Any, measures: Iterable[Any], model: ModelView | None = None, state: Any = None
+) -> ModelView:
     """Call a callback's hooks, epoch by epoch, until it stops; the weight is the epoch's number.
 
     A number is the ``val_loss`` of an epoch, a dict all that was measured.
     """
     model = model or view()
     calls = CallbackList([callback], model, {"epochs": 9, "steps": 3, "examples": 30})
+    calls.restore([state])
     calls.call("on_train_begin", {})
     for epoch, measured in enumerate(measures):
         logs = measured if isinstance(measured, dict) else {"loss": 1.0, "val_loss": measured}
@@ -93,8 +96,16 @@ def test_measure_whose_name_says_so_should_be_large() -> None:
 def test_early_stopping_goes_on_counting_after_a_resume() -> None:
     before, after = EarlyStopping(patience=3), EarlyStopping(patience=3)
     train(before, [1, 2, 2])
-    after.restore(json.loads(json.dumps(before.state())))
-    assert train(after, [2]).stop_training
+    state = json.loads(json.dumps(before.state()))
+    assert train(after, [2], state=state).stop_training
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ReduceLROnPlateau])
+def test_callback_of_a_second_training_begins_anew(kind: Any) -> None:
+    callback = kind(patience=2)
+    train(callback, [1, 2, 2])
+    model = train(callback, [9, 8])
+    assert (callback.best, callback.wait, model.stop_training) == (8, 0, False)
 
 
 def test_best_weights_are_kept_in_a_file(tmp_path: Path) -> None:
@@ -107,6 +118,11 @@ def test_weights_of_each_epoch_are_kept_under_names_that_tell_them_apart(tmp_pat
     files = sorted(path.name for path in (tmp_path / "deep").iterdir())
     assert files == ["01-3.0.npz", "02-1.0.npz"]
     assert np.load(tmp_path / "deep/02-1.0.npz")["w"] == 1
+
+
+def test_digits_of_a_measure_are_no_ending(tmp_path: Path) -> None:
+    train(ModelCheckpoint(tmp_path / "best-{val_loss:.3f}"), [1])
+    assert [path.name for path in tmp_path.iterdir()] == ["best-1.000.safetensors"]
 
 
 @pytest.mark.parametrize("path", ["{accuracy}", "{", "weights.h5"])

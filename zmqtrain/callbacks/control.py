@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +30,7 @@ class _Monitor(Callback):
         larger = any(part in monitor for part in LARGER_IS_BETTER) if mode == "auto" else None
         self._sign = 1.0 if larger or mode == "max" else -1.0
         self._min_delta = abs(min_delta)
-        self.best = -self._sign * math.inf
+        self.best = self._worst = -self._sign * math.inf
 
     def value(self, logs: Logs | None) -> float:
         """Return the measure; NaN if this epoch does not have it."""
@@ -69,11 +69,19 @@ class EarlyStopping(_Monitor):
         self.patience = patience
         self.restore_best = restore_best
         self.start_from_epoch = start_from_epoch
-        self.best = self.best if baseline is None else baseline
-        self.wait = 0
+        self.baseline = self._worst if baseline is None else baseline
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best, self.wait = self.baseline, 0
         self.best_epoch: int | None = None
         self.stopped_epoch: int | None = None
         self._best_weights: Weights | None = None
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        if params:  # a training begins, not an evaluation
+            self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if epoch < self.start_from_epoch:
@@ -135,7 +143,9 @@ class ModelCheckpoint(_Monitor):
                 f"ModelCheckpoint: the path {self.path!r} cannot be filled in: {error!r}; it may "
                 f"name {', '.join(known)} in braces"
             ) from None
-        return path if Path(path).suffix else f"{path}.safetensors"
+        ending = Path(self.path).suffix
+        has_ending = ending and not ending.endswith("}")  # as of "{val_loss:.3f}"
+        return path if has_ending else f"{path}.safetensors"
 
 
 class LearningRateScheduler(Callback):
@@ -179,6 +189,11 @@ class ReduceLROnPlateau(_Monitor):
             raise ConfigError(f"ReduceLROnPlateau: factor is {factor}; expected above 0, below 1")
         self.factor, self.patience, self.cooldown, self.min_lr = factor, patience, cooldown, min_lr
         self.wait = self.cooling = 0
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        super().set_params(params)
+        if params:  # a training begins, not an evaluation
+            self.best, self.wait, self.cooling = self._worst, 0, 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         rate = self.model.optimizer.learning_rate
