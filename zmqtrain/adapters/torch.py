@@ -13,24 +13,21 @@ import operator
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.adapters.common import name_of, not_installed, weights_of
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters, written
-from zmqtrain.store.weights import load
 
 try:
     import torch
 except ImportError as missing:
-    raise ConfigError(
-        "PyTorch is not installed, and zmqtrain.adapters.torch needs it; install zmqtrain[torch]"
-    ) from missing
+    raise not_installed("PyTorch", "torch") from missing
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +100,7 @@ class TorchModel:
     def __repr__(self) -> str:
         options = [f", autocast={self._autocast}"] if self._autocast else []
         options += [f", micro_batches={self._micro_batches}"] if self._micro_batches > 1 else []
-        return f"TorchModel({_name(self.build)}{''.join(options)})"
+        return f"TorchModel({name_of(self.build)}{''.join(options)})"
 
     def __deepcopy__(self, memo: object) -> TorchModel:
         other = copy.copy(self)  # a module has one place in memory
@@ -351,7 +348,7 @@ def load_state_dict(
         ConfigError: names or shapes are not those of the module.
         CheckpointError: the logdir has no checkpoint.
     """
-    values = weights if isinstance(weights, Mapping) else load(weights, average=average)
+    values = weights_of(weights, average=average)
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
     first: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -362,12 +359,6 @@ def load_state_dict(
         module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ConfigError(f"the weights do not fit the module: {error}") from None
-
-
-def _name(build: Any) -> str:
-    while isinstance(build, partial):
-        build = build.func
-    return str(getattr(build, "__qualname__", type(build).__name__))
 
 
 def _buffers(module: Any) -> list[tuple[str, Any]]:

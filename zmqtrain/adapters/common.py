@@ -1,0 +1,37 @@
+"""What the adapters of all frameworks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from zmqtrain.errors import ConfigError
+from zmqtrain.store.weights import load
+
+
+def not_installed(framework: str, extra: str) -> ConfigError:
+    """Return the error of an adapter that is imported without its framework."""
+    return ConfigError(
+        f"{framework} is not installed, and zmqtrain.adapters.{extra} needs it; install "
+        f"zmqtrain[{extra}]"
+    )
+
+
+def name_of(function: Any) -> str:
+    """Return a name without an address, so that all tasks have the same fingerprint."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def weights_of(source: str | Path | Mapping[str, Any], *, average: bool) -> Mapping[str, Any]:
+    """Return arrays by name: those of a logdir, or the given ones.
+
+    ``average``: the moving averages of a logdir.
+
+    Raises:
+        CheckpointError: the logdir has no checkpoint, or no averages.
+    """
+    return source if isinstance(source, Mapping) else load(source, average=average)
