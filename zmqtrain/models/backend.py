@@ -13,15 +13,15 @@ import numpy as np
 from zmqtrain.models.base import Array
 
 
-def array_module(*arrays: Array) -> ModuleType:
-    """Return ``cupy`` if any of ``arrays`` is a CuPy array, else ``numpy``.
-
-    Never imports CuPy: if it is not imported, there are no CuPy arrays.
-    """
+def is_on_gpu(array: Array) -> bool:
+    """Return whether this is a CuPy array, without importing CuPy."""
     device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    if device_array is not None and any(isinstance(array, device_array) for array in arrays):
-        return sys.modules["cupy"]
-    return np
+    return device_array is not None and isinstance(array, device_array)
+
+
+def array_module(*arrays: Array) -> ModuleType:
+    """Return ``cupy`` if any of ``arrays`` is a CuPy array, else ``numpy``."""
+    return sys.modules["cupy"] if any(map(is_on_gpu, arrays)) else np
 
 
 def quiet() -> np.errstate:

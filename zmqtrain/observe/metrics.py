@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from math import inf, nan
-from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import prometheus_client
 from prometheus_client import (
@@ -167,14 +167,37 @@ class _Registry(CollectorRegistry):
             yield family
 
 
-class _Place(TypedDict):
-    """Where a metric is exposed: in the registry, or nowhere if the task's role does not have it.
+class _Maker:
+    """Declares metrics: in the registry, or nowhere if the task's role does not have them.
 
-    It exists in both cases, so that code shared by the roles can count without a check.
+    They exist in both cases, so that code shared by the roles can count without a check.
     """
 
-    namespace: str
-    registry: CollectorRegistry | None
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        self._place: dict[str, Any] = {"namespace": NAMESPACE, "registry": registry}
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, **self._place)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, **self._place)
+
+    def level(self, name: str, text: str, value: float = 0.0) -> Level:
+        return Level(self.gauge(name, text), value)
+
+    def unknown(self, name: str, text: str) -> Gauge:
+        """Declare a gauge whose value is not known yet."""
+        gauge = self.gauge(name, text)
+        gauge.set(nan)
+        return gauge
+
+    def histogram(
+        self, name: str, text: str, *labels: str, buckets: Sequence[float] = DURATION_S
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, **self._place)
+
+    def info(self, name: str, text: str) -> Info:
+        return Info(name, text, **self._place)
 
 
 class Metrics:
@@ -186,169 +209,106 @@ class Metrics:
     def __init__(self, role: str, index: int = 0) -> None:
         """Declare the metrics of task ``index`` of ``role``: "ps", "worker" or "chief"."""
         self.registry: CollectorRegistry = _Registry()
-
-        def place(is_exposed: bool = True) -> _Place:
-            return {"namespace": NAMESPACE, "registry": self.registry if is_exposed else None}
-
+        every, none = _Maker(self.registry), _Maker(None)
         is_ps, is_worker, is_chief = role == "ps", role == "worker", role == "chief"
-        self._declare_task(place(), role, index)
-        self._declare_messages(place())
-        self._declare_steps(place(is_worker))
-        self._declare_shard(place(is_ps))
-        self._declare_job(place(is_ps and index == 0))
-        self._declare_chief(place(is_chief))
-        self.nonfinite_gradients = Counter(
-            "nonfinite_gradients",
-            "Gradients found to hold NaN or infinity.",
-            **place(is_worker or is_ps),
-        )
-        failures = Counter(
-            "checkpoint_failures",
-            "Failures that this task met.",
-            ["stage"],
-            **place(is_chief or is_ps),
-        )
+        self._declare_task(every, role, index)
+        self._declare_messages(every)
+        self._declare_steps(every if is_worker else none)
+        self._declare_shard(every if is_ps else none)
+        self._declare_job(every if is_ps and index == 0 else none)
+        self._declare_chief(every if is_chief else none)
+        make = every if is_worker or is_ps else none
+        text = "Gradients found to hold NaN or infinity."
+        self.nonfinite_gradients = make.counter("nonfinite_gradients", text)
+        make = every if is_chief or is_ps else none
+        failures = make.counter("checkpoint_failures", "Failures that this task met.", "stage")
         self.checkpoint_failures = _by_label(failures, CheckpointStages)
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
 
-    def _declare_task(self, place: _Place, role: str, index: int) -> None:
+    def _declare_task(self, make: _Maker, role: str, index: int) -> None:
         versions = {"version": version("zmqtrain"), "python": platform.python_version()}
         versions |= {package: version(package) for package in ("numpy", "pyzmq")}
-        Info("build", "Versions that this task runs.", **place).info(versions)
-        Info("task", "Which task this is.", **place).info({"role": role, "index": str(index)})
-        states = "1 for the state that this task is in, else 0."
-        self.role_state = RoleState(Gauge("role_state", states, ["state"], **place))
-        self.event_loop_lag_seconds = Histogram(
-            "event_loop_lag_seconds",
-            "How late the event loop woke a sleeper.",
-            buckets=LAG_S,
-            **place,
-        )
+        make.info("build", "Versions that this task runs.").info(versions)
+        make.info("task", "Which task this is.").info({"role": role, "index": str(index)})
+        text = "1 for the state that this task is in, else 0."
+        self.role_state = RoleState(make.gauge("role_state", text, "state"))
+        text = "How late the event loop woke a sleeper."
+        self.event_loop_lag_seconds = make.histogram("event_loop_lag_seconds", text, buckets=LAG_S)
 
-    def _declare_messages(self, place: _Place) -> None:
-        peers = Gauge(
-            "connected_peers", "Peers with a live link, by their role.", ["role"], **place
-        )
+    def _declare_messages(self, make: _Maker) -> None:
+        peers = make.gauge("connected_peers", "Peers with a live link, by their role.", "role")
         self.connected_peers = {role: peers.labels(role) for role in ROLES}
-        self.bytes_sent = Counter(
-            "bytes_sent", "Bytes of messages sent; tensors in shared memory are not sent.", **place
-        )
-        self.bytes_received = Counter(
-            "bytes_received", "Bytes of messages received, valid or not.", **place
-        )
-        self.decode_errors = Counter(
-            "decode_errors", "Messages received that were not valid.", **place
-        )
-        durations = Histogram(
-            "rpc_duration_seconds",
-            "From a request to its reply, by kind.",
-            ["op"],
-            buckets=DURATION_S,
-            **place,
-        )
+        text = "Bytes of messages sent; tensors in shared memory are not sent."
+        self.bytes_sent = make.counter("bytes_sent", text)
+        text = "Bytes of messages received, valid or not."
+        self.bytes_received = make.counter("bytes_received", text)
+        text = "Messages received that were not valid."
+        self.decode_errors = make.counter("decode_errors", text)
+        text = "From a request to its reply, by kind."
+        durations = make.histogram("rpc_duration_seconds", text, "op")
         self.rpc_duration_seconds = Series[str, Histogram](durations, lambda series: series)
-        self.rpc_retries = Counter("rpc_retries", "Requests sent again.", **place)
-        self.rpc_timeouts = Counter("rpc_timeouts", "Requests given up at their deadline.", **place)
+        self.rpc_retries = make.counter("rpc_retries", "Requests sent again.")
+        self.rpc_timeouts = make.counter("rpc_timeouts", "Requests given up at their deadline.")
 
-    def _declare_steps(self, place: _Place) -> None:
-        self.steps = Counter("steps", "Steps that this worker finished.", **place)
-        self.examples = Counter("examples", "Training examples in those steps.", **place)
-        self.train_loss = Level(Gauge("train_loss", "Loss of the last batch.", **place), nan)
-        self.step_duration_seconds = Histogram(
-            "step_duration_seconds",
-            "One step, from its first phase to its last.",
-            buckets=DURATION_S,
-            **place,
-        )
-        phases = Histogram(
-            "phase_duration_seconds",
-            "One phase of a step.",
-            ["phase"],
-            buckets=DURATION_S,
-            **place,
-        )
+    def _declare_steps(self, make: _Maker) -> None:
+        self.steps = make.counter("steps", "Steps that this worker finished.")
+        self.examples = make.counter("examples", "Training examples in those steps.")
+        self.train_loss = make.level("train_loss", "Loss of the last batch.", nan)
+        text = "One step, from its first phase to its last."
+        self.step_duration_seconds = make.histogram("step_duration_seconds", text)
+        phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
         self.phase_duration_seconds = _by_label(phases, Phases)
 
-    def _declare_shard(self, place: _Place) -> None:
-        pushes = Counter("pushes", "Pushes answered, by what became of them.", ["result"], **place)
+    def _declare_shard(self, make: _Maker) -> None:
+        pushes = make.counter("pushes", "Pushes answered, by what became of them.", "result")
         self.pushes = _by_label(pushes, Pushes)
-        self.pulls = Counter("pulls", "Pulls answered.", **place)
-        self.apply_duration_seconds = Histogram(
-            "apply_duration_seconds",
-            "One update of the shard's parameters.",
-            buckets=DURATION_S,
-            **place,
-        )
-        self.staleness_versions = Histogram(
-            "staleness_versions",
-            "Updates that the shard applied between a gradient's pull and its push.",
-            buckets=VERSIONS,
-            **place,
-        )
-        self.parameter_version = Level(
-            Gauge("parameter_version", "Updates applied to this shard.", **place)
-        )
-        self.parameter_bytes = Gauge("parameter_bytes", "Size of this shard's parameters.", **place)
-        self.auth_failures = Counter(
-            "auth_failures",
-            "Turned away for a key, or for what the role may not send.",
-            **place,
-        )
+        self.pulls = make.counter("pulls", "Pulls answered.")
+        text = "One update of the shard's parameters."
+        self.apply_duration_seconds = make.histogram("apply_duration_seconds", text)
+        text = "Updates that the shard applied between a gradient's pull and its push."
+        self.staleness_versions = make.histogram("staleness_versions", text, buckets=VERSIONS)
+        self.parameter_version = make.level("parameter_version", "Updates applied to this shard.")
+        self.parameter_bytes = make.gauge("parameter_bytes", "Size of this shard's parameters.")
+        text = "Turned away for a key, or for what the role may not send."
+        self.auth_failures = make.counter("auth_failures", text)
 
-    def _declare_job(self, place: _Place) -> None:
-        self.global_step = Level(Gauge("global_step", "Updates that the job applied.", **place))
-        self.global_step_target = _unknown(
-            Gauge("global_step_target", "Global step at which the job ends.", **place)
-        )
-        self.learning_rate = Level(
-            Gauge("learning_rate", "Learning rate of the last update.", **place), nan
-        )
-        self.expected_workers = _unknown(
-            Gauge("expected_workers", "Workers that the cluster should have.", **place)
-        )
-        steps = Gauge("worker_step", "Step that each live worker has reached.", ["worker"], **place)
+    def _declare_job(self, make: _Maker) -> None:
+        self.global_step = make.level("global_step", "Updates that the job applied.")
+        text = "Global step at which the job ends."
+        self.global_step_target = make.unknown("global_step_target", text)
+        self.learning_rate = make.level("learning_rate", "Learning rate of the last update.", nan)
+        text = "Workers that the cluster should have."
+        self.expected_workers = make.unknown("expected_workers", text)
+        steps = make.gauge("worker_step", "Step that each live worker has reached.", "worker")
         self.worker_step = Series[int, Level](steps, Level)
-        self.waiting_workers = Gauge(
-            "waiting_workers", "Workers that the policy holds back now.", **place
-        )
-        self.policy = Info("policy", "Policy in force.", **place)
-        self.policy_switches = Counter(
-            "policy_switches", "Changes of policy while the job ran.", **place
-        )
-        self.staleness_bound_steps = Gauge(
-            "staleness_bound_steps",
-            "How far ahead of the slowest worker the policy lets another run; +Inf is no bound.",
-            **place,
-        )
+        text = "Workers that the policy holds back now."
+        self.waiting_workers = make.gauge("waiting_workers", text)
+        self.policy = make.info("policy", "Policy in force.")
+        text = "Changes of policy while the job ran."
+        self.policy_switches = make.counter("policy_switches", text)
+        text = "How far ahead of the slowest worker the policy lets another run; +Inf is no bound."
+        self.staleness_bound_steps = make.gauge("staleness_bound_steps", text)
         self.staleness_bound_steps.set(inf)
-        leases = Counter("lease_expirations", "Tasks declared dead, by role.", ["role"], **place)
+        leases = make.counter("lease_expirations", "Tasks declared dead, by role.", "role")
         self.lease_expirations = {role: leases.labels(role) for role in ROLES}
 
-    def _declare_chief(self, place: _Place) -> None:
-        self.evaluation_loss = _unknown(
-            Gauge("evaluation_loss", "Mean loss over the evaluation set.", **place)
+    def _declare_chief(self, make: _Maker) -> None:
+        text = "Mean loss over the evaluation set."
+        self.evaluation_loss = make.unknown("evaluation_loss", text)
+        text = "Share of the evaluation set that is right."
+        self.evaluation_accuracy = make.unknown("evaluation_accuracy", text)
+        text = "Time that should lie between checkpoints; 0 is never."
+        self.checkpoint_interval_seconds = make.gauge("checkpoint_interval_seconds", text)
+        text = "When the newest checkpoint became complete, in Unix time; 0 is not yet."
+        self.checkpoint_last_success_timestamp_seconds = make.gauge(
+            "checkpoint_last_success_timestamp_seconds", text
         )
-        self.evaluation_accuracy = _unknown(
-            Gauge("evaluation_accuracy", "Share of the evaluation set that is right.", **place)
+        text = "One checkpoint, from the decision to its manifest on disk."
+        self.checkpoint_duration_seconds = make.histogram(
+            "checkpoint_duration_seconds", text, buckets=CHECKPOINT_S
         )
-        self.checkpoint_interval_seconds = Gauge(
-            "checkpoint_interval_seconds",
-            "Time that should lie between checkpoints; 0 is never.",
-            **place,
-        )
-        self.checkpoint_last_success_timestamp_seconds = Gauge(
-            "checkpoint_last_success_timestamp_seconds",
-            "When the newest checkpoint became complete, in Unix time; 0 is not yet.",
-            **place,
-        )
-        self.checkpoint_duration_seconds = Histogram(
-            "checkpoint_duration_seconds",
-            "One checkpoint, from the decision to its manifest on disk.",
-            buckets=CHECKPOINT_S,
-            **place,
-        )
-        self.checkpoint_bytes = Gauge("checkpoint_bytes", "Size of the newest checkpoint.", **place)
+        self.checkpoint_bytes = make.gauge("checkpoint_bytes", "Size of the newest checkpoint.")
 
 
 def _by_label(metric: Counter | Histogram, kind: type[C]) -> C:
@@ -358,9 +318,3 @@ def _by_label(metric: Counter | Histogram, kind: type[C]) -> C:
         for field in fields(kind)  # type: ignore[arg-type]
     }
     return kind(**values)
-
-
-def _unknown(gauge: Gauge) -> Gauge:
-    """Set a gauge to NaN: its value is not known yet."""
-    gauge.set(nan)
-    return gauge

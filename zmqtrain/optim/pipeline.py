@@ -150,7 +150,7 @@ class BoundUpdate:
         for block, gradient in self._sums(gradients, start):
             for piece, factor in self._cut(block, factors):
                 own = gradient[piece.start - block.start : piece.stop - block.start]
-                self._kernel(own, piece.start, step, scale, share, factor)
+                self._kernel(own, piece.start, kernels.Terms(step, scale, share, factor))
 
     def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
         """Return, for each piece, its variable and the sums of squares for its factor.

@@ -191,17 +191,9 @@ class RMSProp(FormulaRule):
 
     @staticmethod
     def formula(
-        w: Any,
-        g: Any,
-        mean_square: Any,
-        mean_gradient: Any,
-        momentum: Any,
-        rate: Any,
-        share: Any,
-        decay: Any,
-        inner: Any,
-        outer: Any,
+        w: Any, g: Any, mean_square: Any, mean_gradient: Any, momentum: Any, *numbers: Any
     ) -> tuple[Any, ...]:
+        rate, share, decay, inner, outer = numbers
         mean_square = approach(mean_square, g * g, share)
         square = mean_square
         if mean_gradient is not None:
@@ -215,7 +207,26 @@ class RMSProp(FormulaRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Adam(FormulaRule):
+class _Moments(FormulaRule):
+    """What Adam and its descendants have in common: slots "m" and "v", 0 at first."""
+
+    learning_rate: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_learning_rate(self.learning_rate)
+        check_decay(self, "beta1", "beta2")
+        check_positive(self, "epsilon")
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("m", 0.0), Slot("v", 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(_Moments):
     """Adam (Kingma and Ba, arXiv:1412.6980), in the form with "epsilon hat" of its section 2.
 
     With m and v the slots of these names, 0 at first, and t = step + 1:
@@ -229,20 +240,7 @@ class Adam(FormulaRule):
     paper's Algorithm 1 is epsilon / sqrt(1 - beta2^t). Keras differs in the default 1e-7 only.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "beta1", "beta2")
-        check_positive(self, "epsilon")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("m", 0.0), Slot("v", 0.0))
 
     def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
@@ -252,18 +250,8 @@ class Adam(FormulaRule):
         return (*numbers, bool(self.nesterov))
 
     @staticmethod
-    def formula(
-        w: Any,
-        g: Any,
-        m: Any,
-        v: Any,
-        alpha: Any,
-        beta1: Any,
-        share1: Any,
-        share2: Any,
-        epsilon: Any,
-        nesterov: bool,
-    ) -> tuple[Any, ...]:
+    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
+        alpha, beta1, share1, share2, epsilon, nesterov = numbers
         m = approach(m, g, share1)
         v = approach(v, g * g, share2)
         direction = beta1 * m + share1 * g if nesterov else m
@@ -324,18 +312,8 @@ class Ftrl(FormulaRule):
         return self.learning_rate_power == -0.5
 
     @staticmethod
-    def formula(
-        w: Any,
-        g: Any,
-        n: Any,
-        z: Any,
-        per_rate: Any,
-        ridge: Any,
-        shrinkage: Any,
-        l1: Any,
-        power: Any,
-        is_root: bool,
-    ) -> tuple[Any, ...]:
+    def formula(w: Any, g: Any, n: Any, z: Any, *numbers: Any) -> tuple[Any, ...]:
+        per_rate, ridge, shrinkage, l1, power, is_root = numbers
         square = n + g * g
         before = np.sqrt(n) if is_root else np.power(n, power)
         after = np.sqrt(square) if is_root else np.power(square, power)
@@ -345,7 +323,7 @@ class Ftrl(FormulaRule):
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW(FormulaRule):
+class AdamW(_Moments):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101, Algorithm 2).
 
     With m and v the slots of these names, 0 at first, and t = step + 1:
@@ -359,21 +337,11 @@ class AdamW(FormulaRule):
     are, and the epsilon is that of Adam's Algorithm 1: not "epsilon hat", which :class:`Adam` has.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "beta1", "beta2")
-        check_positive(self, "epsilon")
+        _Moments.__post_init__(self)
         check_non_negative(self, "weight_decay")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("m", 0.0), Slot("v", 0.0))
 
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
@@ -387,18 +355,8 @@ class AdamW(FormulaRule):
         )
 
     @staticmethod
-    def formula(
-        w: Any,
-        g: Any,
-        m: Any,
-        v: Any,
-        alpha: Any,
-        decay: Any,
-        share1: Any,
-        share2: Any,
-        correction: Any,
-        epsilon: Any,
-    ) -> tuple[Any, ...]:
+    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
+        alpha, decay, share1, share2, correction, epsilon = numbers
         m = approach(m, g, share1)
         v = approach(v, g * g, share2)
         return w - decay * w - alpha * m / (np.sqrt(v) * correction + epsilon), m, v
@@ -444,7 +402,7 @@ class Lion(FormulaRule):
 
 
 @dataclass(frozen=True, slots=True)
-class LAMB(LayerRule):
+class LAMB(_Moments, LayerRule):
     """AdamW whose step is as long as the variable, for large batches (You et al., 2019).
 
     With m and v the slots of these names, 0 at first, t = step + 1, and || || the Euclidean norm
@@ -461,21 +419,12 @@ class LAMB(LayerRule):
     there are.
     """
 
-    learning_rate: float | Schedule = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        check_learning_rate(self.learning_rate)
-        check_decay(self, "beta1", "beta2")
-        check_positive(self, "epsilon")
+        _Moments.__post_init__(self)
         check_non_negative(self, "weight_decay")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("m", 0.0), Slot("v", 0.0))
 
     def hyperparameters(self, step: int) -> Numbers:
         t = step + 1
@@ -494,18 +443,8 @@ class LAMB(LayerRule):
         return np.float32(rate_at(self.learning_rate, step) * ratio)
 
     @staticmethod
-    def formula(
-        w: Any,
-        g: Any,
-        m: Any,
-        v: Any,
-        share1: Any,
-        share2: Any,
-        correction1: Any,
-        correction2: Any,
-        epsilon: Any,
-        decay: Any,
-    ) -> tuple[Any, ...]:
+    def formula(w: Any, g: Any, m: Any, v: Any, *numbers: Any) -> tuple[Any, ...]:
+        share1, share2, correction1, correction2, epsilon, decay = numbers
         m = approach(m, g, share1)
         v = approach(v, g * g, share2)
         return m * correction1 / (np.sqrt(v) * correction2 + epsilon) + decay * w, m, v

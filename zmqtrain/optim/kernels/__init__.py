@@ -6,15 +6,14 @@ All three run the formula of the rule (formula.py) and give the same bits. A rul
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from zmqtrain.compute.arrays import Flat
+from zmqtrain.models.backend import is_on_gpu
 from zmqtrain.optim.formula import FormulaRule
-from zmqtrain.optim.kernels.base import Kernel, Memory, warn
+from zmqtrain.optim.kernels.base import Kernel, Memory, Terms, warn
 from zmqtrain.optim.kernels.reference import FormulaKernel, RuleKernel
 
-__all__ = ["Kernel", "Memory", "bind"]
+__all__ = ["Kernel", "Memory", "Terms", "bind"]
 
 
 def bind(memory: Memory, *, compiled: bool) -> Kernel:
@@ -42,9 +41,3 @@ def _compiled(memory: Memory) -> Kernel | None:
         warn(repr(error))
         return None
     return cpu.bind(memory)
-
-
-def is_on_gpu(array: Flat) -> bool:
-    """Return whether this is a CuPy array, without importing CuPy."""
-    device_array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    return device_array is not None and isinstance(array, device_array)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,22 +56,28 @@ def warn(why: str) -> None:
     log.warning("no compiled kernels, falling back to NumPy (several times slower): %s", why)
 
 
+class Terms(NamedTuple):
+    """What an update is made of beside the memory and the gradient.
+
+    The gradient is multiplied by ``scale``. ``share``: that of the average. ``factor``: of a
+    LayerRule.
+    """
+
+    step: int
+    scale: np.float32
+    share: np.float32 | None
+    factor: np.float32 | None
+
+    def numbers(self, l2: np.float32 | None) -> list[np.float32]:
+        """Return those that there are, and ``l2``, in the order in which compiled code has them."""
+        return [each for each in (self.factor, self.scale, l2, self.share) if each is not None]
+
+
 class Kernel(Protocol):
     """An update of the memory to which it is bound."""
 
-    def __call__(
-        self,
-        gradient: Flat,
-        start: int,
-        step: int,
-        scale: np.float32,
-        share: np.float32 | None,
-        factor: np.float32 | None,
-    ) -> None:
-        """Apply ``gradient``, times ``scale``, as update ``step``, to as many elements from
-        ``start`` on.
-
-        ``share``: that of the average. ``factor``: of a LayerRule.
+    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
+        """Apply ``gradient`` to as many elements from ``start`` on.
 
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim.formula import Formula, LayerRule
-from zmqtrain.optim.kernels.base import Memory, warn
+from zmqtrain.optim.kernels.base import Memory, Terms, warn
 from zmqtrain.optim.kernels.loop import Loop, compiled
 from zmqtrain.optim.kernels.trace import trace
 from zmqtrain.optim.redo import KERNEL_BLOCK
@@ -59,15 +59,7 @@ class CpuKernel:
             self._written.append(memory.redo.progress)
         self._addresses = [array.ctypes.data for array in self._written]
 
-    def __call__(
-        self,
-        gradient: Flat,
-        start: int,
-        step: int,
-        scale: np.float32,
-        share: np.float32 | None,
-        factor: np.float32 | None,
-    ) -> None:
+    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
         stop = start + len(gradient)
         if stop > self._size:
             raise ValueError(
@@ -79,8 +71,8 @@ class CpuKernel:
             stop,
             given.ctypes.data,
             *self._addresses,
-            *self._rule.hyperparameters(step)[: self._numbers],
-            *[number for number in (factor, scale, self._l2, share) if number is not None],
+            *self._rule.hyperparameters(terms.step)[: self._numbers],
+            *terms.numbers(self._l2),
         )
 
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from functools import cache
 
 import cupy
-import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.formula import at
-from zmqtrain.optim.kernels.base import Memory
+from zmqtrain.optim.kernels.base import Memory, Terms
 from zmqtrain.optim.kernels.trace import Trace, lines_of, trace
 
 
@@ -26,25 +25,17 @@ class GpuKernel:
         self._arrays = memory.arrays
         self._code: Callable[..., None] | None = None
 
-    def __call__(
-        self,
-        gradient: Flat,
-        start: int,
-        step: int,
-        scale: np.float32,
-        share: np.float32 | None,
-        factor: np.float32 | None,
-    ) -> None:
+    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
         rule, l2 = self._memory.rule, self._memory.l2
-        numbers = rule.hyperparameters(step)
+        numbers = rule.hyperparameters(terms.step)
         if self._code is None:
             are_there = [array is not None for array in self._arrays]
             switches = [number if isinstance(number, bool) else None for number in numbers]
-            options = {"factor": factor is not None, "l2": l2 is not None}
+            options = {"factor": terms.factor is not None, "l2": l2 is not None}
             self._code = _compiled(trace(rule.formula, are_there, switches, **options))
         arrays = at(self._arrays, slice(start, start + len(gradient)))
         read = [number for number in numbers if not isinstance(number, bool)]
-        read += [number for number in (factor, scale, l2, share) if number is not None]
+        read += terms.numbers(l2)
         there = [array for array in arrays if array is not None]
         self._code(gradient, *read, *there)
 

@@ -9,7 +9,7 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.formula import approach, at, element, put
-from zmqtrain.optim.kernels.base import Memory
+from zmqtrain.optim.kernels.base import Memory, Terms
 
 
 class FormulaKernel:
@@ -19,16 +19,9 @@ class FormulaKernel:
         self._memory = memory
         self._arrays, self._copies = memory.arrays, memory.copies
 
-    def __call__(
-        self,
-        gradient: Flat,
-        start: int,
-        step: int,
-        scale: np.float32,
-        share: np.float32 | None,
-        factor: np.float32 | None,
-    ) -> None:
+    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
         rule, l2 = self._memory.rule, self._memory.l2
+        step, scale, share, factor = terms
         numbers = rule.hyperparameters(step)
         for block, own in _blocks(self._memory, gradient, start):
             w, *slots, average = here = at(self._arrays, block)
@@ -46,16 +39,8 @@ class RuleKernel:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
-    def __call__(
-        self,
-        gradient: Flat,
-        start: int,
-        step: int,
-        scale: np.float32,
-        share: np.float32 | None,
-        factor: np.float32 | None,
-    ) -> None:
-        memory = self._memory
+    def __call__(self, gradient: Flat, start: int, terms: Terms) -> None:
+        memory, (step, scale, share, _) = self._memory, terms
         for block, own in _blocks(memory, gradient, start):
             w, slots = memory.parameters[block], {n: s[block] for n, s in memory.slots.items()}
             if memory.redo is not None:
