@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from zmqtrain.actors import joining
+from zmqtrain.errors import RefusedError
+from zmqtrain.wire.codec import Envelope, Sender
+from zmqtrain.wire.messages import Welcome
 
 
 async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
@@ -22,3 +25,11 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
     monkeypatch.setattr(joining, "join", join)
     await joining.join_all(Mock(), links)
     assert begun == [[True, True], [True, True]]
+
+
+async def test_ps_that_is_another_than_its_address_says_is_refused() -> None:
+    """The task and the ps were given the ps in different orders."""
+    answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
+    link = Mock(peer="ps 0", request=AsyncMock(return_value=answer))
+    with pytest.raises(RefusedError):
+        await joining.join(Mock(), link)

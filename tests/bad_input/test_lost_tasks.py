@@ -8,27 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from zmqtrain.errors import ExitCode
-
 pytestmark = pytest.mark.integration
-
-PATIENCE = ("--peer-timeout-s", "1.5", "--join-timeout-s", "6")
-
-
-def test_killed_ps_ends_the_worker_and_the_chief_that_need_it(stage: Any) -> None:
-    cluster = stage.cluster(stage.job(gated=True), ps=2)
-    leader, second = (cluster.start("ps", index, *PATIENCE) for index in range(2))
-    others = [cluster.start(role, 0, *PATIENCE) for role in ("worker", "chief")]
-    cluster.until_status(lambda status: status.step > 0, "the first step")
-    second.signal(signal.SIGKILL)
-    for task in others:
-        assert task.exit_code() == ExitCode.PEER_LOST, str(task)
-        assert task.lines("ERROR .*ps 1 .*silent for"), str(task)
-        assert "Traceback" not in task.log
-    assert leader.exit_code() == ExitCode.ORPHANED, str(leader)
-    assert leader.lines("ERROR .*the chief has been silent for [67] s and ended no run"), str(
-        leader
-    )
 
 
 def started_by(run: Any, role: str) -> list[psutil.Process]:

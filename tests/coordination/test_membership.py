@@ -8,27 +8,16 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.actors.actor import Request
+from tests.asking import Asked
 from zmqtrain.coordination.membership import AHEAD_MS, PeerTable
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
-from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Join, Pull
 
 LATER = int(time.time() * 1000) + 3_600_000  # than the clock says
 
 
-class Asking(Request):
-    """A request whose refusal is kept."""
-
-    __slots__ = ("refusal",)
-
-    def refuse(self, error: Any) -> None:
-        self.refusal = error
-
-
-def from_worker(message: Any, incarnation: int = 0) -> Asking:
-    nobody: Any = None
-    return Asking(nobody, nobody, b"", Envelope(message, Sender("worker", 0, incarnation)))
+def from_worker(message: Any, incarnation: int = 0) -> Asked:
+    return Asked(message, "worker 0", incarnation)
 
 
 def join(nonce: str, process_identity: str = "") -> Join:
@@ -69,9 +58,26 @@ def test_ps_that_slept_holds_it_against_nobody_who_contests_a_place(
     now += 100.0
     peers.renew_all()
     assert peers.resolve_contested() == []
-    assert not hasattr(waiting, "refusal")
+    assert waiting.refusal is None
     now += 6.0
     assert peers.resolve_contested() == [waiting]
+
+
+@pytest.mark.parametrize("name", ["worker 0", "chief 0"])
+def test_second_task_of_a_name_is_refused_once_the_first_has_shown_life(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("zmqtrain.coordination.membership.time.monotonic", lambda: now)
+    peers = PeerTable(5.0, 1, lambda peer: False)
+    first, second = (Asked(join(nonce), name) for nonce in ("first/1", "second/1"))
+    member = peers.join(first, first.envelope.message)
+    assert member is not None
+    assert peers.join(second, second.envelope.message) is None
+    now += 11.0
+    peers.member(Asked(Pull(""), name, member.incarnation))
+    assert peers.resolve_contested() == []
+    assert isinstance(second.refusal, RefusedError)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ import time
 import pytest
 
 from tests.coordination.parts import TIMING, add_peer, make_leader
+from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.leader import names_of
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus, status_of
+from zmqtrain.job import ENDLESS
 from zmqtrain.wire.messages import ShardReport, Status, TaskStatus, Wait
 
 SILENT_S = 2.7
@@ -94,3 +96,15 @@ def test_three_workers_are_named_and_the_others_counted(
     workers: tuple[int, ...], first: tuple[int, ...], names: str
 ) -> None:
     assert names_of(workers, first) == names
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "text"),
+    [
+        (9, 9, "step 9 of 9 is done"),
+        (9, 5, "step 9 was reached before, and 5 are asked for: raise --steps"),
+        (9, ENDLESS, "it was ended at step 9"),
+    ],
+)
+def test_end_of_a_job_is_told(step: int, steps: int, text: str) -> None:
+    assert completion(step, steps) == text

@@ -73,7 +73,7 @@ def test_order_to_end_that_is_lost_is_given_to_the_ps_again() -> None:
 
 
 def test_ps_restarted_while_the_chief_begins_ends_no_job() -> None:
-    for lines in range(1, 120, 4):
+    for lines in range(1, 120, 10):
         kill = Fault(0.0015, "kill", ("ps 1",), 0.1, lines=lines)
         held(calm(ps=2, lane="shm", steps=4, faults=(kill,)))
 
@@ -111,6 +111,14 @@ def test_ps_that_gives_up_leaves_nothing_for_a_next_life() -> None:
     tale = "\n".join(lines)
     assert "ps 0 ended: OrphanedError" in tale
     assert "memory kept in" not in tale
+
+
+def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
+    lines: list[str] = []
+    simulate(calm(ps=2, lane="shm", faults=(Fault(0.5, "kill", ("ps 1",), 1000.0),)), lines.append)
+    for name in ("worker 0", "worker 1", "chief 0"):
+        assert any(f" {name} ended: PeerLostError (ps 1 has been silent" in line for line in lines)
+    assert any(" ps 0 ended: OrphanedError" in line for line in lines)
 
 
 def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for() -> None:

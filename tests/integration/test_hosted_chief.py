@@ -17,10 +17,6 @@ def as_lists(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
     return jobs
 
 
-def as_maps(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
-    return {name: {str(i): a for i, a in enumerate(job)} for name, job in jobs.items()}
-
-
 def with_dynamic_workers(jobs: dict[str, list[str]], task: Task) -> dict[str, Any]:
     """Show what a TFJob with dynamic workers shows: a worker itself and all ps, a ps itself."""
     role, index = task
@@ -31,12 +27,7 @@ def with_dynamic_workers(jobs: dict[str, list[str]], task: Task) -> dict[str, An
 
 @pytest.mark.parametrize(
     ("chief", "cluster_as", "index_type"),
-    [
-        ("chief", as_lists, int),
-        ("master", as_maps, str),
-        (None, as_lists, str),
-        ("chief", with_dynamic_workers, int),
-    ],
+    [(None, as_lists, str), ("chief", with_dynamic_workers, int)],
 )
 def test_tf_config_alone_makes_a_cluster(
     stage: Stage, chief: str | None, cluster_as: Any, index_type: type
@@ -63,12 +54,3 @@ def test_tf_config_alone_makes_a_cluster(
     assert codes == dict.fromkeys(tasks, 0), stage.report
     teller = started[chief or "worker", 0]
     assert f"policy sync-replicas, {ps} ps, 2 workers\nglobal step 60," in teller.output
-
-
-def test_worker_0_hosts_the_chief_where_flags_say_that_there_is_none(stage: Stage) -> None:
-    cluster = stage.cluster(stage.job(steps=20))
-    ps = cluster.start("ps", 0, "--no-chief")
-    worker = cluster.start("worker", 0, "--no-chief")
-    assert [ps.exit_code(), worker.exit_code()] == [0, 0], stage.report
-    assert "global step 20," in worker.output
-    assert len(worker.lines("metrics at ")) == 2  # the chief's and its own

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.deploy import queries
-from zmqtrain.store.checkpoint import read_parameters
-from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import Done, SwitchPolicy
 
 if TYPE_CHECKING:
@@ -24,27 +22,6 @@ if TYPE_CHECKING:
 def fetch(url: str) -> tuple[int, str]:
     with urllib.request.urlopen(url, timeout=10) as response:
         return response.status, response.read().decode()
-
-
-def test_policy_is_switched_in_a_running_job(stage: Stage) -> None:
-    job = stage.job("counting_job", gated=True, steps=400, logdir=str(stage.logdir))
-    run = stage.train(job, "--ps", 2)
-    address = stage.run_address()
-    stage.until_status(address, lambda status: status.step > 0, "the first steps")
-    for policy in ("bounded-staleness:4", "sync-replicas", "hogwild"):
-        assert stage.ask(address, SwitchPolicy(policy)) == Done(policy)
-        status = stage.status(address)
-        assert status is not None
-        assert (status.policy, status.switching) == (policy, "")
-        stage.until_status(address, lambda s, at=status.step: s.step > at + 2, f"steps of {policy}")
-    stage.open_gate()
-    summary = run.summary()
-    assert summary["policy"] == "hogwild"
-    assert summary["global_step"] == 400
-    assert summary["examples"] == 7 * summary["pushes"]["applied"]
-    path = Path(summary["checkpoint"])
-    counts = read_parameters(path, read_manifest(path))["counts"]
-    assert counts.sum() == 7 * 400  # on all shards, an update adds the mean of whole batches
 
 
 def test_policy_is_switched_often_at_full_speed_and_no_push_is_lost(

@@ -8,20 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.harness import Stage
 
 STEPS = 200
+PS = 2
 
 
-def counting_job(stage: Stage, policy: str, **fields: Any) -> str:
+def counting_job(stage: Stage, **fields: Any) -> str:
     """Write a job whose parameters count how often each example was learned from."""
     return stage.job(
         "counting_job",
         gated=True,
-        policy=policy,
+        policy="sync-replicas:aggregate=1",
         aggregate=1,
         examples=100,
         batch_size=7,
@@ -32,37 +31,28 @@ def counting_job(stage: Stage, policy: str, **fields: Any) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("ps", "policy", "lane"),
-    [
-        (1, "hogwild", "shm"),
-        (2, "hogwild", "tcp"),
-        (2, "sync-replicas:aggregate=1", "shm"),
-    ],
-)
 def test_killed_ps_goes_on_where_it_was(
-    stage: Stage, check_counts: Callable[[Path], list[int]], ps: int, policy: str, lane: str
+    stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
-    job = counting_job(stage, policy, save_secs=1000)
-    cluster = stage.cluster(job, ps=ps, workers=2)
-    servers = [cluster.start("ps", index, "--lane", lane) for index in range(ps)]
+    cluster = stage.cluster(counting_job(stage, save_secs=1000), ps=PS, workers=2)
+    servers = [cluster.start("ps", index) for index in range(PS)]
     chief = cluster.start("chief")
     workers = [cluster.start("worker", index) for index in range(2)]
     step = 0
-    for life in range(ps + 1):
+    for life in range(PS + 1):
         least = step + 4
         step = cluster.until_status(lambda status, n=least: status.step >= n, "steps").step
-        index = life % ps
+        index = life % PS
         servers[index].signal(signal.SIGKILL)
         servers[index].exit_code()
-        if lane == "shm":  # workers wait, so that its memory is no rubbish
-            clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
-            assert clean.summary()["removed"] == 0
-        servers[index] = cluster.start("ps", index, "--lane", lane)
+        # Workers wait, so that its memory is no rubbish.
+        clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
+        assert clean.summary()["removed"] == 0
+        servers[index] = cluster.start("ps", index)
         servers[index].until_line("this ps was killed at version .* of generation 1")
     stage.open_gate()
 
-    assert [task.exit_code() for task in [chief, *workers, *servers]] == [0] * (3 + ps), (
+    assert [task.exit_code() for task in [chief, *workers, *servers]] == [0] * (3 + PS), (
         stage.report
     )
     assert f"global step {STEPS}," in chief.output
@@ -70,25 +60,23 @@ def test_killed_ps_goes_on_where_it_was(
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
 
 
-@pytest.mark.parametrize(("ps", "policy"), [(1, "hogwild"), (2, "sync-replicas:aggregate=1")])
 def test_ps_on_an_empty_host_has_the_job_go_back_to_its_last_checkpoint(
-    stage: Stage, check_counts: Callable[[Path], list[int]], ps: int, policy: str
+    stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
-    job = counting_job(stage, policy, save_secs=0.3)
-    cluster = stage.cluster(job, ps=ps, workers=2)
-    servers = [cluster.start("ps", index) for index in range(ps)]
+    cluster = stage.cluster(counting_job(stage, save_secs=0.3), ps=PS, workers=2)
+    servers = [cluster.start("ps", index) for index in range(PS)]
     chief = cluster.start("chief")
     tasks = [chief, *(cluster.start("worker", index) for index in range(2))]
     chief.until_line("saved .*/step-0")
 
     servers[-1].signal(signal.SIGKILL)
     servers[-1].exit_code()
-    (left,) = stage.segments.glob(f"ps-{ps - 1}-*")
+    (left,) = stage.segments.glob(f"ps-{PS - 1}-*")
     left.unlink()
-    servers[-1] = cluster.start("ps", ps - 1)
+    servers[-1] = cluster.start("ps", PS - 1)
     servers[-1].until_line("generation 2 begins at version .*, from .*/step-")
     stage.open_gate()
 
-    assert [task.exit_code() for task in [*tasks, *servers]] == [0] * (3 + ps), stage.report
+    assert [task.exit_code() for task in [*tasks, *servers]] == [0] * (3 + PS), stage.report
     assert f"global step {STEPS}," in chief.output
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS

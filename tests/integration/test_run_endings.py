@@ -72,12 +72,3 @@ def test_second_interrupt_does_not_wait_for_an_evaluation(stage: Any) -> None:
     stage.until(ends_when_asked_again, "the end")
     assert run.exit_code() == ExitCode.INTERRUPTED, str(run)
     assert run.log.splitlines()[-1].startswith("error: stopped at once")
-
-
-def test_second_run_on_a_logdir_is_refused(stage: Any) -> None:
-    run, _ = started(stage)
-    second = stage.train(stage.job(logdir=str(stage.logdir)))
-    assert second.exit_code() == ExitCode.PEER_LOST, str(second)
-    assert f"of a job that runs already (process {run.pid} on " in second.log
-    run.signal(signal.SIGTERM)
-    assert run.exit_code() == ExitCode.TERMINATED, str(run)

@@ -34,33 +34,27 @@ def check(summary: dict[str, Any], policy: str, ps: int, steps: int, gradients: 
 
 
 @pytest.mark.parametrize(
-    ("policy", "ps", "steps", "gradients", "bound"),
+    ("policy", "ps", "bound"),
     [
-        ("hogwild", 2, 500, 1, None),
-        ("bounded-staleness:2", 1, 500, 1, 6),  # in 3 steps of the slower, the other may do 6
-        ("sync-replicas:aggregate=1", 1, 500, 1, 0),
-        ("sync-replicas:aggregate=4", 2, 200, 4, 0),
+        ("hogwild", 2, None),
+        ("bounded-staleness:2", 1, 6),  # in 3 steps of the slower, the other may do 6
     ],
 )
 def test_digits_are_learned_in_exactly_the_steps_asked_for(
-    stage: Stage, policy: str, ps: int, steps: int, gradients: int, bound: int | None
+    stage: Stage, policy: str, ps: int, bound: int | None
 ) -> None:
-    job = stage.job(steps=steps)
-    summary = stage.train(job, "--policy", policy, "--ps", ps).summary()
-    check(summary, policy, ps, steps, gradients)
+    summary = stage.train(stage.job(steps=500), "--policy", policy, "--ps", ps).summary()
+    check(summary, policy, ps, 500, 1)
     if bound is not None:
         assert summary["staleness"]["max"] <= bound
-    if not policy.endswith("aggregate=1"):  # the only one whose second worker is a backup
-        assert summary["pushes"]["dropped"] == 0
+    assert summary["pushes"]["dropped"] == 0
 
 
 def test_sync_replicas_gives_the_same_parameters_however_it_is_run(stage: Stage) -> None:
     job = stage.job(policy="sync-replicas", steps=200)
     with threadpool_limits(1):
         digests = {zmqtrain.run(load_job(job), workers=2).parameters_sha256}
-    for ps in (1, 2):
-        summary = stage.train(job, "--ps", ps).summary()
-        check(summary, "sync-replicas", ps, 200, 2)
-        assert summary["staleness"]["max"] == summary["pushes"]["dropped"] == 0
-        digests.add(summary["parameters_sha256"])
-    assert len(digests) == 1
+    summary = stage.train(job, "--ps", 2).summary()
+    check(summary, "sync-replicas", 2, 200, 2)
+    assert summary["staleness"]["max"] == summary["pushes"]["dropped"] == 0
+    assert {summary["parameters_sha256"]} == digests

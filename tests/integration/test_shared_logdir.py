@@ -40,14 +40,3 @@ def test_job_whose_ps_have_different_logdirs_of_one_name_does_not_begin(stage: S
     assert str(stage.logdir) in text
     assert "--logdir" in text
     assert list(stage.logdir.rglob("*.tmp-*")) == []
-
-
-def test_job_whose_ps_share_the_logdir_begins_and_leaves_no_trace_of_the_proof(
-    stage: Stage,
-) -> None:
-    job = stage.job("digits_job", logdir=str(stage.logdir), steps=20)
-    cluster = stage.cluster(job, ps=2)
-    tasks = [cluster.start("ps", index) for index in range(2)]
-    tasks += [cluster.start("worker", 0), cluster.start("chief")]
-    assert [task.exit_code() for task in tasks] == [ExitCode.OK] * 4
-    assert list(stage.logdir.rglob("*.tmp-*")) == []
