@@ -36,6 +36,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from zmqtrain import policies
+from zmqtrain.data.arrays import Arrays, as_dataset
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.metrics import Metric, checked
@@ -90,7 +91,10 @@ class Job(BaseModel):
     )
 
     model: Any = Field(description="the network; see zmqtrain.models.base.Model")
-    data: Any = Field(description="where the examples come from; see zmqtrain.models.base.Data")
+    data: Any = Field(
+        description="where the examples come from: see zmqtrain.models.base.Data; or the training "
+        "set itself, arrays or a Dataset"
+    )
     optimizer: Any = Field(description="update rule applied by the parameter servers")
     policy: PolicySpec = Field(
         "hogwild",
@@ -213,10 +217,16 @@ class Job(BaseModel):
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
         if isinstance(value, type):
             raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
+        reason = ""
+        if info.field_name == "data" and not isinstance(value, Data):
+            try:
+                return Arrays(as_dataset(value))
+            except DataError as error:
+                reason = f", or it must be examples: {error}"
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
             raise ValueError(
-                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}"
+                f"not a {expected.__name__}: it needs the methods {', '.join(methods)}{reason}"
             )
         return value
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zmqtrain.data import ArrayDataset, Arrays, split
+from zmqtrain.data import ArrayDataset, Arrays, Holdout, split
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models import Data, Dataset
 
@@ -82,3 +83,43 @@ def test_split_that_leaves_a_set_empty_is_refused(examples: int, fraction: float
 def test_split_by_no_fraction_is_refused(fraction: float) -> None:
     with pytest.raises(ConfigError, match=f"holdout is {fraction}; expected a fraction between"):
         split((np.zeros(10),), fraction, 0)
+
+
+def test_held_out_examples_are_not_trained() -> None:
+    data = Holdout((np.arange(50),), 0.3, seed=1)
+    train, held_out = data.load(None)
+    assert isinstance(data, Data)
+    assert (len(train), len(held_out)) == (35, 15)
+    rows = [part.take(np.arange(len(part)))[0] for part in (train, held_out)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(50))
+
+
+def test_file_of_an_array_is_mapped_and_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0).reshape(3, 2))
+    dataset, _ = Arrays((tmp_path / "x.npy", np.arange(3))).load(None)
+    assert isinstance(dataset.arrays[0], np.memmap)
+    batch = dataset.take(np.array([2]))
+    assert type(batch[0]) is np.ndarray
+    np.testing.assert_array_equal(batch[0], [[4, 5]])
+
+
+def test_mapped_file_that_shrinks_is_a_data_error_before_it_kills_the_process(
+    tmp_path: Path,
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((1000, 100)))
+    dataset, _ = Arrays((tmp_path / "x.npy",)).load(None)
+    with (tmp_path / "x.npy").open("r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(DataError, match=r"x\.npy has 5000 bytes"):
+        dataset.take(np.array([999]))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text", np.array([object()])])
+def test_file_that_is_no_array_is_named(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(DataError, match=r"x\.npy: cannot be mapped"):
+        Arrays((path,)).load(None)

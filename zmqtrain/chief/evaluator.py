@@ -8,10 +8,11 @@ import math
 import threading
 from collections.abc import Awaitable, Callable
 
+from zmqtrain.data.mapped import first_of
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures, numbers
-from zmqtrain.models.base import Array, Batch, Dataset, Parameters
+from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.evaluation import evaluate
 
@@ -62,9 +63,8 @@ class Evaluator:
         if self._dataset is None or not len(self._dataset):
             return []
         job = self._job
-        return list(
-            evaluate(job.model, job.all_values(), First(self._dataset), metrics=job.metrics)
-        )
+        one = first_of(self._dataset, 1)
+        return list(evaluate(job.model, job.all_values(), one, metrics=job.metrics))
 
     def forget(self) -> None:
         """The parameters were replaced, at the same step."""
@@ -102,16 +102,3 @@ class Evaluator:
 def shown(measures: Measures) -> str:
     """Return the measures that are numbers, in one line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in numbers(measures).items())
-
-
-class First:
-    """The first example of a dataset."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return 1
-
-    def take(self, indices: Array) -> Batch:
-        return self._dataset.take(indices)

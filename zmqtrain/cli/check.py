@@ -19,6 +19,7 @@ from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
+from zmqtrain.data.mapped import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job, load_job
 from zmqtrain.models.base import Dataset
@@ -146,7 +147,7 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
     problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
     for name, data in (("training", training), ("evaluation", evaluation)):
         if data is not None and len(data):
-            measures = evaluate(job.model, parameters | state | frozen, _Sample(data))
+            measures = evaluate(job.model, parameters | state | frozen, _sample(data))
             problems.errors += [
                 f"{measure} of the {name} set is {value}; expected a finite number"
                 for measure, value in measures.items()
@@ -154,19 +155,10 @@ def _check_job(job: Job, role: Role, problems: Problems) -> None:
             ]
 
 
-class _Sample:
-    """Some examples of a dataset, spread evenly over it."""
-
-    def __init__(self, data: Dataset) -> None:
-        self._data = data
-        count = min(EXAMPLES, len(data))
-        self._indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def take(self, indices: Any) -> Any:
-        return self._data.take(self._indices[indices])
+def _sample(data: Dataset) -> Subset:
+    """Return some examples of a dataset, spread evenly over it."""
+    count = min(EXAMPLES, len(data))
+    return Subset(data, np.linspace(0, len(data) - 1, count).astype(np.int64))
 
 
 def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:

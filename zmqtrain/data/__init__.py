@@ -1,21 +1,35 @@
-"""Built-in data sources, and batches of any data set."""
+"""Built-in data sources, readers of the data people have, and batches of any data set."""
 
-from zmqtrain.data.arrays import ArrayDataset, Arrays, split
+from zmqtrain.data.arrays import ArrayDataset, Arrays, Holdout, split
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.cached import Cached
 from zmqtrain.data.digits import Digits
 from zmqtrain.data.idx import read_idx
+from zmqtrain.data.mapped import Mapped
 from zmqtrain.data.mnist import Mnist
+from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.data.synthetic import NoisyLine
+from zmqtrain.data.tables import CSV, HuggingFace, Parquet, Table
+from zmqtrain.data.torch_dataset import TorchDataset
 
 __all__ = [
     "ArrayDataset",
     "Arrays",
     "BatchPlan",
+    "CSV",
+    "Cached",
     "Digits",
+    "Holdout",
+    "HuggingFace",
+    "Mapped",
     "Mnist",
     "NoisyLine",
+    "Parallel",
+    "Parquet",
     "Prefetcher",
+    "Table",
+    "TorchDataset",
     "read_idx",
     "split",
 ]

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zmqtrain.data.mapped import Subset
+from zmqtrain.data.torch_dataset import TorchDataset
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
+READERS = {
+    "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
+    "pandas": "Table(frame, inputs=..., target=...)",
+    "pyarrow": "Table(table, inputs=..., target=...)",
+}
+"""How examples of other libraries are read; they have another ``take`` than a Dataset."""
+
 
 class ArrayDataset:
-    """A Dataset of arrays that share their first axis, one row an example."""
+    """A Dataset of arrays that share their first axis, one row an example.
 
-    __slots__ = ("arrays",)
+    Arrays that are mapped from files (``numpy.memmap``) stay there.
+    """
+
+    __slots__ = ("_mapped", "arrays")
 
     def __init__(self, *arrays: Array) -> None:
         """
@@ -29,12 +44,27 @@ class ArrayDataset:
                 "with the same number of rows; give one row for each example in every array"
             )
         self.arrays: Batch = arrays
+        self._mapped = {
+            array.filename: _size(array.filename)
+            for array in arrays
+            if isinstance(array, np.memmap) and array.filename is not None
+        }
 
     def __len__(self) -> int:
         return len(self.arrays[0])
 
     def take(self, indices: Array) -> Batch:
-        """Return copies of these rows of each array."""
+        """Return copies of these rows of each array.
+
+        Raises:
+            DataError: a file that is mapped has another size than before.
+        """
+        for path, size in self._mapped.items():  # pages beyond the end would kill the process
+            if (found := _size(path)) != size:
+                raise DataError(
+                    f"{path} has {found} bytes, and had {size} when it was opened; data must stay "
+                    "as it is while it trains; start the task again with whole files"
+                )
         return tuple(array[indices] for array in self.arrays)
 
     def __repr__(self) -> str:
@@ -46,10 +76,11 @@ class Arrays:
     """Data that the job makes: ``train`` and ``evaluation`` examples, or None for the latter.
 
     Each is a tuple of arrays that share their first axis, usually (features, labels), or a Dataset.
+    Instead of an array a ``.npy`` file may be named; it is mapped into memory, not read.
     """
 
-    train: tuple[Array, ...] | Dataset
-    evaluation: tuple[Array, ...] | Dataset | None = None
+    train: Any
+    evaluation: Any = None
 
     def load(self, directory: str | None) -> tuple[Dataset, Dataset | None]:
         """Return both sets; ``directory`` is not used."""
@@ -64,15 +95,48 @@ class Arrays:
         return f"Arrays(train={texts[0]}, evaluation={texts[1]})"
 
 
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """Data: examples of which the fraction ``fraction``, chosen by ``seed``, is held out.
+
+    The evaluation set is what is held out.
+    """
+
+    examples: Any
+    fraction: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_split(self.fraction, self.seed)
+
+    def load(self, directory: str | None) -> tuple[Dataset, Dataset]:
+        """Return both sets; ``directory`` is not used."""
+        dataset = as_dataset(self.examples)
+        train, held_out = _parts(len(dataset), self.fraction, self.seed)
+        return Subset(dataset, train), Subset(dataset, held_out)
+
+
 def as_dataset(examples: Any) -> Dataset:
     """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
 
+    A data set of torch becomes one of zmqtrain.
+
     Raises:
-        DataError: it is something else, or the arrays have different numbers of rows.
+        DataError: it is something else, a file cannot be mapped, or the arrays have different
+            numbers of rows.
     """
+    for module, reader in READERS.items():
+        if f"{type(examples).__module__}.".startswith(f"{module}."):
+            kind = f"{module.partition('.')[0]} {type(examples).__name__}"
+            raise DataError(
+                f"the examples are a {kind}; expected to know its columns: zmqtrain.data.{reader}"
+            )
     if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
         return examples
-    arrays = examples if isinstance(examples, tuple | list) else (examples,)
+    if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
+        return TorchDataset(examples)
+    parts = examples if isinstance(examples, tuple | list) else (examples,)
+    arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(type(array).__name__ for array in arrays)
         raise DataError(
@@ -80,6 +144,24 @@ def as_dataset(examples: Any) -> Dataset:
             "with __len__ and take(indices); convert lists with numpy.array"
         )
     return ArrayDataset(*arrays)
+
+
+def _mapped(path: str | Path) -> NDArray[Any]:
+    try:
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged, or no array of numbers"
+        raise DataError(
+            f"{path}: cannot be mapped ({reason}); expected a whole .npy file; write it with "
+            "numpy.save"
+        ) from error
+
+
+def _size(path: Any) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # removed: what is mapped stays
+        return 0
 
 
 def split(arrays: Sequence[Array], fraction: float, seed: int) -> tuple[ArrayDataset, ArrayDataset]:
@@ -94,18 +176,23 @@ def split(arrays: Sequence[Array], fraction: float, seed: int) -> tuple[ArrayDat
     """
     check_split(fraction, seed)
     whole = ArrayDataset(*arrays)
-    held_out = round(fraction * len(whole))
-    if not 0 < held_out < len(whole):
+    train, held_out = _parts(len(whole), fraction, seed)
+    return ArrayDataset(*whole.take(train)), ArrayDataset(*whole.take(held_out))
+
+
+def _parts(
+    examples: int, fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of the examples for training, and of those that are held out."""
+    held_out = round(fraction * examples)
+    if not 0 < held_out < examples:
         raise DataError(
-            f"holding out {fraction} of {len(whole)} examples leaves {len(whole) - held_out} for "
+            f"holding out {fraction} of {examples} examples leaves {examples - held_out} for "
             f"training and {held_out} for evaluation; expected at least one of each; give more "
             "examples or another holdout"
         )
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(whole))
-    return (
-        ArrayDataset(*whole.take(order[held_out:])),
-        ArrayDataset(*whole.take(order[:held_out])),
-    )
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(examples)
+    return order[held_out:], order[:held_out]
 
 
 def check_split(fraction: float, seed: int) -> None:
@@ -126,6 +213,9 @@ def check_seed(seed: int) -> None:
         )
 
 
-def _described(arrays: tuple[Array, ...]) -> str:
+def _described(arrays: tuple[Any, ...]) -> str:
     """Types and shapes: equal on every task that made the same arrays, and short."""
-    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+    return ", ".join(
+        str(array) if isinstance(array, str | Path) else f"{array.dtype} {array.shape}"
+        for array in arrays
+    )

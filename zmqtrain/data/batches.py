@@ -49,6 +49,13 @@ class BatchPlan:
         """How many batches an exact pass has."""
         return -(-self.examples // self.batch_size)
 
+    def passes(self, number: int) -> NDArray[np.int64]:
+        """Return the pass of each example of batch ``number``, int64, from 0 on."""
+        if self.exact:
+            return np.full(len(self.indices(number)), number // self.of_pass)
+        start = number * self.batch_size
+        return np.arange(start, start + self.batch_size) // self.examples
+
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the examples of batch ``number`` (>= 0), int64 (batch_size,), or fewer."""
         if self.exact:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.mapped import take_seeded
 from zmqtrain.models.base import Batch, Dataset
 
 QUICK_S = 0.001
@@ -78,6 +79,8 @@ class Prefetcher:
     def _read(self, number: int) -> Batch:
         with self._reading:
             started = time.monotonic()
-            batch = self._dataset.take(self._plan.indices(number))
+            plan = self._plan
+            indices, passes = plan.indices(number), plan.passes(number)
+            batch = take_seeded(self._dataset, indices, plan.seed, passes)
             self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
             return batch

@@ -15,12 +15,13 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, as_dataset
+from zmqtrain.data.mapped import first_of
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.local.in_process import train_here
 from zmqtrain.metrics import Measures, checked
-from zmqtrain.models.base import Array, Batch, Data, Dataset, Model, Parameters
+from zmqtrain.models.base import Data, Dataset, Model, Parameters
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import launch
 from zmqtrain.server.server import ParameterServer
@@ -81,11 +82,11 @@ class Trainer:
     ) -> History:
         """Train for so many passes over ``train``; return what was measured after each.
 
-        ``train``, ``validation_data``: a tuple of arrays, a Dataset, or a Data, whose evaluation
-        set is the validation data unless that is given. ``epochs`` counts from the begin of the
-        logdir's job. Without a logdir a second call goes on from the weights, with the optimizer's
-        slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few batches, nothing
-        saved, to see whether everything works.
+        ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
+        whose evaluation set is the validation data unless that is given. ``epochs`` counts from the
+        begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
+        optimizer's slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
+        batches, nothing saved, to see whether everything works.
 
         If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out; the
@@ -206,19 +207,6 @@ def _nothing(status: Status) -> None:
     """Show nothing: callbacks show the progress."""
 
 
-class _First:
-    """The first examples of a dataset."""
-
-    def __init__(self, dataset: Dataset, count: int) -> None:
-        self._dataset, self._count = dataset, min(count, len(dataset))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def take(self, indices: Array) -> Batch:
-        return self._dataset.take(indices)
-
-
 def _data(train: Any, validation: Any, directory: str | None) -> Data:
     """Return training and validation examples as the data of a job."""
     if not isinstance(train, Data):
@@ -232,7 +220,7 @@ def _quick(data: Data, directory: str | None, examples: int) -> Data:
     """Return the first few examples of both sets."""
     train, validation = data.load(directory)
     return Arrays(
-        _First(train, examples), None if validation is None else _First(validation, examples)
+        first_of(train, examples), None if validation is None else first_of(validation, examples)
     )
 
 

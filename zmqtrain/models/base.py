@@ -96,7 +96,14 @@ class Model(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A finite set of examples that can be addressed by number."""
+    """A finite set of examples that can be addressed by number.
+
+    Tasks of one process may call it from several threads at once.
+
+    Data with random numbers, such as augmentation's, may have ``take_seeded(indices, seed,
+    passes)``. Training calls it instead of ``take``, with the job's seed and the number of each
+    row's pass (int64 (n,)), so that a batch that is computed again is the same.
+    """
 
     def __len__(self) -> int: ...
 

@@ -1,0 +1,152 @@
+"""Columns of tables as batches, and what is said of those that make none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+arrow = pytest.importorskip("pyarrow")
+
+from pyarrow import parquet  # noqa: E402
+
+from zmqtrain.data import CSV, ArrayDataset, Parquet, Table  # noqa: E402
+from zmqtrain.data.arrays import as_dataset  # noqa: E402
+from zmqtrain.errors import DataError  # noqa: E402
+
+COLUMNS: dict[str, Any] = {
+    "age": np.arange(4, dtype=np.int8),
+    "weight": np.arange(4) / 2,
+    "is_new": [True, False, True, True],
+    "name": list("abcd"),
+    "tokens": [[i, i + 1, i + 2] for i in range(4)],
+    "grid": [[[i, 2], [3, 4]] for i in range(4)],
+    "ragged": [[1], [1, 2], [1], [1]],
+    "gaps": [1.0, None, 2.0, 3.0],
+}
+TABLE = arrow.table(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "target", "expected"),
+    [
+        ("age", None, [("int64", ())]),
+        ("weight", "is_new", [("float32", ()), ("int64", ())]),
+        (["weight"], ["age"], [("float32", (1,)), ("float32", (1,))]),
+        (["age", "weight", "is_new"], "age", [("float32", (3,)), ("int64", ())]),
+        ("tokens", "grid", [("int64", (3,)), ("int64", (2, 2))]),
+        (["tokens", "grid"], "age", [("int64", (3,)), ("int64", (2, 2)), ("int64", ())]),
+    ],
+)
+def test_names_say_which_arrays_a_batch_has(inputs: Any, target: Any, expected: Any) -> None:
+    batch = Table(TABLE, inputs, target).take(np.array([2, 0]))
+    assert [(array.dtype.name, array.shape[1:]) for array in batch] == expected
+
+
+def test_values_stay_in_their_rows_and_columns() -> None:
+    numbers, tokens = Table(TABLE, ["weight", "age"], "tokens").take(np.array([3, 1]))
+    np.testing.assert_array_equal(numbers, [[1.5, 3], [0.5, 1]])
+    np.testing.assert_array_equal(tokens, [[3, 4, 5], [1, 2, 3]])
+
+
+def test_without_inputs_all_columns_but_the_target_count() -> None:
+    table = TABLE.select(["age", "weight", "is_new"])
+    features, target = Table(table, target="weight").take(np.arange(4))
+    np.testing.assert_array_equal(features, [[0, 1], [1, 0], [2, 1], [3, 1]])
+    np.testing.assert_array_equal(target, [0, 0.5, 1, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("wait", r"the table has no column 'wait'; it has age, .*; did you mean weight\?"),
+        ("name", "column 'name' .* holds object, such as .*a.*; expected numbers"),
+        ("ragged", "column 'ragged' has lists of 1 to 2 values; expected one length"),
+        ("gaps", "column 'gaps' has 1 empty values, the first in row 1"),
+    ],
+)
+def test_column_that_makes_no_array_is_refused(inputs: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        len(Table(TABLE, inputs))
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, r"no file .*\*\.csv is in"),
+        ({"a.csv": "x,y\n1,2\n3\n"}, r"a\.csv: cannot be read \(CSV parse error"),
+        ({"a.csv": ""}, r"a\.csv: cannot be read"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, r"b\.csv and .*a\.csv differ .* y, z"),
+        ({"a.csv": "x,z\n1,2\n"}, "has no column 'y'"),
+        ({"a.csv": "x,y\n1,\n"}, "column 'y' has 1 empty values, the first in row 0"),
+    ],
+)
+def test_csv_that_cannot_be_read_is_refused(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    with pytest.raises(DataError, match=message):
+        len(CSV(tmp_path / "*.csv", ["x"], "y"))
+
+
+def test_csv_files_may_differ_in_the_kinds_of_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "x;y\n1;0\n")
+    write(tmp_path / "b.csv", "x;y\n1.5;1\n")
+    x, y = CSV([tmp_path / "a.csv", tmp_path / "b.csv"], "x", "y", ";").take(np.arange(2))
+    np.testing.assert_array_equal(x, [1, 1.5])
+    np.testing.assert_array_equal(y, [0, 1])
+
+
+def row_groups(path: Path, rows: int) -> None:
+    table = arrow.table({"x": np.arange(rows), "y": np.arange(rows) * 2.0})
+    parquet.write_table(table, path, row_group_size=10)
+
+
+def test_parquet_keeps_row_groups_that_fit_into_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_groups(tmp_path / "data.parquet", 100)
+    reads: list[int] = []
+    read = parquet.ParquetFile.read_row_group
+    monkeypatch.setattr(
+        parquet.ParquetFile,
+        "read_row_group",
+        lambda file, group, columns: reads.append(group) or read(file, group, columns),
+    )
+    dataset = Parquet(tmp_path / "data.parquet", "x", "y", memory_nbytes=3 * 10 * 12)
+    for first in (0, 10, 20, 0, 30, 0, 10):  # 30 takes the place of 10, which was used before 20
+        np.testing.assert_array_equal(dataset.take(np.array([first]))[0], [first])
+    assert reads == [0, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut", "fewer rows", "no such column"])
+def test_parquet_that_changes_while_it_trains_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    row_groups(path, 25)
+    dataset = Parquet(path, "x", "y")
+    assert len(dataset) == 25
+    if damage == "removed":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    elif damage == "fewer rows":
+        row_groups(path, 23)
+    else:
+        parquet.write_table(arrow.table({"x": np.arange(25)}), path, row_group_size=10)
+    with pytest.raises(DataError, match=r"data\.parquet"):
+        dataset.take(np.array([24]))
+
+
+def test_tables_of_other_libraries_ask_for_their_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    for table, reader in [(TABLE, "Table"), (pandas.DataFrame({"x": [1]}), "Table")]:
+        with pytest.raises(DataError, match=rf"zmqtrain\.data\.{reader}\("):
+            as_dataset(table)
+    assert isinstance(as_dataset((np.zeros(3),)), ArrayDataset)

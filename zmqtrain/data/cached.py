@@ -1,0 +1,118 @@
+"""Examples that are read once and kept: in memory, or as arrays in a directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.data.description import describe
+from zmqtrain.data.files import one_task_at_a_time, write_whole
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import Array, Batch, Dataset
+
+log = logging.getLogger(__name__)
+
+ROWS = 1024  # read at a time into a directory
+NOTE = "cache.json"  # written last
+
+
+class Cached:
+    """A data set that reads each example of another one once.
+
+    Without a ``directory`` examples are kept in memory as they are asked for; each process keeps
+    its own. With one, the first task reads all of them into files there, which are mapped into
+    memory: for data that is larger than memory or slow to decode. Augmentation belongs behind it:
+    ``Mapped(Cached(data), augment)``.
+    """
+
+    def __init__(self, dataset: Dataset, directory: str | Path | None = None) -> None:
+        self.dataset = dataset
+        self.directory = None if directory is None else Path(directory)
+        self._kept: tuple[NDArray[np.bool_], list[NDArray[Any]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Array) -> Batch:
+        """Return these examples.
+
+        Raises:
+            ConfigError: this host has no memory for all of them.
+            DataError: the directory cannot be written to, or holds other data.
+        """
+        if self.directory is not None:
+            return self._stored.take(indices)
+        if self._kept is None:
+            self._kept = self._make_room(self.dataset.take(np.asarray(indices)[:1]))
+        is_kept, arrays = self._kept
+        missing = np.unique(indices[~is_kept[indices]])
+        if missing.size:
+            for array, rows in zip(arrays, self.dataset.take(missing), strict=True):
+                array[missing] = rows
+            is_kept[missing] = True
+        return tuple(array[indices] for array in arrays)
+
+    def __repr__(self) -> str:
+        return f"Cached({self.dataset!r}{f', {str(self.directory)!r}' if self.directory else ''})"
+
+    def _make_room(self, first: Batch) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+        """Return which examples are kept, and room for all of them."""
+        rows = [np.asarray(array) for array in first]
+        nbytes = len(self) * sum(row.nbytes for row in rows)
+        free = psutil.virtual_memory().available
+        if nbytes > free:
+            raise ConfigError(
+                f"the cache of {self.dataset!r} needs {nbytes >> 20} MiB of memory, and this host "
+                f"has {free >> 20} MiB left; give it a directory: Cached(data, directory)"
+            )
+        log.info("the cache of %r takes up to %d MiB", self.dataset, nbytes >> 20)
+        room = [np.empty((len(self), *row.shape[1:]), row.dtype) for row in rows]
+        return np.zeros(len(self), np.bool_), room
+
+    @cached_property
+    def _stored(self) -> ArrayDataset:
+        """The examples in the directory, which the first task writes."""
+        directory = Path(self.directory or "")
+        note, description = directory / NOTE, describe(self.dataset)
+        if not note.exists():
+            with one_task_at_a_time(note):
+                if not note.exists():
+                    self._write(directory, note, description)
+        found = json.loads(note.read_text())
+        if found["data"] != description:
+            raise DataError(
+                f"{directory} holds {found['data']}, but {self.dataset!r} has {description}; "
+                "remove that directory, or give another one"
+            )
+        return ArrayDataset(*(np.load(directory / name, "r") for name in found["files"]))
+
+    def _write(self, directory: Path, note: Path, description: str) -> None:
+        log.info("reading %r into %s", self.dataset, directory)
+        first = self.dataset.take(np.arange(1))
+        names = [f"{place}.npy" for place in range(len(first))]
+        try:
+            files = [
+                open_memmap(directory / name, "w+", array.dtype, (len(self), *array.shape[1:]))
+                for name, array in zip(names, map(np.asarray, first), strict=True)
+            ]
+            for start in range(0, len(self), ROWS):
+                rows = np.arange(start, min(start + ROWS, len(self)))
+                for file, array in zip(files, self.dataset.take(rows), strict=True):
+                    file[rows] = array
+            for file in files:
+                file.flush()
+            write_whole(note, json.dumps({"data": description, "files": names}).encode())
+        except OSError as error:
+            raise DataError(
+                f"{directory} cannot be written ({error.strerror}); expected room for all examples "
+                "of the data; make room, or give another directory"
+            ) from error

@@ -1,0 +1,71 @@
+"""Files of a data set: their names, and files that several tasks make together."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from zmqtrain.errors import ConfigError, DataError
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file, a pattern such as ``train-*.csv``, or several of them."""
+
+
+def files_of(paths: Paths) -> list[Path]:
+    """Return the files that are named: those of a pattern by name, patterns in the order given.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    found: list[Path] = []
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        text = os.fspath(path)
+        names = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        if not names:
+            raise DataError(
+                f"no file {text} is in {Path.cwd()}; expected a file or a pattern such as "
+                "data/train-*; correct the path, or copy the files to this host"
+            )
+        found += map(Path, names)
+    return found
+
+
+@contextmanager
+def one_task_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that is to be made, so that tasks of a host make it once.
+
+    Raises:
+        DataError: its directory cannot be written to.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("wb")
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be made ({error.strerror}); expected a directory that this user can "
+            "write to; give another one, with enough room"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with its process
+        yield
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def needs(library: str) -> ConfigError:
+    """Return the error of a reader whose library is not installed."""
+    return ConfigError(
+        f"{library} is not installed, and this reader needs it; "
+        "install it with pip install 'zmqtrain[data]'"
+    )

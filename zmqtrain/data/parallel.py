@@ -1,0 +1,142 @@
+"""Examples that several processes read: for decoding and augmentation that take their time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.data.mapped import take_seeded
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import Array, Batch, Dataset
+from zmqtrain.user_code import user_code
+
+ALIVE_S = 1.0
+"""A process looks this often whether its parent is still there."""
+
+
+class Parallel:
+    """A data set of which ``processes`` read a share of each batch.
+
+    They are forked when the first batch is read. They end with their parent, however it ends, once
+    they have read what they are reading.
+    """
+
+    def __init__(self, dataset: Dataset, processes: int) -> None:
+        """
+        Raises:
+            ConfigError: ``processes`` is below 1.
+        """
+        if type(processes) is not int or processes < 1:
+            raise ConfigError(f"processes is {processes!r}; expected a whole number from 1 on")
+        self.dataset, self.processes = dataset, processes
+        self._lock = threading.Lock()
+        self._readers: list[_Reader] = []
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: Array) -> Batch:
+        """Return these examples.
+
+        Raises:
+            DataError: an example cannot be read, or a process has died.
+        """
+        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        count = max(1, min(self.processes, len(indices)))
+        shares = zip(np.array_split(indices, count), np.array_split(passes, count), strict=True)
+        with self._lock:
+            while len(self._readers) < count:
+                self._readers.append(_Reader(self.dataset))
+            readers = self._readers[:count]
+            try:
+                for reader, (rows, of_rows) in zip(readers, shares, strict=True):
+                    reader.ask(rows, seed, of_rows)
+                answers = [reader.answer() for reader in readers]
+            except (EOFError, OSError) as error:  # the end of a pipe
+                for reader in self._readers:
+                    reader.end()
+                self._readers = []
+                raise DataError(
+                    f"a process that reads {self.dataset!r} has died, perhaps for want of memory; "
+                    "use fewer processes, or smaller batches"
+                ) from error
+        if failure := next((answer for answer in answers if isinstance(answer, DataError)), None):
+            raise failure
+        return tuple(map(np.concatenate, zip(*answers, strict=True)))
+
+    def __repr__(self) -> str:
+        return f"Parallel({self.dataset!r}, {self.processes})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_lock": None, "_readers": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+
+class _Reader:
+    """A process that reads examples, and the pipe to it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._link, its = Pipe()
+        parent = os.getpid()
+        self._pid = os.fork()  # so what a job's file defines needs no pickle
+        if not self._pid:
+            try:
+                self._link.close()
+                _serve(dataset, its, parent)
+            finally:
+                os._exit(0)
+        its.close()
+
+    def ask(self, indices: Array, seed: int, passes: Array) -> None:
+        self._link.send_bytes(pickle.dumps((indices, seed, passes)))
+
+    def answer(self) -> Batch | DataError:
+        """
+        Raises:
+            EOFError, OSError: the process has died.
+        """
+        return pickle.loads(self._link.recv_bytes())  # type: ignore[no-any-return]
+
+    def end(self) -> None:
+        self._link.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _serve(dataset: Dataset, link: Connection, parent: int) -> None:
+    """Read what is asked for, until the parent has gone."""
+    signal.set_wakeup_fd(-1)  # it is the parent's
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # its other threads have stayed in the parent
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe
+        while True:
+            while not link.poll(ALIVE_S):
+                if os.getppid() != parent:  # a process that was forked later may hold the pipe
+                    return
+            link.send_bytes(pickle.dumps(_answer(dataset, *pickle.loads(link.recv_bytes()))))
+
+
+def _answer(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch | DataError:
+    try:
+        with user_code("take()", dataset, DataError):
+            return tuple(map(np.asarray, take_seeded(dataset, indices, seed, passes)))
+    except DataError as error:
+        return error
+    except Exception as error:
+        return DataError(str(error))

@@ -1,0 +1,105 @@
+"""Examples of a ``torch.utils.data.Dataset``, read in processes if wanted."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zmqtrain.data.mapped import stacked
+from zmqtrain.data.parallel import Parallel
+from zmqtrain.errors import DataError
+from zmqtrain.models.base import Array, Batch
+from zmqtrain.user_code import user_code
+
+
+class TorchDataset:
+    """A map-style data set (``__len__`` and ``__getitem__``), as torch has it, with its transforms.
+
+    ``num_workers``: processes that read the examples of a batch in parallel, see
+    :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of a list of examples, in this
+    process; without it arrays are stacked.
+
+    With ``num_workers`` above 0 the random numbers of torch, NumPy and ``random`` that transforms
+    draw are seeded by the job's seed, the pass and the example. This process needs its own.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: ``num_workers`` is negative.
+            DataError: the data set has no length, or no examples by number.
+        """
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise DataError(
+                f"{dataset!r:.80} has no __getitem__ and __len__; expected a map-style data set, "
+                "for batches are leased by number: write a stream into files first"
+            )
+        self.collate_fn = collate_fn
+        self._examples = _Examples(dataset, stack=collate_fn is None, seeded=num_workers != 0)
+        self._reader = Parallel(self._examples, num_workers) if num_workers else self._examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def take(self, indices: Array) -> Batch:
+        """Return these examples as one batch.
+
+        Raises:
+            DataError: the data set or ``collate_fn`` raises, or a process has died.
+        """
+        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        arrays = self._reader.take_seeded(indices, seed, passes)
+        if self.collate_fn is None:
+            return arrays
+        with user_code("collate_fn", self, DataError):
+            batch = self.collate_fn(list(arrays[0]))
+            return tuple(map(np.asarray, batch if isinstance(batch, tuple | list) else (batch,)))
+
+    def __repr__(self) -> str:
+        return f"TorchDataset({self._examples!r})"
+
+
+class _Examples:
+    """Examples by number; not stacked, they are one array of objects."""
+
+    def __init__(self, dataset: Any, stack: bool, seeded: bool) -> None:
+        self._dataset, self._stack, self._seeded = dataset, stack, seeded
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def take(self, indices: Array) -> Batch:
+        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        examples = np.empty(len(indices), object)
+        for row, (index, number) in enumerate(zip(indices, passes, strict=True)):
+            if self._seeded:
+                _seed(seed, int(number), int(index))
+            example = f"It was example {index}"
+            with user_code("__getitem__", self._dataset, DataError, example.__str__):
+                examples[row] = self._dataset[int(index)]
+        return stacked(examples) if self._stack else (examples,)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} of {type(self._dataset).__name__}"
+
+
+def _seed(*seed: int) -> None:
+    """Seed the generators that transforms use without being told."""
+    one, two = np.random.SeedSequence(seed).generate_state(2).tolist()
+    random.seed(one)
+    np.random.seed(two)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(one << 32 | two)
