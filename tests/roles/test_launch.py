@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from zmqtrain import Job
+from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
 from zmqtrain.roles import launch
+from zmqtrain.server.server import ParameterServer
+from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.wire.messages import Shutdown
 
 FEW = 256  # files
 
@@ -60,6 +68,20 @@ def test_ps_that_cannot_publish_the_job_serves_it_and_says_so(
         assert "can find the job only by its chief" in caplog.text
         with pytest.raises(ConfigError):
             launch._publish(parse_task("chief 0"), config_of("127.0.0.1:2222"), stack)
+
+
+def test_host_of_a_ps_knows_of_the_end_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    config = config_of("127.0.0.1:2222")
+    job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
+    ps = ParameterServer(config, job, MemoryTransport())
+    launch._note_end([ps], config)
+    assert run_file.end_since(config.ps, 0.0) is None
+    ps._shutdown = Shutdown(ExitCode.DIVERGED, "too many gradients held NaN")
+    launch._note_end([ps], config)
+    assert run_file.end_since(config.ps, 0.0) == ExitCode.DIVERGED
 
 
 def test_mistyped_variable_is_told(

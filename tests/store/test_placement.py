@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from zmqtrain.errors import ConfigError
 from zmqtrain.store.layout import ALIGNMENT, DTYPES, Variable, empty_values
 from zmqtrain.store.placement import place
 
@@ -97,41 +96,6 @@ def test_parts_on_the_same_shard_stay_separate_slices() -> None:
         ("v2", 1, 1, 16),
         ("v2", 2, 1, 32),
     ]
-
-
-@pytest.mark.parametrize(
-    ("variables", "shards", "strategy", "partition_nbytes", "text"),
-    [
-        ([], 0, "greedy", 1, "0 shards; expected at least 1; start at least one ps"),
-        (
-            [],
-            1,
-            "best",
-            1,
-            "unknown placement strategy 'best'; expected one of round-robin, greedy",
-        ),
-        (
-            [],
-            1,
-            "greedy",
-            -1,
-            "partition_nbytes is -1; expected a size in bytes, or 0 to keep every variable whole",
-        ),
-        (
-            [Variable("w", (1,)), Variable("b", (1,)), Variable("w", (2,))],
-            1,
-            "greedy",
-            1,
-            "variables share a name: w; give each parameter its own",
-        ),
-    ],
-)
-def test_impossible_placement_is_refused(
-    variables: list[Variable], shards: int, strategy: str, partition_nbytes: int, text: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        place(variables, shards, strategy, partition_nbytes)
-    assert str(refused.value) == text
 
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)

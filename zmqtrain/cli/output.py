@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -14,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from zmqtrain.observe.summary import as_json
 
 PIPED_WIDTH = 250  # columns; a reader of a pipe wants a row on one line
 NOTHING = "-"
@@ -38,7 +38,7 @@ def text_of(view: RenderableType, width: int = PIPED_WIDTH) -> str:
 
 def show_json(value: Any) -> None:
     """Write one line of JSON to stdout; NaN and infinity become null."""
-    click.echo(json.dumps(_finite(value)))
+    click.echo(as_json(value))
 
 
 def table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> Table:
@@ -113,13 +113,3 @@ def counted(number: int, noun: str) -> str:
 def rate(per_second: float) -> str:
     """Return a rate; a slow one keeps two decimals."""
     return f"{per_second:.0f}" if per_second >= 10 else f"{per_second:.2f}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
@@ -41,17 +41,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Saving:
-    """A checkpoint that the shards are writing."""
+    """A checkpoint that the shards are writing: what will be answered, but for the files."""
 
     request: Request
-    step: int
-    next_batch: int
-    open_batches: tuple[int, ...]
-    examples: int
-    marks: tuple[WorkerMark, ...]
-    limit: int | None
-    pass_examples: int
-    pass_loss: float
+    saved: Saved
     files: dict[int, ShardFile] = field(default_factory=dict)
 
 
@@ -113,18 +106,8 @@ class AdminApi:
         saving.files[file.shard] = file
         if len(saving.files) == self._leader.shards:
             del self._saving[directory]
-            saved = Saved(
-                saving.step,
-                self._leader.policy,
-                tuple(saving.files[shard] for shard in sorted(saving.files)),
-                saving.next_batch,
-                saving.open_batches,
-                saving.examples,
-                saving.marks,
-                saving.limit,
-                saving.pass_examples,
-                saving.pass_loss,
-            )
+            files = tuple(saving.files[shard] for shard in sorted(saving.files))
+            saved = replace(saving.saved, files=files)
             self._saved = {directory: saved}
             saving.request.reply(saved)
 
@@ -191,21 +174,12 @@ class AdminApi:
             request.reply(self._saved[message.directory])
             return
         # The ledger of this moment belongs to the shards' memory at the snapshot order.
-        ledger = coordinator.ledger
-        self._saving[message.directory] = Saving(
-            request,
-            coordinator.version,
-            ledger.next_batch,
-            ledger.open_batches(),
-            ledger.examples,
-            tuple(
-                WorkerMark(worker, member.incarnation, member.sequence)
-                for worker, member in coordinator.members.items()
-            ),
-            ledger.limit,
-            ledger.pass_examples,
-            ledger.pass_loss,
+        marks = tuple(
+            WorkerMark(worker, member.incarnation, member.sequence)
+            for worker, member in coordinator.members.items()
         )
+        saved = coordinator.ledger.saved(coordinator.version, self._leader.policy, marks=marks)
+        self._saving[message.directory] = Saving(request, saved)
         self._leader.event(message)
 
     def on_save_ended(self, request: Request, message: SaveEnded) -> None:

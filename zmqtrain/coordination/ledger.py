@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from zmqtrain.job import EPOCHS
 from zmqtrain.store.manifest import Manifest
+from zmqtrain.wire.messages import Saved, ShardFile, WorkerMark
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,27 @@ class Ledger:
         """Return the numbers below ``next_batch`` that are not counted, in order."""
         held = [*self.leases.values(), *self.pending.values()]
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
+
+    def saved(
+        self,
+        step: int,
+        policy: str,
+        files: tuple[ShardFile, ...] = (),
+        marks: tuple[WorkerMark, ...] = (),
+    ) -> Saved:
+        """Return what a checkpoint of this moment keeps."""
+        return Saved(
+            step,
+            policy,
+            files,
+            self.next_batch,
+            self.open_batches(),
+            self.examples,
+            marks,
+            self.limit,
+            self.pass_examples,
+            self.pass_loss,
+        )
 
     def _last_pending(self, worker: int) -> int:
         """Remove and return the worker's last pending batch."""

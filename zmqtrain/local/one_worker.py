@@ -192,19 +192,8 @@ class LocalRun:
         shard, coordinator = exchange.shard, exchange.coordinator
         file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
         written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
-        ledger = coordinator.ledger
-        return Saved(
-            step=coordinator.version,
-            policy=self._job.policy,
-            files=(ShardFile(*astuple(written)),),
-            next_batch=ledger.next_batch,
-            open_batches=ledger.open_batches(),
-            examples=ledger.examples,
-            marks=(),
-            limit=ledger.limit,
-            pass_examples=ledger.pass_examples,
-            pass_loss=ledger.pass_loss,
-        )
+        files = (ShardFile(*astuple(written)),)
+        return coordinator.ledger.saved(coordinator.version, self._job.policy, files)
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         """Return the current variables, or their moving averages."""

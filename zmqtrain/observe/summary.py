@@ -74,7 +74,7 @@ class Summary:
 
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity become null."""
-        return json.dumps(_finite(asdict(self) | {"loss": self.loss, "accuracy": self.accuracy}))
+        return as_json(asdict(self) | {"loss": self.loss, "accuracy": self.accuracy})
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""
@@ -112,12 +112,17 @@ def parameters_sha256(parameters: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def as_json(value: Any) -> str:
+    """Return a value as one line of JSON; NaN and infinity become null."""
+    return json.dumps(_finite(value))
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return _finite(value.tolist())
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None

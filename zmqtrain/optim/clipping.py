@@ -11,9 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError
-from zmqtrain.optim.checks import is_number
-
 Array: TypeAlias = Any
 """A float32 NumPy or CuPy array of any shape."""
 
@@ -34,15 +31,7 @@ def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
 
     This is tf.clip_by_global_norm. A gradient no longer than ``norm`` is not changed. Nor is one
     whose norm is NaN or infinite, so that it is still recognised later.
-
-    Raises:
-        ConfigError: ``norm`` is not a finite number above 0.
     """
-    if not is_number(norm) or norm <= 0:
-        raise ConfigError(
-            f"clip_norm is {norm!r}; expected a finite number above 0; correct clip_norm in the "
-            "job, or omit it for no clipping"
-        )
     length = global_norm(gradients)
     if isfinite(length) and length > norm:
         scale = norm / length

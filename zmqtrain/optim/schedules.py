@@ -50,58 +50,49 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class _Decay:
+    """A rate that falls with s/D; with ``staircase``, with floor(s/D)."""
+
+    initial: float
+    decay_steps: int
+    decay_rate: float
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        check_non_negative(self, "initial", "decay_rate")
+        check_positive(self, "decay_steps")
+
+    def _periods(self, step: int) -> float:
+        periods = step / self.decay_steps
+        return floor(periods) if self.staircase else periods
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(_Decay):
     """initial * decay_rate^(s/D); with ``staircase`` the exponent is floor(s/D)."""
 
-    initial: float
-    decay_steps: int
-    decay_rate: float
-    staircase: bool = False
-
     def __post_init__(self) -> None:
-        check_non_negative(self, "initial")
-        check_positive(self, "decay_steps", "decay_rate")
+        _Decay.__post_init__(self)
+        check_positive(self, "decay_rate")
 
     def __call__(self, step: int) -> float:
-        power = _periods(step, self.decay_steps, self.staircase)
-        return float(self.initial * self.decay_rate**power)
+        return float(self.initial * self.decay_rate ** self._periods(step))
 
 
 @dataclass(frozen=True, slots=True)
-class NaturalExponential:
+class NaturalExponential(_Decay):
     """initial * e^(-decay_rate * s/D); with ``staircase``, floor(s/D) in place of s/D."""
 
-    initial: float
-    decay_steps: int
-    decay_rate: float
-    staircase: bool = False
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "initial", "decay_rate")
-        check_positive(self, "decay_steps")
-
     def __call__(self, step: int) -> float:
-        return self.initial * exp(
-            -self.decay_rate * _periods(step, self.decay_steps, self.staircase)
-        )
+        return self.initial * exp(-self.decay_rate * self._periods(step))
 
 
 @dataclass(frozen=True, slots=True)
-class InverseTime:
+class InverseTime(_Decay):
     """initial / (1 + decay_rate * s/D); with ``staircase``, floor(s/D) in place of s/D."""
 
-    initial: float
-    decay_steps: int
-    decay_rate: float
-    staircase: bool = False
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "initial", "decay_rate")
-        check_positive(self, "decay_steps")
-
     def __call__(self, step: int) -> float:
-        periods = _periods(step, self.decay_steps, self.staircase)
-        return self.initial / (1 + self.decay_rate * periods)
+        return self.initial / (1 + self.decay_rate * self._periods(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +232,3 @@ def rate_at(learning_rate: float | Schedule, step: int) -> float:
             f"0; correct {learning_rate!r} in the job"
         )
     return rate
-
-
-def _periods(step: int, decay_steps: int, staircase: bool) -> float:
-    periods = step / decay_steps
-    return floor(periods) if staircase else periods

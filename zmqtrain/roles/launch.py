@@ -150,7 +150,7 @@ def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
     if config.ps[0].startswith(IPC):  # in zmqtrain run no task starts later
         return
     for actor in actors:
-        end = actor.summary if isinstance(actor, Chief) else getattr(actor, "shutdown", None)
+        end = actor.summary if isinstance(actor, Chief) else getattr(actor, "end", None)
         if end is not None:
             with contextlib.suppress(ConfigError):  # then they wait until join_timeout_s
                 run_file.note_end(config.ps, int(end.exit_code))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from zmqtrain.errors import ConfigError
 from zmqtrain.store.layout import ALIGNMENT, ShardLayout, Slice, Variable
 
 Strategy: TypeAlias = Literal["round-robin", "greedy"]
@@ -27,12 +26,7 @@ def place(
     ``round-robin`` gives each to the shard after the last one's, ``greedy`` to the shard with the
     fewest bytes, the lowest index on ties (TensorFlow's ``GreedyLoadBalancingStrategy``). With
     fewer parts than shards some stay empty.
-
-    Raises:
-        ConfigError: ``shards`` is not positive, ``partition_nbytes`` is negative, ``strategy`` is
-            unknown, or two variables share a name.
     """
-    _check(variables, shards, strategy, partition_nbytes)
     slices: list[list[Slice]] = [[] for _ in range(shards)]
     sizes = [0] * shards
     turn = 0
@@ -62,26 +56,3 @@ def _cut(variable: Variable, shards: int, partition_nbytes: int) -> Iterator[tup
         length = base + 1 if part < extra else base
         yield start, length
         start += length
-
-
-def _check(
-    variables: Sequence[Variable], shards: int, strategy: str, partition_nbytes: int
-) -> None:
-    if shards < 1:
-        raise ConfigError(f"{shards} shards; expected at least 1; start at least one ps")
-    if partition_nbytes < 0:
-        raise ConfigError(
-            f"partition_nbytes is {partition_nbytes}; expected a size in bytes, or 0 to keep "
-            "every variable whole"
-        )
-    if strategy not in get_args(Strategy):
-        raise ConfigError(
-            f"unknown placement strategy {strategy!r}; expected one of "
-            f"{', '.join(get_args(Strategy))}"
-        )
-    names = [variable.name for variable in variables]
-    if len(set(names)) < len(names):
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        raise ConfigError(
-            f"variables share a name: {', '.join(repeated)}; give each parameter its own"
-        )

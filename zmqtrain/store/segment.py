@@ -245,9 +245,7 @@ class _Mapping:
             reason = getattr(error, "strerror", None) or error
             raise SegmentError(f"{path} cannot be opened: {reason}") from error
         weakref.finalize(self, os.close, self._descriptor)
-        is_file = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-        head = os.pread(self._descriptor, FIXED.size, 0) if is_file else b""
-        magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))
+        magic, version, slots, nonce, size = _fixed(self._descriptor)
         if magic != MAGIC or version != LAYOUT_VERSION:
             raise SegmentError(f"{path} is no segment of layout version {LAYOUT_VERSION}")
         _check_layout(str(path), layout, size, slots)
@@ -372,14 +370,18 @@ def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> No
 def _nonce_of(descriptor: int, layout: SegmentLayout) -> str:
     """Return the nonce of an open file if it is a whole segment of this layout, else ""."""
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        return ""
-    head = os.pread(descriptor, FIXED.size, 0).ljust(FIXED.size, b"\0")
-    magic, version, slots, nonce, size = FIXED.unpack(head)
+    magic, version, slots, nonce, size = _fixed(descriptor)
+    is_whole = found.st_uid == os.geteuid() and found.st_size >= layout.gradients_at
     expected = (MAGIC, LAYOUT_VERSION, len(layout.slots), layout.size)
-    if (magic, version, slots, size) != expected or found.st_size < layout.gradients_at:
-        return ""
-    return str(nonce.hex())
+    return str(nonce.hex()) if is_whole and (magic, version, slots, size) == expected else ""
+
+
+def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
+    """Return the fields at the begin of an open file, zeros if it is none or shorter."""
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    head = os.pread(descriptor, FIXED.size, 0) if is_file else b""
+    magic, version, slots, nonce, size = FIXED.unpack(head.ljust(FIXED.size, b"\0"))
+    return magic, version, slots, nonce, size
 
 
 def _lock_of(at: int, nbytes: int = 1) -> bytes:
