@@ -25,6 +25,7 @@ from zmqtrain.data import (
     Parallel,
     Parquet,
     Table,
+    TFRecord,
     TorchDataset,
 )
 from zmqtrain.data.description import describe
@@ -137,10 +138,25 @@ def hugging_face(directory: Path) -> Dataset:
     return HuggingFace(datasets.Dataset.from_dict(columns), "point", "label")
 
 
+def tf_record(directory: Path) -> Dataset:
+    pytest.importorskip("google_crc32c")
+    writer = pytest.importorskip("tensorboardX.record_writer")
+    for part in range(3):
+        file = writer.RecordWriter(str(directory / f"part-{part}"))
+        for row in np.array_split(np.arange(ROWS), 3)[part]:
+            file.write(X[row].tobytes() + bytes([Y[row]]))
+        file.close()
+    return TFRecord(directory / "part-*", parsed)
+
+
+def parsed(record: bytes) -> Any:
+    return np.frombuffer(record[:-1], np.float32), record[-1]
+
+
 SOURCES: list[Callable[[Path], Dataset]] = [
     arrays, subset, memory_maps, mapped, cached, cached_in_a_directory, parallel, torch_dataset,
     torch_dataset_in_processes, torch_dataset_with_collate, table, frame, csv, parquet,
-    parquet_in_little_memory, hugging_face,
+    parquet_in_little_memory, hugging_face, tf_record,
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from zmqtrain.data.arrays import ArrayDataset, Arrays, Holdout, split
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.cached import Cached
 from zmqtrain.data.digits import Digits
+from zmqtrain.data.example import parse_example
 from zmqtrain.data.idx import read_idx
 from zmqtrain.data.mapped import Mapped
 from zmqtrain.data.mnist import Mnist
@@ -11,6 +12,7 @@ from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.prefetch import Prefetcher
 from zmqtrain.data.synthetic import NoisyLine
 from zmqtrain.data.tables import CSV, HuggingFace, Parquet, Table
+from zmqtrain.data.tfrecord import TFRecord
 from zmqtrain.data.torch_dataset import TorchDataset
 
 __all__ = [
@@ -28,8 +30,10 @@ __all__ = [
     "Parallel",
     "Parquet",
     "Prefetcher",
+    "TFRecord",
     "Table",
     "TorchDataset",
+    "parse_example",
     "read_idx",
     "split",
 ]

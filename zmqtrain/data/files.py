@@ -36,6 +36,22 @@ def files_of(paths: Paths) -> list[Path]:
 
 
 @contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Say what could not be read.
+
+    Raises:
+        DataError: the block raised an error of a file's or of its format's.
+    """
+    try:
+        yield
+    except (OSError, ValueError, IndexError) as error:  # ArrowInvalid is a ValueError
+        raise DataError(
+            f"{what}: cannot be read ({error}); expected a whole file, as it was when the job "
+            "began; write it again, or copy it to this host"
+        ) from error
+
+
+@contextmanager
 def one_task_at_a_time(path: Path) -> Iterator[None]:
     """Hold the lock of a file that is to be made, so that tasks of a host make it once.
 

@@ -7,8 +7,7 @@ One name is one array. Of several names, columns of numbers become one float32 a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
-from zmqtrain.data.files import Paths, files_of, needs
+from zmqtrain.data.files import Paths, files_of, needs, reading
 from zmqtrain.errors import DataError, did_you_mean
 from zmqtrain.models.base import Array, Batch
 
@@ -267,22 +266,6 @@ class Columns:
         if array.dtype.kind == "f":
             return array.astype(np.float32, copy=False)
         return array.astype(np.int64, copy=False) if array.ndim == 1 else array
-
-
-@contextmanager
-def reading(what: object) -> Iterator[None]:
-    """Say what could not be read.
-
-    Raises:
-        DataError: the block raised an error of a file's or of its format's.
-    """
-    try:
-        yield
-    except (OSError, ValueError, IndexError) as error:  # ArrowInvalid is a ValueError
-        raise DataError(
-            f"{what}: cannot be read ({error}); expected a whole file, as it was when the job "
-            "began; write it again, or copy it to this host"
-        ) from error
 
 
 def _batch(table: pyarrow.Table, columns: Columns) -> Batch:
