@@ -80,23 +80,3 @@ def _possible(worker: int, wish: str, clocks: dict[int, int], computing: set[int
     if wish == "leave":
         return "leave"
     return "push" if worker in computing else None
-
-
-orders = st.integers(0, 40).flatmap(lambda n: st.lists(st.integers(0, 4), min_size=n, max_size=n))
-
-
-@settings(deadline=None, max_examples=40)
-@given(workers=st.integers(1, 5), order=orders)
-def test_bound_0_is_bulk_synchronous(workers: int, order: list[int]) -> None:
-    policy = BoundedStaleness(0)
-    policy.start(0, workers)
-    for worker in range(workers):
-        policy.join(worker)
-    computing = set(range(workers))
-    for number in order:
-        worker = sorted(computing)[number % len(computing)]
-        decisions = policy.push(worker)
-        computing.remove(worker)
-        released = [decision.worker for decision in decisions if isinstance(decision, Release)]
-        assert released == ([] if computing else list(range(workers)))
-        computing.update(released)

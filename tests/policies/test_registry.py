@@ -58,88 +58,40 @@ def test_every_call_makes_a_new_policy() -> None:
     assert make_policy("sync-replicas") is not make_policy("sync-replicas")
 
 
-FORMS = (
-    "expected hogwild, hogwild:whole, bounded-staleness:S, sync-replicas, "
-    "sync-replicas:aggregate=R, sync-replicas:aggregate=R,tokens=N, the name of "
-    'an installed plug-in, or "module:attr"'
-)
-NO_MODULE = "no module 'no.such' beside the job's file"
-WHOLE = (
-    "expected hogwild, or hogwild:whole for steps that count on every ps or on none, even if "
-    "their worker dies"
-)
-MANY = "9" * 5000
-AT_MOST = "expected a whole number from 0 to 1000000"
-TWICE = "has aggregate twice; expected it once; leave out one"
-OPTIONS = (
-    "expected aggregate=R (gradients averaged in a step) or, for TensorFlow's token queue, "
-    "tokens=N as well"
-)
-
-
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("spec", "told"),
     [
-        ("", f"unknown policy '': {FORMS}"),
-        ("nope", f"unknown policy 'nope': {FORMS}"),
+        ("", "expected hogwild, "),
+        ("nope", "'nope'"),
         ("bounded_staleness:2", "did you mean bounded-staleness?"),
-        ("no.such:policy", NO_MODULE),
-        ("json.decoder", f"unknown policy 'json.decoder': {FORMS}"),
-        (":attr", f"unknown policy ':attr': {FORMS}"),
-        (".json:loads", f"unknown policy '.json:loads': {FORMS}"),
-        ("a/b.py:attr", f"unknown policy 'a/b.py:attr': {FORMS}"),
-        (
-            "hogwild:3",
-            f"unknown option '3' of hogwild: {WHOLE}",
-        ),
-        (
-            "bounded-staleness",
-            "policy bounded-staleness:S: got '', expected a whole number from 0 to 1000000",
-        ),
-        (
-            "bounded-staleness:-1",
-            "policy bounded-staleness:S: got '-1', expected a whole number from 0 to 1000000",
-        ),
-        (
-            "bounded-staleness:1.5",
-            "policy bounded-staleness:S: got '1.5', expected a whole number from 0 to 1000000",
-        ),
-        (
-            "bounded-staleness:٣",
-            "policy bounded-staleness:S: got '٣', expected a whole number from 0 to 1000000",
-        ),
-        (
-            "sync-replicas:aggregate=0",
-            "policy sync-replicas:aggregate=R: got '0', expected a whole number from 1 to 1000000",
-        ),
-        (
-            "sync-replicas:aggregate",
-            "policy sync-replicas:aggregate=R: got '', expected a whole number from 1 to 1000000",
-        ),
-        (
-            "sync-replicas:aggregate=2,tokens=x",
-            "policy sync-replicas:tokens=N: got 'x', expected a whole number from 0 to 1000000",
-        ),
-        (
-            "sync-replicas:aggregate=1,tokens=1000001",
-            f"policy sync-replicas:tokens=N: got '1000001', {AT_MOST}",
-        ),
-        (
-            f"bounded-staleness:{MANY}",
-            f"policy bounded-staleness:S: got '{MANY[:79]}, {AT_MOST}",
-        ),
-        ("sync-replicas:aggregate=2,aggregate=3", f"sync-replicas:aggregate=2,aggregate=3 {TWICE}"),
-        ("sync-replicas:tokens=2", "sync-replicas:tokens=N needs aggregate=R as well"),
-        ("sync-replicas:2", f"unknown option '2' of sync-replicas: {OPTIONS}"),
-        ("sync-replicas:total=2", f"unknown option 'total=2' of sync-replicas: {OPTIONS}"),
-        ("json:nope", "policy 'json:nope': module json has no 'nope'"),
-        ("math:pi", "policy 'math:pi' cannot be made: TypeError: 'float' object is not callable"),
+        ("no.such:policy", "'no.such'"),
+        ("json.decoder", "'json.decoder'"),
+        (":attr", "':attr'"),
+        (".json:loads", "'.json:loads'"),
+        ("a/b.py:attr", "'a/b.py:attr'"),
+        ("hogwild:3", "'3'"),
+        ("bounded-staleness", "bounded-staleness:S: got ''"),
+        ("bounded-staleness:-1", "'-1'"),
+        ("bounded-staleness:1.5", "'1.5'"),
+        ("bounded-staleness:٣", "'٣'"),
+        (f"bounded-staleness:{'9' * 5000}", "from 0 to 1000000"),
+        ("sync-replicas:aggregate=0", "from 1 to 1000000"),
+        ("sync-replicas:aggregate", "aggregate=R: got ''"),
+        ("sync-replicas:aggregate=2,tokens=x", "tokens=N: got 'x'"),
+        ("sync-replicas:aggregate=1,tokens=1000001", "'1000001'"),
+        ("sync-replicas:aggregate=2,aggregate=3", "aggregate twice"),
+        ("sync-replicas:tokens=2", "needs aggregate=R"),
+        ("sync-replicas:2", "'2'"),
+        ("sync-replicas:total=2", "'total=2'"),
+        ("json:nope", "module json has no 'nope'"),
+        ("math:pi", "TypeError"),
     ],
 )
-def test_wrong_spec_is_a_config_error(spec: str, sentence: str) -> None:
+def test_wrong_spec_is_a_config_error(spec: str, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
         make_policy(spec)
-    assert sentence in str(raised.value)
+    assert told in str(raised.value)
+    assert len(str(raised.value)) < 500
 
 
 @pytest.fixture

@@ -128,30 +128,6 @@ async def test_short_work_is_done_when_run_returns(make: Make, log: Log) -> None
     assert log.entries == [("then 0", LOOP), ("work 1", LOOP), ("then 1", LOOP)]
 
 
-async def test_long_work_runs_beside_the_loop_and_what_follows_on_it(make: Make, log: Log) -> None:
-    queue = await make(True)
-    do(queue, log.note("then"), log.note("work"))
-    assert "then" not in log.names
-    await finish(queue)
-    (work, worker), (then, loop) = log.entries
-    assert (work, then, loop) == ("work", "then", LOOP)
-    assert worker.startswith("apply")
-
-
-@pytest.mark.parametrize("long_work", [False, True])
-async def test_pieces_are_done_in_the_order_they_were_added(
-    make: Make, log: Log, long_work: bool
-) -> None:
-    queue = await make(long_work)
-    expected = []
-    for number in range(50):
-        work = None if number % 3 == 0 else log.note(f"work {number}")
-        do(queue, log.note(f"then {number}"), work)
-        expected += [f"then {number}"] if work is None else [f"work {number}", f"then {number}"]
-    await finish(queue)
-    assert log.names == expected
-
-
 @pytest.mark.parametrize("long_work", [False, True])
 async def test_piece_added_by_a_piece_comes_after_those_before_it(
     make: Make, log: Log, long_work: bool
