@@ -71,6 +71,9 @@ def _compression_spec(spec: str) -> str:
     return spec
 
 
+MIRRORED_POLICY = "sync-replicas"
+"""The policy of a job that names none, under the strategy multi-worker-mirrored."""
+
 Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
@@ -99,7 +102,13 @@ class Job(BaseModel):
     policy: PolicySpec = Field(
         "hogwild",
         description=f"when an update counts: {policies.FORMS}; the S of bounded-staleness counts a "
-        "worker's own steps, whereas the staleness that is reported counts updates by all workers",
+        "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
+        "without ps the default is sync-replicas",
+    )
+    strategy: Literal["auto", "parameter-server", "multi-worker-mirrored"] = Field(
+        "auto",
+        description="where parameters live: on parameter servers, or on the workers, each of which "
+        "then hosts a part; auto: on parameter servers if the cluster has any",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     epochs: Count = Field(
@@ -297,12 +306,20 @@ class Job(BaseModel):
         Raises:
             ConfigError: a value is out of range or of the wrong type.
         """
-        values = {name: getattr(self, name) for name in type(self).model_fields}
+        values = {name: getattr(self, name) for name in self.model_fields_set}
         if "data" in overrides:
             overrides["data_dir"] = overrides.pop("data")
         job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
         job._source = self._source
         return job
+
+    def hosted(self, hosted: bool) -> Job:
+        """Return this job as it is trained if workers host the ps, or if they do not.
+
+        If they do, the policy is ``sync-replicas`` unless the job names one.
+        """
+        is_open = hosted and "policy" not in self.model_fields_set
+        return self.model_copy(update={"policy": MIRRORED_POLICY}) if is_open else self
 
     def with_own_model(self) -> Job:
         """Return this job with a copy of the model, for another thread of this process.

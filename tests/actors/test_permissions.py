@@ -75,3 +75,13 @@ def test_key_serves_its_owner_alone(
     refused = pytest.raises(RefusedError, match=f"{role} {index} is not that of {claimed}")
     with contextlib.nullcontext() if is_own else refused:
         check_identity(Owner(role, index), Sender(claimed, claimed_index))
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "is_own"),
+    [("worker", 1, True), ("ps", 1, True), ("ps", 0, False), ("worker", 0, False),
+     ("chief", 0, False)],
+)  # fmt: skip
+def test_key_of_a_worker_serves_the_ps_that_it_hosts(role: str, index: int, is_own: bool) -> None:
+    with contextlib.nullcontext() if is_own else pytest.raises(RefusedError):
+        check_identity(Owner("worker", 1), Sender(role, index), hosted=True)

@@ -92,6 +92,24 @@ def test_sound_task_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
         assert text in said
 
 
+def test_task_without_ps_is_summed_up_and_ps_that_are_not_used_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"worker": ["127.0.0.1:25001", "127.0.0.1:25002"], "ps": ["127.0.0.1:25003"]}
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", 1, **cluster))
+    code, said = check(capsys, "--strategy", "multi-worker-mirrored")
+    assert code == ExitCode.OK
+    for text in ("worker 1 of a cluster with 2 workers", "127.0.0.1:25003 will not be used"):
+        assert text in said
+    code, said = check(capsys, "--strategy", "multi-worker-mirrored", "--workers", "3")
+    assert (code, "is 3, but TF_CONFIG lists 2" in said) == (ExitCode.USAGE, True)
+
+
+def test_worker_without_ps_needs_its_port(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = check(capsys, "--ps", "0", "--workers", f"127.0.0.1:{taken}")
+    assert (code, f"port {taken}" in said) == (ExitCode.USAGE, True)
+
+
 def test_task_of_the_environment_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

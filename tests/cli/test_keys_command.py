@@ -119,7 +119,7 @@ def test_nobody_but_the_chief_is_revoked_without_an_index(
         (["add", "worker", "--public", "x"], "the public key 'x' is not 64 hexadecimal digits"),
         (["revoke", "ps", "7"], "has no allowed key of ps 7"),
         (["revoke", "chief", "1"], "expected 0, since there is one chief"),
-        (["new", "--ps", "0"], "0 is not in the range"),
+        (["new", "--workers", "0"], "0 is not in the range"),
         (["list", "--keys", "/dev/null/x"], "cannot be read: Not a directory"),
         (["add", "worker", "--keys", "/dev/null/x"], "cannot be made: Not a directory"),
     ],

@@ -29,6 +29,7 @@ TF = json.dumps(
         "task": {"type": "worker", "index": 2},
     }
 )
+MEMBERS = ("c:1", *(f"w{i}:1" for i in range(5)))
 HONCHO = {"HONCHO_PROCESS_NAME": "worker.4"}
 LOCAL = tuple(f"127.0.0.1:{port}" for port in range(2222, 2230))
 
@@ -75,13 +76,15 @@ def test_index_comes_from_the_first_source_that_says_it(
         ({}, {}, Cluster(LOCAL[:1], workers=1, chief=True)),
         ({}, {"TF_CONFIG": ""}, Cluster(LOCAL[:1], workers=1, chief=True)),
         ({}, HONCHO, Cluster(LOCAL[:3], workers=4, chief=True)),
-        ({}, HONCHO | {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), workers=5, chief=True)),
+        ({}, HONCHO | {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), 5, True, MEMBERS)),
         (
             {"ps": "z:1", "workers": 3},
             {"TF_CONFIG": TF},
-            Cluster(("z:1",), workers=3, chief=True),
+            Cluster(("z:1",), 3, True, MEMBERS),
         ),
-        ({"chief": False}, {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), workers=5, chief=False)),
+        ({"chief": False}, {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), 5, False, MEMBERS)),
+        ({"ps": "0", "workers": ("", "")}, {}, Cluster((), workers=2, chief=True)),
+        ({"workers": ("h:1", "i:1")}, {}, Cluster(LOCAL[:1], 2, True, ("h:1", "i:1"))),
         ({"chief": False}, {}, Cluster(LOCAL[:1], workers=1, chief=False)),
         ({"ps": "2"}, {}, Cluster(LOCAL[:2], workers=1, chief=True)),
         (
@@ -201,7 +204,7 @@ def test_worker_binds_nothing() -> None:
 
 
 WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
-    "no ps at all": (Role.WORKER, {"ps": "0"}, {}, ["--ps", "at least one"]),
+    "no worker at all": (Role.WORKER, {"workers": ()}, {}, ["--workers", "at least 1"]),
     "one address twice": (Role.WORKER, {"ps": "h:1,H:1"}, {}, ["--ps", "h:1"]),
     "worker index": (Role.WORKER, {"workers": 2, "index": 2}, {}, ["--index", "2", "--workers"]),
     "ps index": (Role.PS, {"index": 1}, {}, ["--index", "1", "--ps"]),
@@ -244,7 +247,6 @@ def test_mistake_is_refused_with_its_option(
     ("role", "counts", "told"),
     [
         (Role.WORKER, None, "--ps (or ZMQTRAIN_PS) and --workers"),
-        (Role.WORKER, {"worker": 4}, "--ps"),
         (Role.PS, {"ps": 1}, "--workers"),
     ],
 )
@@ -256,10 +258,55 @@ def test_what_honcho_does_not_start_has_to_be_given(
     assert told in str(caught.value)
 
 
-def test_cluster_without_a_ps_can_be_described() -> None:
-    """As a job without parameter servers will have it."""
-    config = TaskConfig(role=Role.WORKER, job="job.py", workers=2)
-    assert config.cluster == Cluster((), workers=2, chief=True)
+def test_workers_without_ps_listen_where_tf_config_says_else_from_the_base_port_on() -> None:
+    environ = tf_config({"worker": ["w:1", "v:1"]}, type="worker", index=1)
+    there = load(environ=environ).under("auto")
+    assert (there.task, there.ps) == (Task(Role.WORKER, 1), ("w:1", "v:1"))
+    here = load(flags={"ps": "0", "workers": ("", "")}).under("auto")
+    assert here.ps == LOCAL[:2]
+    assert all(each.as_ps and not each.chief for each in (here, there))
+    assert (here.hosts_chief, there.hosts_chief) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "task"),
+    [("chief", 0, Task(Role.WORKER, 0)), ("worker", 1, Task(Role.WORKER, 2))],
+)
+def test_chief_of_tf_config_computes_without_ps(role: str, index: int, task: Task) -> None:
+    environ = tf_config({"chief": ["c:1"], "worker": ["w:1", "v:1"]}, type=role, index=index)
+    config = load(Role(role), environ=environ).under("auto")
+    assert (config.task, config.ps, config.workers) == (task, ("c:1", "w:1", "v:1"), 3)
+    assert config.hosts_chief == (role == "chief")
+
+
+def test_chief_of_honcho_computes_nothing_without_ps() -> None:
+    counts = {"ps": 0, "worker": 4, "chief": 1}
+    worker = load(environ=HONCHO, counts=counts).under("auto")
+    assert (worker.task, worker.workers) == (Task(Role.WORKER, 3), 4)
+    environ = {"HONCHO_PROCESS_NAME": "chief.1"}
+    chief = load(Role.CHIEF, environ=environ, counts=counts).under("auto")
+    assert chief.task == Task(Role.CHIEF, 0)
+    assert (chief.as_ps, chief.hosts_chief, chief.ps) == (None, True, LOCAL[:4])
+
+
+def test_ps_of_tf_config_are_not_used_under_a_strategy_without_them() -> None:
+    environ = tf_config({"ps": ["p:1"], "worker": ["w:1", "v:1"]}, type="worker", index=0)
+    assert load(environ=environ).under("multi-worker-mirrored").ps == ("w:1", "v:1")
+    assert load(environ=environ).under("auto").ps == ("p:1",)
+
+
+def test_ps_that_a_worker_hosts_has_its_key() -> None:
+    config = load(flags={"ps": "0", "workers": ("", ""), "keys": "k"}).under("auto")
+    assert config.as_ps is not None
+    servers = {f"tcp://{LOCAL[i]}": Owner("worker", i) for i in range(2)}
+    for security in (config.security, config.as_ps.security):
+        assert (security.owner, security.servers) == (Owner("worker", 0), servers)
+
+
+def test_chief_without_ps_is_refused_unless_all_know_of_it() -> None:
+    with pytest.raises(ConfigError, match="--chief"):
+        load(Role.CHIEF, {"ps": "0"}).under("auto")
+    assert load(Role.CHIEF, {"ps": "0", "chief": True}).under("auto").hosts_chief
 
 
 def test_task_config_is_a_timing() -> None:

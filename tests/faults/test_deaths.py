@@ -114,7 +114,7 @@ def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what
 def test_interrupted_step_ends_without_the_worker_that_nobody_has_missed_yet() -> None:
     """What others were told to be part of it is part of the checkpoint."""
     timing = calm().timing.model_copy(update={"lease_s": 10.0})
-    faults = (kill("worker 0", 0.5, 30.0), Fault(0.7, "interrupt"))
+    faults = (kill("worker 0", 0.5, 30.0), Fault(0.9, "interrupt"))
     policy = "sync-replicas:aggregate=8"
     hurried = duplicate(Close, where=lambda close: close.at_once)
     held(calm(policy=policy, keeps=True, timing=timing, faults=faults, rules=(hurried,)))

@@ -388,7 +388,7 @@ def check_counts(job: Job, summary: Summary) -> NDArray[np.float32]:
     return counts
 
 
-@pytest.mark.parametrize("counts", [{"workers": 0}, {"ps": 0}, {"workers": "2"}, {"ps": 1.0}])
+@pytest.mark.parametrize("counts", [{"workers": 0}, {"ps": -1}, {"workers": "2"}, {"ps": 1.0}])
 def test_number_of_tasks_that_is_none_is_an_error_that_names_it(counts: dict[str, Any]) -> None:
     ((name, value),) = counts.items()
     with pytest.raises(ConfigError, match=re.escape(f"{name} is {value!r}; expected a whole")):

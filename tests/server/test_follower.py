@@ -24,6 +24,8 @@ Follow = Callable[[str], Follower]
 class FakeLink:
     """Keeps what the leader is told."""
 
+    joined = False
+
     def __init__(self) -> None:
         self.sent: list[Any] = []
 

@@ -95,6 +95,8 @@ class Request:
 class Actor:
     """Base of the roles. A subclass fills ``handlers``, by type of message, and has a ``main``."""
 
+    hosted = False  # whether worker i hosts ps i
+
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
         self.transport = transport
@@ -251,7 +253,7 @@ class Actor:
         request = Request(self, endpoint, peer, envelope)
         try:
             if type(peer) is KnownPeer:
-                check_identity(peer.key.owner, envelope.sender)
+                check_identity(peer.key.owner, envelope.sender, hosted=self.hosted)
             check_permission(envelope)
         except RefusedError as error:
             self._on_refused(str(error))

@@ -38,13 +38,16 @@ _RESERVED: dict[type, tuple[str, ...]] = {
 """The roles that may send each message that changes a job; all may send the others."""
 
 
-def check_identity(owner: Owner, sender: Sender) -> None:
+def check_identity(owner: Owner, sender: Sender, *, hosted: bool = False) -> None:
     """Check that the holder of a key is this sender.
+
+    ``hosted``: whether worker i hosts ps i, with its own key.
 
     Raises:
         RefusedError: it is another task's key.
     """
-    is_own = sender.role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
+    role = "worker" if hosted and sender.role == "ps" else sender.role
+    is_own = role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
     if not is_own:
         raise RefusedError(
             f"the key of {owner} is not that of {sender}: give each task its own secret key"

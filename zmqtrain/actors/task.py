@@ -26,6 +26,7 @@ class JobActor(Actor):
         self.job = job
         self.job_name = config.job
         self.workers = config.workers
+        self.hosted = config.hosted
         self.lane = config.lane
         self.security = config.security
         self.ps_endpoints = [connect_endpoint(address) for address in config.ps]

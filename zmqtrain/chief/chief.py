@@ -27,6 +27,7 @@ from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
+from zmqtrain.config.strategy import MIRRORED, PARAMETER_SERVER
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     CheckpointError,
@@ -368,7 +369,8 @@ class Chief(JobActor):
         self.summary = Summary.of(
             final,
             job=self.job_name,
-            ps=self.shards,
+            strategy=MIRRORED if self.hosted else PARAMETER_SERVER,
+            ps=0 if self.hosted else self.shards,
             workers=self.workers,
             parameters=self.weights,
             checkpoint=self._saver.last,

@@ -65,7 +65,15 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     with problems.caught():
         if flags["job"] is not None:
             job = load_job(flags["job"]).with_overrides(**values_of(Job, flags))
-            _check_job(job, task, problems)
+    with problems.caught():
+        if config is not None:
+            strategy = (flags["strategy"] or "auto") if job is None else job.strategy
+            config = config.under(strategy)
+            _check_unused(config, flags, problems)
+    with problems.caught():
+        if job is not None:
+            writes = task is not Role.WORKER or (config is not None and config.hosted)
+            _check_job(job, writes, problems)
     if config is not None:
         _check_machine(config, job, problems)
         _check_peers(config, problems, reach=reach)
@@ -120,9 +128,19 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> None:
         problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
 
 
-def _check_job(job: Job, role: Role, problems: Problems) -> None:
-    """Check the job's directory, its data, and one step."""
-    if role is not Role.WORKER and job.logdir and (obstacle := _obstacle(job.logdir)):
+def _check_unused(config: TaskConfig, flags: Mapping[str, Any], problems: Problems) -> None:
+    """Warn of ps that are listed, but not used."""
+    listed = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses_of(Role.PS).values()
+    if config.hosted and (unused := flags["ps"] or tuple(listed)):
+        problems.warnings.append(
+            f"without ps each worker hosts a part of the parameters; {', '.join(unused)} will not "
+            "be used: start no ps there"
+        )
+
+
+def _check_job(job: Job, writes: bool, problems: Problems) -> None:
+    """Check the job's directory if this task ``writes`` there, its data, and one step."""
+    if writes and job.logdir and (obstacle := _obstacle(job.logdir)):
         problems.errors.append(
             f"the job's logdir is {job.logdir!r}, but {obstacle} is not a directory that this user "
             f"can write to; correct {names_of('logdir')}"
@@ -163,10 +181,10 @@ def _sample(data: Dataset) -> Subset:
 
 def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:
     """Check keys, files, room for a segment, and ports."""
-    security = config.security
+    security, as_ps = config.security, config.as_ps
     with problems.caught():
-        if config.role is Role.PS:
-            security.check(config.bind_endpoint, listening=True)
+        if as_ps is not None:
+            security.check(as_ps.bind_endpoint, listening=True)
         for endpoint in security.servers:
             security.check(endpoint, listening=False)
             if security.is_keyed(endpoint):
@@ -176,12 +194,12 @@ def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> N
         if config.metrics_tls is not None:
             tls_context(*config.metrics_tls)
     with problems.caught():
-        if config.role is Role.PS:
-            _check_segment(config, job)
+        if as_ps is not None:
+            _check_segment(as_ps, job)
     host, port = config.metrics_address
     _check_port(f"the metrics of {config.task}", host, port, problems)
-    if config.role is Role.PS and not config.bind_endpoint.startswith(IPC):
-        host, _, port_text = config.bind_endpoint.removeprefix("tcp://").rpartition(":")
+    if as_ps is not None and not as_ps.bind_endpoint.startswith(IPC):
+        host, _, port_text = as_ps.bind_endpoint.removeprefix("tcp://").rpartition(":")
         _check_port(str(config.task), host.strip("[]"), int(port_text), problems)
 
 
@@ -247,10 +265,11 @@ def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None
         if text.startswith(IPC):
             continue
         address = parse_address(text)
-        with problems.caught(f"ps {index} at {text} cannot be reached ({{}}); is it started?"):
+        peer = Task(Role.WORKER if config.hosted else Role.PS, index)
+        with problems.caught(f"{peer} at {text} cannot be reached ({{}}); is it started?"):
             if ip_of(address.host) is None:
                 socket.getaddrinfo(address.host, address.port)
-            if reach and config.task != Task(Role.PS, index):
+            if reach and config.task != peer:
                 target = address.host, address.port
                 socket.create_connection(target, timeout=CONNECT_TIMEOUT_S).close()
 
@@ -269,7 +288,8 @@ def _nearest(path: Path) -> Path:
 
 def _summary(config: TaskConfig) -> str:
     chief = "a chief of its own" if config.chief else "the chief in worker 0"
-    return (
-        f"this is {config.task} of a cluster with {len(config.ps)} ps ({', '.join(config.ps)}), "
-        f"{counted(config.workers, 'worker')} and {chief}"
-    )
+    ps, workers = ", ".join(config.ps), counted(config.workers, "worker")
+    parts = f"{len(config.ps)} ps ({ps}), {workers}"
+    if config.hosted:
+        parts = f"{workers} ({ps}), each of which hosts a ps,"
+    return f"this is {config.task} of a cluster with {parts} and {chief}"

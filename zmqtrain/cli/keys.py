@@ -55,7 +55,7 @@ def keys_command() -> None:
 
 @keys_command.command("new")
 @_keys_option
-@click.option("--ps", type=click.IntRange(1, 4096), default=1, show_default=True, help="how many")
+@click.option("--ps", type=click.IntRange(0, 4096), default=1, show_default=True, help="how many")
 @click.option(
     "--workers", type=click.IntRange(1, 65536), default=1, show_default=True, help="how many"
 )

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -14,11 +15,11 @@ from zmqtrain.actors.client import ask
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, option_of, values_of
-from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
+from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ProtocolError
-from zmqtrain.transport.keys import Owner, secrets_in
+from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
 
@@ -94,9 +95,8 @@ def find_job(
     """
     values = values_of(TaskConfig, flags)
     if "ps" not in values:
-        named = read_tf_config(environ.get(TF_CONFIG, "")).addresses_of(Role.PS)
-        if 0 in named:
-            values["ps"] = (named[0],)
+        if leader_at := _leader_of(read_tf_config(environ.get(TF_CONFIG, ""))):
+            values["ps"] = (leader_at,)
         else:
             jobs = running_jobs()
             if len(jobs) != 1:
@@ -105,8 +105,23 @@ def find_job(
     config = TaskConfig(role=Role.WORKER, job="not asked for", **values)
     if not config.ps:
         raise ConfigError(f"{names_of('ps')} is 0; expected the address of the job's ps 0")
-    leader = config.model_copy(update={"ps": config.ps[:1]})
+    leader = config.model_copy(update={"ps": config.ps[:1], "hosted": _is_hosted(config)})
     return RemoteJob(leader.ps[0], _name_of(leader.ps[0]), timeout_s, _as_client(leader.security))
+
+
+def _leader_of(config: TfConfig) -> str | None:
+    """Return the address of ps 0; without ps that of the first task that computes and hosts it."""
+    if config.is_dynamic or config.addresses_of(Role.PS):
+        return config.addresses_of(Role.PS).get(0)
+    first = (config.addresses_of(role).get(0) for role in (Role.CHIEF, Role.WORKER))
+    return next(filter(None, first), None)
+
+
+def _is_hosted(config: TaskConfig) -> bool:
+    """Say whether worker 0 hosts ps 0, as the job's keys tell: then there is none of a ps."""
+    if config.keys is None:
+        return False
+    return all(entry.owner.role != Role.PS for entry in read_registry(Path(config.keys)))
 
 
 def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:

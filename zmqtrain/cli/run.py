@@ -30,6 +30,7 @@ from zmqtrain.config.options import (
     options_of,
     values_of,
 )
+from zmqtrain.config.strategy import local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
@@ -74,6 +75,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
       zmqtrain run examples/digits.py
       zmqtrain run examples/digits.py --workers 4 --policy bounded-staleness:4
       zmqtrain run examples/digits.py --ps 2 --logdir /tmp/digits --save-secs 10
+      zmqtrain run examples/digits.py --ps 0 --workers 3
       zmqtrain run examples/mnist.py --data DIR --policy sync-replicas --json
     """
     level, log_format = "info" if verbose else "warning", flags["log_format"] or "text"
@@ -92,8 +94,10 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
         job = load_job(job_reference).with_overrides(**overrides)
+        ps = local_ps(job.strategy, flags["ps"], cluster.workers)
+        cluster, job = cluster.model_copy(update={"ps": ps}), job.hosted(not ps)
         limit_threads(cluster.threads)
-        allow_descriptors(2 * cluster.ps + cluster.workers)  # connections and pipes
+        allow_descriptors(2 * cluster.shards + cluster.workers)  # connections and pipes
         try:
             with _display(job_reference) as on_progress:
                 running = run_processes(

@@ -48,11 +48,16 @@ class Cluster:
     ``ps``: address of ps i at position i.
     ``workers``: how many workers the job expects; a worker may know a smaller number.
     ``chief``: whether the chief is a separate task; if not, worker 0 hosts it.
+    ``members``: where those who compute can listen, if it is known: the chief first if TF_CONFIG
+    lists one, then the workers; "" for who has no address.
+    ``hosted``: whether worker i hosts ps i.
     """
 
     ps: tuple[str, ...]
     workers: int
     chief: bool
+    members: tuple[str, ...] = ()
+    hosted: bool = False
 
     @property
     def chief_host(self) -> Task:
@@ -135,6 +140,17 @@ def parse_addresses(value: Any) -> Any:
         return tuple(map(canonical_address, text.split(",")))
     except ConfigError as error:
         raise ValueError(str(error)) from None
+
+
+def parse_workers(value: Any) -> Any:
+    """Return the addresses of workers, as :func:`parse_addresses` does.
+
+    Raises:
+        ValueError: this is neither a number nor addresses.
+    """
+    if isinstance(value, str) and ":" not in value and not value.strip().isdigit():
+        raise ValueError("expected a number from 1 on, or addresses as host:port,host:port")
+    return parse_addresses(value)
 
 
 def connect_endpoint(address: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,11 +31,13 @@ from zmqtrain.config.cluster import (
     canonical_address,
     connect_endpoint,
     parse_addresses,
+    parse_workers,
 )
 from zmqtrain.config.options import names_of, values_of
 from zmqtrain.config.resolvers import honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
+from zmqtrain.config.strategy import member, plan
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
 from zmqtrain.transport.keys import Owner
@@ -50,7 +53,7 @@ RESOLVERS = (tf_config.resolve, honcho.resolve)
 """Sources of the cluster around this process; each adds what those before it did not find.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
-index, ps, workers and chief.
+index, ps, workers, members and chief.
 """
 
 MAX_THREADS = 1024
@@ -80,23 +83,26 @@ class TaskConfig(Timing):
         2222,
         ge=1,
         le=MAX_PORT,
-        description="port of ps 0 in a local cluster; ps i has this port + i",
+        description="port of ps 0 in a local cluster, or, without ps, of worker 0; the others have "
+        "the ports after it",
     )
     ps: Annotated[tuple[str, ...], BeforeValidator(parse_addresses)] = Field(
         (),
         description="addresses of all ps, as host:port,host:port; a number N means N local ps from "
-        "the base port on (default: from TF_CONFIG or honcho, else 1)",
+        "the base port on; 0: each worker hosts one (default: from TF_CONFIG or honcho, else 1)",
     )
-    workers: int = Field(
-        1,
-        ge=1,
-        le=MAX_TASKS,
-        description="how many workers the job expects (default: from TF_CONFIG or honcho)",
+    workers: int = Field(1, ge=1, le=MAX_TASKS)
+    members: Annotated[tuple[str, ...], BeforeValidator(parse_workers)] = Field(
+        (),
+        title="workers",
+        description="how many workers the job expects, or, without ps, the addresses where they "
+        "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
     )
+    hosted: bool = False  # whether worker i hosts ps i
     chief: bool = Field(
         True,
         description="whether the chief is a separate task; if not, worker 0 hosts it "
-        "(default: from TF_CONFIG or honcho)",
+        "(default: from TF_CONFIG or honcho; without ps it is not)",
     )
     bind: str | None = Field(
         None,
@@ -210,12 +216,37 @@ class TaskConfig(Timing):
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(self.ps, self.workers, self.chief)
+        return Cluster(self.ps, self.workers, self.chief, self.members, self.hosted)
+
+    def under(self, strategy: str) -> TaskConfig:
+        """Return this configuration in the cluster that a job's strategy makes of it.
+
+        Raises:
+            ConfigError: the strategy contradicts the cluster, or has no such task.
+        """
+        is_chief_given = "chief" in self.model_fields_set
+        given = self.cluster if is_chief_given else replace(self.cluster, chief=False)
+        planned = plan(strategy, given)
+        if not planned.hosted:
+            return self
+        task = member(self.task, given)
+        return TaskConfig(
+            **self.model_dump(exclude_unset=True)
+            | asdict(planned)
+            | {"role": task.role, "index": task.index}
+        )
 
     @property
     def hosts_chief(self) -> bool:
         """Whether the chief runs in this task."""
         return self.task == self.cluster.chief_host
+
+    @property
+    def as_ps(self) -> TaskConfig | None:
+        """The configuration of the ps that this task is, or hosts beside its worker, if any."""
+        if self.role is Role.WORKER and self.hosted:
+            return self.model_copy(update={"role": Role.PS})
+        return self if self.role is Role.PS else None
 
     @property
     def bind_endpoint(self) -> str:
@@ -226,12 +257,17 @@ class TaskConfig(Timing):
 
     @property
     def security(self) -> Security:
-        """The key of this task, and the keys that it expects of the ps."""
+        """The key of this task, and the keys that it expects of the ps.
+
+        A ps that a worker hosts has that worker's key.
+        """
+        host = Role.WORKER if self.hosted else Role.PS
+        owner = host if self.role is Role.PS else self.role
         return Security(
-            Owner(self.role.value, self.index),
+            Owner(owner.value, self.index),
             None if self.keys is None else Path(self.keys),
             self.insecure,
-            {connect_endpoint(address): Owner("ps", i) for i, address in enumerate(self.ps)},
+            {connect_endpoint(address): Owner(host.value, i) for i, address in enumerate(self.ps)},
         )
 
     @property
@@ -291,10 +327,8 @@ def load_task(
             f"Procfile's line {role}, or give {names_of('index')}"
         )
     values = {"role": role, "ps": "1"} | values
-    if values["ps"] in ((), "0"):
-        raise ConfigError(
-            f"{names_of('ps')} is 0; expected at least one ps, which keeps the parameters"
-        )
+    if isinstance(addresses := values.get("workers"), tuple):
+        values |= {"workers": len(addresses)} | ({"members": addresses} if any(addresses) else {})
     try:
         return TaskConfig(**values)
     except ValidationError as error:

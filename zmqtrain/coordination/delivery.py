@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import BATCH, Message, Order, Orders
@@ -229,9 +229,13 @@ class OrderDelivery:
         got = peer.orders
         stuck = got == self._acknowledged.get(shard, -1)
         self._acknowledged[shard] = got
+        if stuck and (first := self.send_missing(peer)):
+            log.info("ps %d: sent orders from %d on again", shard, first)
+
+    def send_missing(self, peer: Peer) -> int:
+        """Send another ps once more what it has not reported; return the first number, 0: none."""
         # A new life has not reported yet. It had all orders that are no longer kept.
-        missing = [(number, order) for number, order in self._unacknowledged if number > got]
-        if stuck and missing:
-            first = missing[0][0]
-            log.info("ps %d: sending orders from %d on again", shard, first)
-            self._send_to([shard], missing)
+        kept = self._unacknowledged
+        missing = [(number, order) for number, order in kept if number > peer.orders]
+        self._send_to([peer.index], missing)
+        return missing[0][0] if missing else 0

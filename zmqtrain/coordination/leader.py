@@ -246,7 +246,10 @@ class Leader:
             return
         if report.orders > self.delivery.sent:
             raise ProtocolError(f"{peer} reports order {report.orders} of {self.delivery.sent}")
+        is_first = peer.report is None
         peer.report = report
+        if is_first:  # of a life or a generation: what was sent before did not reach it
+            self.delivery.send_missing(peer)
         self._carry_out(self.delivery.due())
         if report.failure:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")

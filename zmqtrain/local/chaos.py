@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 import psutil
 
+from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.wire.messages import Status, TaskStatus
 
@@ -226,11 +227,15 @@ class Chaos:
 
 
 def _runs_others(task: TaskStatus, status: Status) -> bool:
-    """Say whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself."""
+    """Say whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself.
+
+    A worker's own ps does not count: both are started again.
+    """
     host, _, pid = task.process.rpartition(":")
     for other in status.tasks:
         where, _, number = other.process.rpartition(":")
-        if other.task == task.task or where != host:
+        is_own = (other.index, {other.role, task.role}) == (task.index, {Role.PS, Role.WORKER})
+        if other.task == task.task or where != host or is_own:
             continue
         with contextlib.suppress(psutil.Error):
             if number == pid or psutil.Process(int(number)).ppid() == int(pid):

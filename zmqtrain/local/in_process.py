@@ -22,6 +22,7 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.strategy import local_ps
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
@@ -49,7 +50,8 @@ def run(
 ) -> Summary:
     """Train ``job`` to its end and return the summary.
 
-    One worker trains alone unless a number of ``ps`` is given. Several have one ps by default.
+    One worker trains alone unless a number of ``ps`` is given. Several have one ps by default; with
+    ``ps=0`` each of them hosts a part of the parameters, and the default policy is sync-replicas.
     Ctrl-C ends the run early, with a checkpoint if the job has a logdir; the summary's ``ended``
     and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
 
@@ -89,16 +91,17 @@ def train_here(
 ) -> Outcome:
     """Train ``job`` as :func:`run` does, and return more of what came out."""
     refuse_while_loading()
-    for name, count in (("workers", workers), ("ps", 1 if ps is None else ps)):
-        if type(count) is not int or count < 1:
-            raise ConfigError(f"{name} is {count!r}; expected a whole number from 1 on")
+    for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
+        if type(count) is not int or count < least:
+            raise ConfigError(f"{name} is {count!r}; expected a whole number from {least} on")
     stop = Stop()
     with contextlib.closing(ProgressDisplay()) as display:
         show = on_progress or display
         if workers == 1 and ps is None:
             training = run_alone(job, show, stop)
         else:
-            training = _run_cluster(job, workers, ps or 1, timing or Timing(), show, stop)
+            ps = local_ps(job.strategy, ps, workers)
+            training = _run_cluster(job, workers, ps, timing or Timing(), show, stop)
         return asyncio.run(training) if not _has_running_loop() else _in_a_thread(training, stop)
 
 
@@ -153,6 +156,9 @@ async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Outcome:
 async def _run_cluster(
     job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
 ) -> Outcome:
+    """Train on so many ps; 0: each worker hosts one, which is the same within a process."""
+    job = job.hosted(not ps)
+    shards = ps or workers
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 
@@ -161,8 +167,9 @@ async def _run_cluster(
             role=role,
             job=job.name,
             index=index,
-            ps=tuple(f"ipc://memory/{shard}" for shard in range(ps)),
+            ps=tuple(f"ipc://memory/{shard}" for shard in range(shards)),
             workers=workers,
+            hosted=not ps,
             lane="memory",
             **timing.model_dump(),
         )
@@ -171,7 +178,7 @@ async def _run_cluster(
     jobs = [job.with_own_model() for _ in range(workers)]
     chief = Chief(config(Role.CHIEF), job, transport, on_progress, (train, evaluation))
     actors: list[JobActor] = [
-        *(ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)),
+        *(ParameterServer(config(Role.PS, index), job, transport) for index in range(shards)),
         chief,
         *(Worker(config(Role.WORKER, index), own, transport, train)
           for index, own in enumerate(jobs)),

@@ -54,11 +54,18 @@ log = logging.getLogger(__name__)
 class LocalCluster(Timing):
     """The size of a cluster on this host, and how it is run."""
 
-    ps: int = Field(1, ge=1, le=64, description="how many parameter servers")
+    ps: int = Field(
+        1, ge=0, le=64, description="how many parameter servers; 0: each worker hosts a part"
+    )
     workers: int = Field(2, ge=1, le=256, description="how many workers")
     threads: int = Field(
         1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
     )
+
+    @property
+    def shards(self) -> int:
+        """How many parts of the parameters there are: one on each ps, or on each worker."""
+        return self.ps or self.workers
 
 
 class ChildError(ZmqTrainError):
@@ -225,7 +232,8 @@ async def run_processes(
         stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
         in_order = False
         try:
-            for task, process in zip_longest(_tasks(cluster), forked):
+            tasks = _tasks(cluster)
+            for task, process in zip_longest(tasks, forked[: len(tasks)]):
                 flags = _flags(config, cluster, task, arguments)
                 child = Child(task, flags, on_output, process)
                 children.append(child)
@@ -237,7 +245,7 @@ async def run_processes(
             raise StoppedError(text, chief.stop_code) from None
         finally:
             ignore_signals()
-            await _end(children, in_order=in_order)
+            await _end(children, in_order=in_order, hosted=config.hosted)
             _remove_segments(config, segment_dir)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
@@ -249,7 +257,7 @@ async def run_processes(
 
 
 def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> TaskConfig:
-    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps)]
+    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.shards)]
     if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
             f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
@@ -259,6 +267,7 @@ def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> Tas
         job=reference,
         ps=tuple(f"ipc://{path}" for path in sockets),
         workers=cluster.workers,
+        hosted=not cluster.ps,
         metrics_port=0,
         **{name: getattr(cluster, name) for name in Timing.model_fields},
     )
@@ -272,7 +281,7 @@ def _tasks(cluster: LocalCluster) -> list[Task]:
 
 def _threads(cluster: LocalCluster, role: Role) -> int:
     """Return the threads of a task. All ps update at once, so they share the cores."""
-    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.ps)
+    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.shards)
 
 
 def _flags(
@@ -283,9 +292,11 @@ def _flags(
         for name in Timing.model_fields
         for part in (f"--{name.replace('_', '-')}", str(getattr(cluster, name)))
     ]
+    addresses = ",".join(config.ps)
+    ps, workers = ("0", addresses) if config.hosted else (addresses, str(config.workers))
     return [
         *("--job", config.job, "--index", str(task.index), "--chief"),
-        *("--ps", ",".join(config.ps), "--workers", str(config.workers)),
+        *("--ps", ps, "--workers", workers),
         *("--metrics-port", "0", "--threads", str(_threads(cluster, task.role))),
         *timing,
         *arguments,
@@ -297,8 +308,8 @@ async def _keep(
 ) -> None:
     """Run a task; restart it when it was killed, end the run when it fails.
 
-    If a ps fails, its parameters are lost. If a worker fails, the chief can still save: it is
-    stopped, and the error is added to ``failures``.
+    If a ps fails, or a worker that hosts one, its parameters are lost. If another worker fails, the
+    chief can still save: it is stopped, and the error is added to ``failures``.
     """
     name = str(child.task)
     ending, _ = await keep_running(name, child.start, USUAL_LIMITS, lambda: chief.ending)
@@ -307,7 +318,7 @@ async def _keep(
         return
     code = ending.returncode
     error = ChildError(f"{name} {ending}: {child.last_error()}", code)
-    if child.task.role is not Role.WORKER:
+    if child.task.role is not Role.WORKER or chief.hosted:
         raise error
     alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
     if alive and (code < 0 or code == ExitCode.TERMINATED):
@@ -325,19 +336,21 @@ def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))
 
 
-async def _end(children: Sequence[Child], *, in_order: bool) -> None:
+async def _end(children: Sequence[Child], *, in_order: bool, hosted: bool) -> None:
     """Wait for the end of all tasks.
 
     Without ``in_order`` the chief has sent no shutdown, and nothing can be saved: kill them.
+    ``hosted``: whether each worker hosts a ps, and so ends as one does.
     """
-    ps = [child for child in children if child.task.role is Role.PS]
-    workers = [child for child in children if child.task.role is Role.WORKER]
+    ps = [child for child in children if hosted or child.task.role is Role.PS]
+    workers = [child for child in children if child not in ps]
     if not in_order:
         for child in children:
             child.signal(signal.SIGKILL)
     gone = [asyncio.ensure_future(_gone(group)) for group in (ps, workers)]
     # A ps ends after its workers.
-    await asyncio.wait(gone, timeout=END_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    first = asyncio.ALL_COMPLETED if hosted else asyncio.FIRST_COMPLETED
+    await asyncio.wait(gone, timeout=END_TIMEOUT_S, return_when=first)
     for worker in workers:
         worker.signal(signal.SIGTERM)  # it may have started too late for the shutdown
     await asyncio.wait(gone[1:], timeout=END_TIMEOUT_S)

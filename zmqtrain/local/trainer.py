@@ -54,8 +54,9 @@ class Trainer:
         """``metrics``: measured on validation data, see :mod:`zmqtrain.metrics`.
 
         ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
-        ``workers``, ``ps``: of a cluster in this process; one worker needs no ps. ``options``:
-        other fields of :class:`zmqtrain.Job`, such as ``policy``, ``seed``, ``clip_norm``.
+        ``workers``, ``ps``: of a cluster in this process; one worker needs no ps, and several can
+        do without (``ps=0``). ``options``: other fields of :class:`zmqtrain.Job`, such as
+        ``policy``, ``seed``, ``clip_norm``.
 
         Raises:
             ConfigError: something is wrong; the text says what.

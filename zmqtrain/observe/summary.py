@@ -21,13 +21,15 @@ class Summary:
     """The figures of a run.
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
-    ``ps`` is 0 if one worker trained alone. ``measures`` are of the evaluation set, {} if it was
-    not evaluated; ``train_loss`` is that of the last push. ``staleness`` counts the updates by all
-    workers between a gradient's pull and its push. ``ended`` says why the run ended.
+    ``strategy`` is "local" if one worker trained alone; ``ps`` leaves those out that workers host.
+    ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
+    the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
+    push. ``ended`` says why the run ended.
     """
 
     job: str
     policy: str
+    strategy: str
     ps: int
     workers: int
     global_step: int
@@ -86,7 +88,8 @@ class Summary:
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        where = f"{self.ps} ps, {workers}" if self.ps else "one worker alone"
+        where = f"{self.ps} ps, {workers}" if self.ps else f"{workers} without ps"
+        where = "one worker alone" if self.strategy == "local" else where
         lines = [
             f"{self.job}: {self.ended}",
             f"policy {self.policy}, {where}",

@@ -64,7 +64,7 @@ async def run_all(actors: Sequence[JobActor]) -> list[int]:
 def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:
     host, port = config.metrics_address
     if actor.task.role is not config.role and port:
-        port = METRICS_PORTS[actor.task.role]
+        port = METRICS_PORTS[actor.task.role] + actor.task.index
     monitor = health.LoopMonitor(actor.metrics.event_loop_lag_seconds)
     files = config.metrics_tls
     tls = None if files is None else health.tls_context(*files)

@@ -68,6 +68,9 @@ _EXAMPLES = {
         \b
         A worker of a cluster with two ps on other hosts; ZMQTRAIN_KEYS is the directory of keys:
           python -m zmqtrain.roles.worker --job job.py --ps a:2222,b:2222 --index 3 --workers 4
+        \b
+        The second of two workers without ps; each hosts a part of the parameters:
+          python -m zmqtrain.roles.worker --job job.py --ps 0 --workers a:2222,b:2222 --index 1
         """,
     Role.CHIEF: """
         \b
@@ -101,6 +104,7 @@ def _command(role: Role) -> click.Command:
         for text in mistyped(ENVIRON, TaskConfig, Job):
             log.warning("%s", text)
         job = load_job(config.job).with_overrides(**values_of(Job, flags))
+        config = _planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
         if role is Role.WORKER and job.own_loop:
@@ -118,10 +122,19 @@ def _command(role: Role) -> click.Command:
     )
 
 
+def _planned(config: TaskConfig, job: Job) -> TaskConfig:
+    """Return the configuration of a task under the job's strategy."""
+    planned = config.under(job.strategy)
+    if planned.task != config.task:
+        setup_logging(str(planned.task), config.log_level, config.log_format)
+        log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, planned.task)
+    return planned
+
+
 def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
     """Run a task until its end; log errors, return the exit code."""
     try:
-        peers = len(config.ps) + (config.workers if config.role is Role.PS else 0)
+        peers = len(config.ps) + (config.workers if config.as_ps else 0)
         allow_descriptors(peers)
         return run()
     except ZmqTrainError as error:
@@ -156,13 +169,16 @@ def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
                 run_file.note_end(config.ps, int(end.exit_code))
 
 
-async def _leave_with_the_job(worker: Worker, config: TaskConfig, since: float) -> None:
-    """Stop a restarted worker if its job has ended meanwhile."""
+async def _leave_with_the_job(
+    worker: Worker, actors: Sequence[JobActor], config: TaskConfig, since: float
+) -> None:
+    """Stop a restarted worker, and what it hosts, if its job has ended meanwhile."""
     while not worker.ready()[0]:
         code = run_file.end_since(config.ps, since)
         if code is not None:
             log.info("the job has ended meanwhile")
-            worker.stop(code)
+            for actor in actors:
+                actor.stop(code)
             return
         await asyncio.sleep(CHECK_S)
 
@@ -194,6 +210,7 @@ def task_of_script(name: str) -> TaskConfig | None:
 
 def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:
     """Run a task to its end; return the exit code and its actors, the chief first."""
+    config = _planned(config, job)
     actors: list[JobActor] = []
     before = {number: signal.getsignal(number) for number in signals.that_end()}
     try:
@@ -211,28 +228,31 @@ async def _serve(
     *,
     actors: list[JobActor] | None = None,
 ) -> int:
-    """Run the task's actor, and the chief's too if this task hosts it.
+    """Run the task's actor, and those of the chief and the ps that it hosts.
 
     ``actors``: a list that gets them.
     """
     actors = [] if actors is None else actors
+    job = job.hosted(config.hosted)
     if config.hosts_chief:
         own = job if isinstance(job.model, Meeting) else job.with_own_model()
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
-        # Each actor has its own key, so its own transport.
+        # The chief has a key of its own, so a transport of its own.
         actors.append(Chief(as_chief, own, TransportByAddress(as_chief.security), ProgressLog()))
-    if config.role is Role.PS:
-        actors.append(ParameterServer(config, job, TransportByAddress(config.security)))
-    elif config.role is Role.WORKER:
-        worker = Worker(config, job, TransportByAddress(config.security))
+    transport = TransportByAddress(config.security)
+    if config.as_ps is not None:
+        actors.append(ParameterServer(config.as_ps, job, transport))
+    if config.role is Role.WORKER:
+        worker = Worker(config, job, transport)
         actors.append(worker)
         if since := ENVIRON.get(SUPERVISED_SINCE):
-            worker.add_background_task(partial(_leave_with_the_job, worker, config, float(since)))
+            leave = partial(_leave_with_the_job, worker, actors, config, float(since))
+            worker.add_background_task(leave)
     with contextlib.ExitStack() as stack:
         for actor in actors:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
-            _publish(actor.task, config, stack)
+        _publish(actors[0].task, config, stack)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
             stack.enter_context(claimed(job.logdir))

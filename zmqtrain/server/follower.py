@@ -81,13 +81,10 @@ class Follower:
         self._failure = ""  # why the update rule refused
 
     async def run(self) -> None:
-        """Join the leader, and report this shard's progress once a heartbeat."""
+        """Join the leader, and report this shard's progress at once and with every heartbeat."""
         await self._join()
         self._spawn(self._link.silence())
         while True:
-            await asyncio.sleep(self._heartbeat_s)
-            if self._link.fenced:  # the leader has a new life
-                await self._join()
             self._report_shard()
             if self._coordinated and self._state.initialised:
                 reported_by = time.monotonic() - self._heartbeat_s
@@ -95,6 +92,9 @@ class Follower:
                     if pending.arrived_at < reported_by:
                         self._report_arrival(worker)  # the first may have been lost
             self._send_reports()  # so may the answer to the last one
+            await asyncio.sleep(self._heartbeat_s)
+            if self._link.fenced:  # the leader has a new life
+                await self._join()
 
     def on_orders(self, request: Request, message: Orders) -> None:
         if not request.over_link:
@@ -144,6 +144,8 @@ class Follower:
         self._unreported.clear()
         self._awaits_orders = False
         self._coordinated = make_policy(self._first_policy).coordinated
+        if self._link.joined:
+            self._report_shard()  # the leader may have begun, and sent orders, before
         return self._journal.begin(self._first_policy.encode())
 
     def recover(self) -> None:

@@ -32,7 +32,13 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "environment": "cloud",
         },
         Role.WORKER,
-        {"index": 2, "ps": ("p:1", "q:1"), "workers": 3, "chief": True},
+        {
+            "index": 2,
+            "ps": ("p:1", "q:1"),
+            "workers": 3,
+            "members": ("c:1", "w:1", "v:1", "u:1"),
+            "chief": True,
+        },
     ),
     "master is the chief": (
         {
@@ -40,12 +46,12 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "task": {"type": "master", "index": 0},
         },
         Role.CHIEF,
-        {"index": 0, "ps": ("p:1",), "workers": 1, "chief": True},
+        {"index": 0, "ps": ("p:1",), "workers": 1, "members": ("m:1", "w:1"), "chief": True},
     ),
     "evaluator is no worker": (
         {"cluster": {"evaluator": ["e:1"], **CLUSTER}, "task": WORKER_0},
         Role.WORKER,
-        {"index": 0, "ps": ("p:1",), "workers": 2, "chief": False},
+        {"index": 0, "ps": ("p:1",), "workers": 2, "members": ("w:1", "v:1"), "chief": False},
     ),
     "maps by index, index as a string": (
         {
@@ -53,9 +59,42 @@ FORMS: dict[str, tuple[dict[str, Any], Role, dict[str, Any]]] = {
             "task": {"type": "ps", "index": "1"},
         },
         Role.PS,
-        {"index": 1, "ps": ("p:1", "q:1"), "workers": 4, "chief": False},
+        {
+            "index": 1,
+            "ps": ("p:1", "q:1"),
+            "workers": 4,
+            "members": ("w:1", "", "", "v:1"),
+            "chief": False,
+        },
     ),
-    "no task": ({"cluster": CLUSTER}, Role.PS, {"ps": ("p:1",), "workers": 2, "chief": False}),
+    "no task": (
+        {"cluster": CLUSTER},
+        Role.PS,
+        {"ps": ("p:1",), "workers": 2, "members": ("w:1", "v:1"), "chief": False},
+    ),
+    "workers alone, as Kubeflow writes it": (
+        {
+            "cluster": {"worker": [host("worker-0"), host("worker-1")]},
+            "task": {"type": "worker", "index": 1},
+            "environment": "cloud",
+        },
+        Role.WORKER,
+        {
+            "index": 1,
+            "ps": (),
+            "workers": 2,
+            "members": (host("worker-0"), host("worker-1")),
+            "chief": False,
+        },
+    ),
+    "a chief and workers": (
+        {
+            "cluster": {"chief": ["c:1"], "worker": ["w:1"], "ps": []},
+            "task": {"type": "chief", "index": 0},
+        },
+        Role.CHIEF,
+        {"index": 0, "ps": (), "workers": 1, "members": ("c:1", "w:1"), "chief": True},
+    ),
     "no cluster": ({"task": WORKER_0}, Role.WORKER, {"index": 0}),
     "unknown keys": ({"rpc_layer": "grpc", "service": {"x": []}}, Role.PS, {}),
     "dynamic worker": (
@@ -110,8 +149,20 @@ def test_what_dynamic_workers_hide_has_to_be_given(
     assert found["index"] == task.index
 
 
+def test_dynamic_workers_without_ps_are_refused_unless_ps_are_given() -> None:
+    """Such a TF_CONFIG does not show where the others listen."""
+    document = {
+        "cluster": {"worker": {"1": "w:1"}, "ps": []},
+        "task": {"type": "worker", "index": 1},
+    }
+    environ = {"TF_CONFIG": json.dumps(document)}
+    with pytest.raises(ConfigError) as caught:
+        resolve(Role.WORKER, {}, environ)
+    assert "enableDynamicWorker" in str(caught.value)
+    resolve(Role.WORKER, {"ps": "p:1"}, environ)
+
+
 INCOMPLETE: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no ps": ({"worker": ["w:1"]}, "ps", "no ps"),
     "a hole among the ps": ({"ps": {"1": "p:1", "3": "q:1"}, "worker": ["w:1"]}, "ps", "1, 3"),
     "no worker": ({"ps": ["p:1"], "chief": ["c:1"]}, "workers", "no worker"),
 }

@@ -39,7 +39,7 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     ``known``: options from other sources; only the others are looked up.
 
     Raises:
-        ConfigError: honcho runs this as another role, runs no ps or no worker, or is not found.
+        ConfigError: honcho runs this as another role, runs no worker, or is not found.
     """
     process = process_of(environ)
     if process is None:
@@ -60,16 +60,15 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
             f"{PROCESS_NAME} is set, but no parent process is honcho, so the number of tasks is "
             f"unknown; give {' and '.join(map(names_of, missing))}"
         )
-    sizes = {"ps": counts.get(Role.PS, 0), "workers": counts.get(Role.WORKER, 0)}
-    if none := [name for name in missing if sizes[name] == 0]:
+    found["workers"] = counts.get(Role.WORKER, 0)
+    if "workers" in missing and not found["workers"]:
         raise ConfigError(
-            f"honcho starts no {none[0].removesuffix('s') if none[0] == 'workers' else none[0]}; "
-            f"expected at least one; add a line to the Procfile, or give {names_of(none[0])}"
+            "honcho starts no worker; expected at least one; add a line to the Procfile, or give "
+            f"{names_of('workers')}"
         )
-    found["workers"] = sizes["workers"]
     if "ps" in missing:
         # Only then does honcho run the whole cluster; otherwise the chief may be elsewhere.
-        found |= {"ps": str(sizes["ps"]), "chief": counts.get(Role.CHIEF, 0) > 0}
+        found |= {"ps": str(counts.get(Role.PS, 0)), "chief": counts.get(Role.CHIEF, 0) > 0}
     return found
 
 

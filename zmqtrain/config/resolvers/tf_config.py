@@ -1,8 +1,8 @@
 """TF_CONFIG as TensorFlow and Kubeflow's TFJob write it.
 
 ``{"cluster": {job: ["host:port", ...] or {"0": "host:port", ...}}, "task": {"type", "index"}}``;
-unknown keys, an empty text and an evaluator in the cluster are ignored. Addresses of workers and of
-the chief are only checked: nothing connects to them.
+unknown keys, an empty text and an evaluator in the cluster are ignored. Without ps, workers and the
+chief listen at their addresses; with ps nothing connects to them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TfConfig:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what TF_CONFIG says of index, ps, workers and chief.
+    """Return what TF_CONFIG says of index, ps, workers, members and chief.
 
     ``known``: options from flags and variables; TF_CONFIG may omit these.
 
@@ -69,20 +69,22 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
             f"on, since each holds a part of the parameters; add the others, or give "
             f"{names_of('ps')}"
         )
-    for name in ("ps", "workers"):
-        if name in found and name not in known and not found[name]:
-            raise ConfigError(
-                f"TF_CONFIG lists no {name.removesuffix('s') if name == 'workers' else name}; "
-                f"expected at least one; add it there, or give {names_of(name)}"
-            )
-    return found | {"ps": tuple(ps[index] for index in sorted(ps))} if ps else found
+    if found.get("workers") == 0 and "workers" not in known:
+        raise ConfigError(
+            "TF_CONFIG lists no worker; expected at least one; add it there, or give "
+            f"{names_of('workers')}"
+        )
+    return found | {"ps": tuple(ps[index] for index in sorted(ps))} if "ps" in found else found
 
 
 def _of_whole(config: TfConfig) -> dict[str, Any]:
+    workers, chief = config.addresses_of(Role.WORKER), config.addresses_of(Role.CHIEF)
+    count = max(workers, default=-1) + 1
     return {
         "ps": config.addresses_of(Role.PS),
-        "workers": max(config.addresses_of(Role.WORKER), default=-1) + 1,
-        "chief": bool(config.addresses_of(Role.CHIEF)),
+        "workers": count,
+        "members": (*chief.values(), *(workers.get(index, "") for index in range(count))),
+        "chief": bool(chief),
     }
 
 
@@ -94,6 +96,11 @@ def _of_part(config: TfConfig, role: Role, known: Mapping[str, Any]) -> dict[str
     """
     index = 0 if config.task is None else config.task.index
     needed = {"chief", "workers"} if role is Role.WORKER and index == 0 else {"ps", "workers"}
+    if role is Role.WORKER and not known.get("ps", config.addresses_of(Role.PS)):
+        raise ConfigError(
+            "TF_CONFIG lists no ps, and is that of a TFJob with dynamic workers, which does not "
+            "show where the others are; set enableDynamicWorker to false, or add Ps replicas"
+        )
     if role is Role.WORKER and index > 0:
         return {"ps": config.addresses_of(Role.PS), "workers": index + 1}
     if missing := sorted(needed - known.keys()):

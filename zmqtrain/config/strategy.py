@@ -1,0 +1,80 @@
+"""Where parameters live: which tasks a job's strategy makes of a cluster. Pure.
+
+``parameter-server``: on ps. ``multi-worker-mirrored``: on the workers, each of which hosts a ps, so
+that no task of that role is started. ``auto``: on ps if the cluster has any.
+"""
+
+from __future__ import annotations
+
+from zmqtrain.config.cluster import Cluster, Role, Task
+from zmqtrain.config.options import names_of
+from zmqtrain.errors import ConfigError
+
+MIRRORED = "multi-worker-mirrored"
+PARAMETER_SERVER = "parameter-server"
+
+
+def plan(strategy: str, cluster: Cluster) -> Cluster:
+    """Return the cluster that trains a job of this strategy.
+
+    A chief that TF_CONFIG lists among the members computes, as in TensorFlow: it is worker 0, which
+    hosts the chief. An address "" is one of this host.
+
+    Raises:
+        ConfigError: the strategy contradicts the cluster.
+    """
+    if strategy == PARAMETER_SERVER and not cluster.ps:
+        raise ConfigError(
+            f"{names_of('strategy')} is {strategy}, but {names_of('ps')} or TF_CONFIG gives no ps; "
+            f"expected at least one; add it, or use {MIRRORED}"
+        )
+    if strategy != MIRRORED and cluster.ps:
+        return cluster
+    members = cluster.members or ("",) * cluster.workers
+    if len(members) not in (cluster.workers, cluster.workers + 1):
+        raise ConfigError(
+            f"{names_of('workers')} is {cluster.workers}, but TF_CONFIG lists {len(members)} tasks "
+            f"that compute; expected {cluster.workers}; correct one of them"
+        )
+    if any(members) and not all(members):
+        raise ConfigError(
+            f"TF_CONFIG lists {', '.join(filter(None, members))}, but not all workers; expected an "
+            "address for each, since without ps all of them listen; add the others"
+        )
+    chief = cluster.chief and not _chief_computes(cluster)
+    return Cluster(members, len(members), chief, hosted=True)
+
+
+def member(task: Task, cluster: Cluster) -> Task:
+    """Return which task of the plan of :data:`MIRRORED` a task of this cluster is.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if task.role is Role.PS:
+        raise ConfigError(
+            f"this task was started as a ps, but under {names_of('strategy')} {MIRRORED} each "
+            "worker hosts one; do not start this task"
+        )
+    if not _chief_computes(cluster):
+        return task
+    return Task(Role.WORKER, 0 if task.role is Role.CHIEF else task.index + 1)
+
+
+def local_ps(strategy: str, ps: int | None, workers: int) -> int:
+    """Return how many ps a cluster of this host has, of which ``ps`` were asked for.
+
+    Raises:
+        ConfigError: the strategy contradicts the number.
+    """
+    planned = plan(strategy, Cluster(("",) * (1 if ps is None else ps), workers, chief=True))
+    if planned.hosted and ps:
+        raise ConfigError(
+            f"{names_of('strategy')} is {strategy}, which has no ps, but {names_of('ps')} is {ps}; "
+            f"expected 0; leave it out, or use {PARAMETER_SERVER}"
+        )
+    return 0 if planned.hosted else len(planned.ps)
+
+
+def _chief_computes(cluster: Cluster) -> bool:
+    return len(cluster.members) == cluster.workers + 1
