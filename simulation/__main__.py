@@ -10,8 +10,8 @@ from multiprocessing import get_context
 
 import click
 
-from simulation.run import Report, run_seed, simulate, smallest
-from simulation.schedule import draw
+from simulation.run import run_seed, simulate, smallest
+from simulation.schedule import Schedule, draw
 from zmqtrain.policies import make_policy
 
 SHOWN = 10  # failed seeds that are shown
@@ -28,6 +28,7 @@ SHOWN = 10  # failed seeds that are shown
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="first seed")
 @click.option("--seed", type=click.IntRange(0), help="run this one, and tell all that happens")
 @click.option("--policy", default="", help="run every schedule under this policy")
+@click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -35,7 +36,7 @@ SHOWN = 10  # failed seeds that are shown
     show_default="one for each core",
     help="processes that share the work",
 )
-def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int) -> None:
+def main(seeds: int, first: int, seed: int | None, policy: str, hosted: bool, jobs: int) -> None:
     """Run clusters in virtual time over a network that misbehaves, and check what must hold.
 
     A seed says everything: the cluster, its policy, and what goes wrong when. A schedule that
@@ -46,21 +47,24 @@ def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int) -> No
       python -m simulation --seeds 5000
       python -m simulation --seed 1234
       python -m simulation --policy my_policies:Mine --seeds 1000
+      python -m simulation --without-ps
     """
     if policy:
         make_policy(policy)
     if seed is not None:
-        sys.exit(_replay(seed, policy))
+        sys.exit(_replay(draw(seed, policy, hosted=hosted)))
     started = time.perf_counter()
     failed, messages = [], 0
     with get_context("spawn").Pool(jobs) as pool:
-        run = partial(run_seed, policy=policy)
+        run = partial(run_seed, policy=policy, hosted=hosted)
         for report in pool.imap(run, range(first, first + seeds), chunksize=10):
             messages += report.messages
             if report.broken:
                 failed.append(report)
                 if len(failed) <= SHOWN:
-                    click.echo(f"{report}\n{_how_to_replay(report, policy)}\n")
+                    options = [f"--policy {policy}"] * bool(policy) + ["--without-ps"] * hosted
+                    replay = ["replay: python -m simulation --seed", str(report.schedule.seed)]
+                    click.echo(f"{report}\n{' '.join([*replay, *options])}\n")
     seconds = time.perf_counter() - started
     click.echo(
         f"{seeds} schedules in {seconds:.1f} s, {messages / seeds:.0f} messages each: "
@@ -69,19 +73,14 @@ def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int) -> No
     sys.exit(bool(failed))
 
 
-def _replay(seed: int, policy: str) -> bool:
+def _replay(schedule: Schedule) -> bool:
     """Show all that happens in one schedule; return whether it failed."""
-    report = simulate(draw(seed, policy), click.echo)
+    report = simulate(schedule, click.echo)
     click.echo(report)
     if report.broken and report.schedule.faults:
         faults = [str(fault) for fault in smallest(report.schedule).faults]
         click.echo(f"it fails as well with no other faults than: {'; '.join(faults) or 'none'}")
     return bool(report.broken)
-
-
-def _how_to_replay(report: Report, policy: str) -> str:
-    options = f" --policy {policy}" if policy else ""
-    return f"replay: python -m simulation --seed {report.schedule.seed}{options}"
 
 
 if __name__ == "__main__":

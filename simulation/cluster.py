@@ -27,6 +27,7 @@ from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
+from zmqtrain.roles.hosting import run_all
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
@@ -38,12 +39,16 @@ CLIENT_TIMEOUT_S = 20.0
 
 @dataclass(slots=True)
 class Life:
-    """A task between its start and its end."""
+    """A task between its start and its end.
+
+    ``actors``: those of its process. The first is stopped by signals; when it has ended, so do the
+    others.
+    """
 
     name: str
     process: Process
     transport: SimulatedTransport
-    actor: JobActor
+    actors: list[JobActor]
     running: asyncio.Task[int]
     is_killed: bool = False
 
@@ -104,7 +109,8 @@ class SimulatedCluster:
     @property
     def chiefs(self) -> list[Chief]:
         """All lives of the chief."""
-        return [life.actor for life in self.lives if isinstance(life.actor, Chief)]
+        every = (actor for life in self.lives for actor in life.actors)
+        return [actor for actor in every if isinstance(actor, Chief)]
 
     @property
     def is_ended(self) -> bool:
@@ -123,7 +129,8 @@ class SimulatedCluster:
 
     def _expired(self) -> float:
         """Count since the first run in this process: metrics are the same in all of them."""
-        counters = [self.server(n).metrics.lease_expirations for n in range(self.schedule.ps)]
+        servers = map(self.server, range(self.schedule.shards))
+        counters = [server.metrics.lease_expirations for server in servers]
         return sum(
             sample.value
             for counter in counters
@@ -133,7 +140,7 @@ class SimulatedCluster:
 
     def server(self, index: int) -> ParameterServer:
         """Return the last life of a ps."""
-        actor = self._current[f"ps {index}"].actor
+        actor = self._current[self.schedule.host(index)].actors[0]
         assert isinstance(actor, ParameterServer)
         return actor
 
@@ -155,7 +162,8 @@ class SimulatedCluster:
             f"{wait.owner} has waited {wait.since_s:.1f} s for {wait.peer}: {wait.reason}"
             for life in self._current.values()
             if not life.running.done() and not life.is_killed
-            for wait in life.actor.waits.snapshot()
+            for actor in life.actors
+            for wait in actor.waits.snapshot()
         ]
 
     # Lives
@@ -165,22 +173,25 @@ class SimulatedCluster:
             return
         process = Process(name, self.schedule.work_s(name))
         transport = self._network.transport(process)
-        actor = process.context.run(self._make, name, transport)
-        running = self._loop.spawn(process, actor.run())
-        life = Life(name, process, transport, actor, running)
+        actors = process.context.run(self._make, name, transport)
+        running = self._loop.spawn(process, _run(actors))
+        life = Life(name, process, transport, actors, running)
         self.lives.append(life)
         self._current[name] = life
         self._note(f"{name} starts")
         running.add_done_callback(partial(self._ended, life))
 
-    def _make(self, name: str, transport: SimulatedTransport) -> JobActor:
+    def _make(self, name: str, transport: SimulatedTransport) -> list[JobActor]:
         role, _, index = name.partition(" ")
         config = self._config(Role(role), int(index))
-        if config.role is Role.PS:
-            return ParameterServer(config, self.job, transport)
+        actors: list[JobActor] = []
+        if config.as_ps is not None:
+            actors.append(ParameterServer(config.as_ps, self.job, transport))
         if config.role is Role.CHIEF:
-            return Chief(config, self.job, transport, lambda status: None)
-        return Worker(config, self.job, transport, self._train)
+            actors.append(Chief(config, self.job, transport, lambda status: None))
+        if config.role is Role.WORKER:
+            actors.append(Worker(config, self.job, transport, self._train))
+        return actors
 
     def _config(self, role: Role, index: int) -> TaskConfig:
         schedule = self.schedule
@@ -188,8 +199,9 @@ class SimulatedCluster:
             role=role,
             job="simulated",
             index=index,
-            ps=tuple(f"ipc://simulated/{shard}" for shard in range(schedule.ps)),
+            ps=tuple(f"ipc://simulated/{shard}" for shard in range(schedule.shards)),
             workers=schedule.workers,
+            hosted=not schedule.ps,
             lane=schedule.lane,
             segment_dir=self._directory,
             **schedule.timing.model_dump(),
@@ -222,7 +234,7 @@ class SimulatedCluster:
                 self._kill(fault)
             case "terminate":
                 life = self._current[fault.names[0]]
-                life.process.context.run(life.actor.stop, int(ExitCode.TERMINATED))
+                life.process.context.run(life.actors[0].stop, int(ExitCode.TERMINATED))
             case "stop":
                 self._stop(self._current[fault.names[0]], fault.lasts_s)
             case "cut":
@@ -240,7 +252,7 @@ class SimulatedCluster:
             case "interrupt":
                 chief = self._current["chief 0"]
                 if not chief.is_killed:
-                    chief.process.context.run(chief.actor.stop, int(ExitCode.INTERRUPTED))
+                    chief.process.context.run(chief.actors[0].stop, int(ExitCode.INTERRUPTED))
 
     def _kill(self, fault: Fault) -> None:
         life = self._current[fault.names[0]]
@@ -310,6 +322,11 @@ class SimulatedCluster:
             self._note(f"{message} -> {error}")
         finally:
             link.close()
+
+
+async def _run(actors: list[JobActor]) -> int:
+    # A task of its own for a lone actor would change what seeds draw.
+    return await actors[0].run() if len(actors) == 1 else (await run_all(actors))[0]
 
 
 def _code_of(error: BaseException) -> int:

@@ -69,7 +69,7 @@ def _may_fail(cluster: SimulatedCluster) -> bool:
     Either what a ps held is gone and was not saved, or Ctrl-C came before the job began.
     """
     schedule = cluster.schedule
-    if schedule.has("kill", "ps") and schedule.lane == "memory":
+    if schedule.kills_a_shard and schedule.lane == "memory":
         return True
     codes = [end.code for end in cluster.ends if end.name == "chief 0"]
     return schedule.has("interrupt") and codes[-1:] == [ExitCode.INTERRUPTED]
@@ -114,7 +114,7 @@ class _Learned:
         examples = self._examples(batches)
         if self._schedule.epochs and self._summary.exit_code == ExitCode.OK:
             yield from self._wrong_epochs(ledger, len(batches))
-        for shard in range(1 if self._may_be_uneven() else self._schedule.ps):
+        for shard in range(1 if self._may_be_uneven() else self._schedule.shards):
             yield from self._wrong_tally(shard, examples)
         if leader.generation > 1:
             told = [number for number in self._witness.counted if number < leader.generation]
@@ -227,7 +227,7 @@ class _Learned:
 def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
     """Return all variables as they are in the shards' memory."""
     values: dict[str, Any] = {}
-    for index in range(cluster.schedule.ps):
+    for index in range(cluster.schedule.shards):
         shard = cluster.server(index).state.shard
         for cut in shard.layout.slices:
             values[cut.variable.name] = cut.value(shard.parameters)

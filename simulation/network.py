@@ -401,7 +401,7 @@ class Network:
         ends = {connection.end.process.name, listener.process.name if listener else ""}
         earliest = now
         for cut in self.cuts:
-            if len(ends.intersection(cut.names)) == 1:
+            if len(ends) > len(ends.intersection(cut.names)) > 0:
                 if not cut.keeps:
                     return None
                 earliest = max(earliest, cut.ends_at)

@@ -77,9 +77,9 @@ def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
     return Report(schedule, broken, observer.messages, tuple(network.matched), cluster.killed)
 
 
-def run_seed(seed: int, policy: str = "") -> Report:
+def run_seed(seed: int, policy: str = "", *, hosted: bool = False) -> Report:
     """Run the schedule of a seed."""
-    return simulate(draw(seed, policy))
+    return simulate(draw(seed, policy, hosted=hosted))
 
 
 def smallest(schedule: Schedule) -> Schedule:
@@ -151,7 +151,7 @@ async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoo
 
 def _job(schedule: Schedule, directory: Path) -> Job:
     return tally_job(
-        schedule.ps,
+        schedule.shards,
         schedule.bad,
         examples=schedule.examples,
         epochs=schedule.epochs,

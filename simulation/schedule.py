@@ -80,11 +80,12 @@ class Fault:
 class Schedule:
     """One run: the cluster, the job, and all that happens to it.
 
-    ``slow``: number of the worker that takes ``SLOWNESS`` times as long as the others, if there is
-    one of this number. ``keeps``: whether checkpoints are written. ``bad``: examples without a
-    finite gradient. ``in_chunks``: whether even small tensors travel in chunks. ``rules``: decide
-    about single messages; none are drawn. ``absent``: tasks that are not started with the others.
-    ``epochs``: passes over a small data set, after which the run ends, instead of ``steps``.
+    ``ps``: how many; 0: every worker hosts one. ``slow``: number of the worker that takes
+    ``SLOWNESS`` times as long as the others, if there is one of this number. ``keeps``: whether
+    checkpoints are written. ``bad``: examples without a finite gradient. ``in_chunks``: whether
+    even small tensors travel in chunks. ``rules``: decide about single messages; none are drawn.
+    ``absent``: tasks that are not started with the others. ``epochs``: passes over a small data
+    set, after which the run ends, instead of ``steps``.
     """
 
     seed: int
@@ -122,6 +123,18 @@ class Schedule:
         ]
 
     @property
+    def shards(self) -> int:
+        return self.ps or self.workers
+
+    def host(self, shard: int) -> str:
+        """Return the name of the task in whose process a shard is."""
+        return f"{'ps' if self.ps else 'worker'} {shard}"
+
+    @property
+    def kills_a_shard(self) -> bool:
+        return self.has("kill", "ps" if self.ps else "worker")
+
+    @property
     def calm_at(self) -> float:
         """When the last fault is over."""
         return max((fault.ends_at for fault in self.faults), default=0.0)
@@ -143,7 +156,7 @@ class Schedule:
 
     def __str__(self) -> str:
         words = [
-            f"seed {self.seed}: {self.ps} ps, {self.workers} workers, {self.policy}",
+            f"seed {self.seed}: {self.ps or 'no'} ps, {self.workers} workers, {self.policy}",
             f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
             "consistent reads" if self.consistent_reads else "",
@@ -157,8 +170,11 @@ class Schedule:
         return "\n".join([", ".join(filter(None, words)), *faults])
 
 
-def draw(seed: int, policy: str = "") -> Schedule:
-    """Return the schedule of a seed; under another policy than it would have, if one is given."""
+def draw(seed: int, policy: str = "", *, hosted: bool = False) -> Schedule:
+    """Return the schedule of a seed; under another policy than it would have, if one is given.
+
+    ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
+    """
     random = Random(seed)
     ps, workers = random.choice((1, 1, 2, 2, 3)), random.choice((1, 2, 2, 3, 3, 4, 6))
     drawn = _policy(random, workers)
@@ -184,7 +200,25 @@ def draw(seed: int, policy: str = "") -> Schedule:
         # With these tokens, the workers that are left wait for the one that took one away.
         tokens = f"sync-replicas:aggregate={random.randint(1, workers)},tokens={workers}"
         schedule = replace(schedule, policy=tokens)
-    return _without_oblivion(replace(schedule, faults=tuple(faults)))
+    schedule = replace(schedule, faults=tuple(faults))
+    return _without_oblivion(_hosted(schedule) if hosted else schedule)
+
+
+def _hosted(drawn: Schedule) -> Schedule:
+    workers = min(drawn.workers, 4)  # each is linked to each
+
+    def name(task: str) -> str:
+        role, _, index = task.partition(" ")
+        return task if role == "chief" else f"worker {int(index) % workers}"
+
+    faults = tuple(
+        replace(fault, names=tuple(dict.fromkeys(map(name, fault.names)))) for fault in drawn.faults
+    )
+    scale = max(5, workers * (workers + 2)) / max(5, drawn.ps * (drawn.workers + 2))
+    timing = drawn.timing.model_copy(
+        update={name: scale * getattr(drawn.timing, name) for name in ("heartbeat_s", "lease_s")}
+    )
+    return replace(drawn, ps=0, workers=workers, faults=faults, timing=timing)
 
 
 def _without_oblivion(schedule: Schedule) -> Schedule:
@@ -192,7 +226,7 @@ def _without_oblivion(schedule: Schedule) -> Schedule:
 
     A job that is saved may not have been saved yet.
     """
-    if schedule.lane != "memory" or not schedule.has("kill", "ps"):
+    if schedule.lane != "memory" or not schedule.kills_a_shard:
         return schedule
     spared = [f for f in schedule.faults if f.kind != "kill" or "chief 0" not in f.names]
     return replace(schedule, faults=tuple(spared))

@@ -73,7 +73,7 @@ def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
     return values
 
 
-@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("ps", [0, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_trains_to_the_last_step(policy: str, ps: int) -> None:
     summary = zmqtrain.run(digits_job(policy=policy, steps=100), workers=2, ps=ps)
@@ -85,7 +85,7 @@ def test_every_policy_trains_to_the_last_step(policy: str, ps: int) -> None:
 
 def test_sync_replicas_gives_the_same_parameters_each_time_on_any_number_of_ps() -> None:
     job = digits_job(policy="sync-replicas", steps=60)
-    digests = [zmqtrain.run(job, workers=3, ps=ps).parameters_sha256 for ps in (1, 1, 2, 3)]
+    digests = [zmqtrain.run(job, workers=3, ps=ps).parameters_sha256 for ps in (0, 1, 1, 2, 3)]
     assert len(set(digests)) == 1
     other = zmqtrain.run(job.model_copy(update={"seed": 1}), workers=3)
     assert other.parameters_sha256 != digests[0]
@@ -146,6 +146,36 @@ def test_every_example_of_a_finished_pass_is_counted_once(
     if summary.pushes["dropped"] == 0:
         assert batches == list(range(len(batches)))
         assert counts.max() - counts.min() <= 1
+
+
+def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(tmp_path: Path) -> None:
+    """The parameters are those of a run that changed nothing, bit for bit."""
+    job = digits_job(policy="sync-replicas", steps=90)
+    digests = []
+    for steps, ps in ((30, 2), (30, 0), (60, 0), (60, 2), (90, 2)):
+        part = job.with_overrides(steps=steps, logdir=str(tmp_path))
+        digests.append(zmqtrain.run(part, workers=3, ps=ps).parameters_sha256)
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert digests[-1] == zmqtrain.run(job, workers=3, ps=1).parameters_sha256
+
+
+def test_without_ps_the_policy_is_sync_replicas_unless_the_job_names_one() -> None:
+    job = digits_job(steps=3)
+    told = [
+        zmqtrain.run(each, workers=2, ps=ps)
+        for each, ps in [
+            (job, 0),
+            (job.with_overrides(strategy="multi-worker-mirrored"), None),
+            (job.with_overrides(policy="hogwild"), 0),
+            (job, None),
+        ]
+    ]
+    assert [(each.policy, each.strategy, each.ps) for each in told] == [
+        ("sync-replicas", "multi-worker-mirrored", 0),
+        ("sync-replicas", "multi-worker-mirrored", 0),
+        ("hogwild", "multi-worker-mirrored", 0),
+        ("hogwild", "parameter-server", 1),
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,103 @@
+"""Jobs without parameter servers: each worker process hosts a shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.integration.test_honcho_runs import exit_codes, lines_of, start_honcho
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import Owner, add_keys
+from zmqtrain.wire.messages import Status
+
+if TYPE_CHECKING:
+    from tests.harness import Stage
+
+STEPS = 200
+
+
+def processes(status: Status) -> dict[str, str]:
+    """Return host:pid of each task."""
+    return {task.task: task.process for task in status.tasks}
+
+
+def kill(process: str) -> None:
+    os.kill(int(process.rpartition(":")[2]), signal.SIGKILL)
+
+
+def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
+    stage: Stage, check_counts: Callable[[Path], list[int]]
+) -> None:
+    job = stage.job(
+        "counting_job", gated=True, policy="sync-replicas:aggregate=2", aggregate=2, steps=STEPS,
+        logdir=str(stage.logdir),
+    )  # fmt: skip
+    run = stage.train(job, "--ps", 0, "--workers", 2)
+    address = stage.run_address()
+    for number in (1, 0):  # worker 0 hosts the leader
+        before = stage.until_status(address, lambda s: s.step > 2, "the first steps")
+        tasks = processes(before)
+        assert tasks[f"ps {number}"] == tasks[f"worker {number}"] != tasks["chief 0"]
+        kill(tasks[f"worker {number}"])
+        stage.until_status(
+            address,
+            lambda s, old=tasks, n=number, step=before.step: (  # type: ignore[misc]
+                processes(s)[f"ps {n}"] == processes(s)[f"worker {n}"] != old[f"worker {n}"]
+                and s.step > step + 2
+            ),
+            "steps of the next life",
+        )
+    stage.open_gate()
+    summary = run.summary()
+    assert (summary["strategy"], summary["ps"], summary["workers"]) == (
+        "multi-worker-mirrored", 0, 2,
+    )  # fmt: skip
+    assert summary["global_step"] == STEPS
+    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == 2 * STEPS
+    assert run.lines("worker 1: this ps was killed at version .* of generation 1"), str(run)
+
+
+def test_honcho_without_ps_trains_on_the_workers(stage: Stage) -> None:
+    port, _ = stage.free_ports(2)
+    honcho = start_honcho(stage, port, stage.job(steps=60), "-c", "ps=0,chief=0,worker=2")
+    assert honcho.exit_code() == 0, str(honcho)
+    summary = lines_of("worker.1", honcho.output)
+    assert "policy sync-replicas, 2 workers without ps" in summary, str(honcho)
+    assert exit_codes(honcho.output) == {"worker.1": 0, "worker.2": 0}, str(honcho)
+
+
+def test_tf_config_without_ps_makes_a_cluster_whose_chief_computes_and_keys_hold(
+    stage: Stage,
+) -> None:
+    keys = stage.directory / "keys"
+    owners = [*(Owner("worker", index) for index in range(3)), Owner("chief"), Owner("client")]
+    add_keys(keys, {owner: make_pair() for owner in owners})
+    chief, *workers = (f"127.0.0.1:{port}" for port in stage.free_ports(3))
+    cluster = {"chief": [chief], "worker": workers}
+    job = stage.job(gated=True, steps=60)
+    started = []
+    for role, index in (("chief", 0), ("worker", 0), ("worker", 1)):
+        config = {"cluster": cluster, "task": {"type": role, "index": index}}
+        started.append(
+            stage.role(
+                role,
+                *("--job", job, "--keys", str(keys), "--metrics-port", "0", "--threads", "1"),
+                env={"TF_CONFIG": json.dumps(config)},
+            )
+        )
+    asking = {"ZMQTRAIN_KEYS": str(keys), "TF_CONFIG": json.dumps({"cluster": cluster})}
+
+    def told() -> bool:
+        command = (sys.executable, "-m", "zmqtrain", "status", "--json")
+        status = stage.start("status", *command, env=asking)
+        return status.exit_code() == 0 and status.json()["step"] > 0
+
+    stage.until(told, "the first step")
+    stage.open_gate()
+    assert [task.exit_code() for task in started] == [0, 0, 0], stage.report
+    assert "policy sync-replicas, 3 workers without ps\nglobal step 60," in started[0].output
