@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test lint format fuzz hosts headline soak clean
+.PHONY: help setup train test test-frameworks lint format fuzz hosts headline soak clean
 
 help:  ## say what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,15 @@ $(VENV)/.torch: $(STAMP)
 
 test: lint $(VENV)/.torch  ## check style and types, then run the tests
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+# The adapters of the other frameworks are tested with these versions.
+$(VENV)/.frameworks: $(VENV)/.torch
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+	  'jax==0.10.2' 'optax==0.2.8' 'flax==0.12.8' 'equinox==0.13.8'
+	@touch $@
+
+test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks: PyTorch, JAX
+	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters
 
 lint: $(STAMP)  ## check style and types only
 	$(BIN)/ruff check .

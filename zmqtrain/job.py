@@ -351,13 +351,13 @@ class Job(BaseModel):
         """Return what a ps does with one accepted gradient."""
         return Update(self.optimizer, l2=self.l2, moving_average=self.moving_average)
 
-    def initial_parameters(self) -> dict[str, Any]:
-        """Return the initial values of the variables that are trained.
+    def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
+        """Return the initial values of the variables that are trained; ``empty``: any values.
 
         Raises:
             ConfigError: they are not named float32 NumPy arrays, or the model raises.
         """
-        parameters = self._named_arrays("parameters", "float32 NumPy arrays")
+        parameters = self._named_arrays("parameters", "float32 NumPy arrays", empty)
         for name, value in parameters.items():
             if not isinstance(value, np.ndarray) or value.dtype != np.float32:
                 kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
@@ -369,13 +369,13 @@ class Job(BaseModel):
             raise ConfigError(f"{self.model!r} has no parameters: there is nothing to train")
         return parameters
 
-    def initial_state(self) -> dict[str, Any]:
-        """Return the initial values of the model's state; {} if it has none.
+    def initial_state(self, *, empty: bool = False) -> dict[str, Any]:
+        """Return the initial values of the model's state, or any; {} if it has none.
 
         Raises:
             ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
         """
-        return self._arrays("state")
+        return self._arrays("state", empty)
 
     def frozen(self) -> dict[str, Any]:
         """Return the model's variables that nobody changes, read-only; {} if it has none.
@@ -401,11 +401,11 @@ class Job(BaseModel):
         """Return the initial values of all variables of the model."""
         return self.initial_values() | self.frozen()
 
-    def _arrays(self, method: str) -> dict[str, Any]:
+    def _arrays(self, method: str, empty: bool = False) -> dict[str, Any]:
         """Return copies of what an optional method of the model returns."""
         if not callable(getattr(self.model, method, None)):
             return {}
-        arrays = self._named_arrays(method, "NumPy arrays")
+        arrays = self._named_arrays(method, "NumPy arrays", empty)
         for name, value in arrays.items():
             if not isinstance(value, np.ndarray | np.generic) or value.dtype.name not in DTYPES:
                 kind = f"{getattr(value, 'dtype', '')} {type(value).__name__}".strip()
@@ -417,10 +417,13 @@ class Job(BaseModel):
             name: np.array(value, value.dtype.name, order="C") for name, value in arrays.items()
         }
 
-    def _named_arrays(self, method: str, expected: str) -> dict[str, Any]:
+    def _named_arrays(self, method: str, expected: str, empty: bool) -> dict[str, Any]:
         """Return what a method of the model returns, with the values of ``initial``."""
         with user_code(f"{method}()", self.model):
-            values = getattr(self.model, method)(self.seed)
+            if empty and callable(getattr(self.model, "empty", None)):
+                values = self.model.empty(method)
+            else:
+                values = getattr(self.model, method)(self.seed)
         if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
             raise ConfigError(
                 f"{method}() of {self.model!r} returned {values!r:.80}; expected a dict of names "
@@ -481,9 +484,10 @@ class Job(BaseModel):
         return BatchPlan(examples, self.batch_size, self.seed, exact=self.epochs > 0)
 
     def variables(self) -> tuple[Variable, ...]:
-        """Return all variables that the shards hold; the first call makes initial values."""
+        """Return all variables that the shards hold."""
         if self._variables is None:
-            parameters, state = self.initial_parameters(), self.initial_state()
+            parameters = self.initial_parameters(empty=True)
+            state = self.initial_state(empty=True)
             names = [*parameters, *state, *self.frozen()]
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise ConfigError(

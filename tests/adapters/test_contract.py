@@ -93,7 +93,60 @@ def torch_kind() -> Kind:
     return Kind(lambda: TorchModel(build, loss_of), trained)
 
 
-@pytest.fixture(params=[numpy_kind, torch_kind], ids=["numpy", "torch"])
+def jax_kind() -> Kind:
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    from jax import numpy as jnp
+
+    from zmqtrain.adapters.jax import JaxModel
+
+    def init(key: Any) -> Any:
+        first, second = jax.random.split(key)
+        parameters = {
+            "hidden": {"kernel": jax.random.normal(first, (6, 8)) / 3, "bias": jnp.zeros(8)},
+            "output": jax.random.normal(second, (8, 4)) / 3,
+        }
+        return parameters, {"mean": jnp.zeros(8), "batches": jnp.zeros((), jnp.int32)}
+
+    def scores(parameters: Any, state: Any, x: Any) -> Any:
+        return jax.nn.relu(hidden(parameters, x) - state["mean"]) @ parameters["output"]
+
+    def hidden(parameters: Any, x: Any) -> Any:
+        return x @ parameters["hidden"]["kernel"] + parameters["hidden"]["bias"]
+
+    def loss(parameters: Any, state: Any, batch: Any, key: Any) -> Any:
+        if key is not None:
+            mean = 0.9 * state["mean"] + 0.1 * hidden(parameters, batch[0]).mean(0)
+            state = {"mean": mean, "batches": state["batches"] + 1}
+        outputs = scores(parameters, state, batch[0])
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch[1])
+        return losses.mean(), state
+
+    def trained(rule: str) -> Weights:
+        parameters, state = init(jax.random.key(0))
+        rules = {"sgd": optax.sgd(0.1), "adamw": optax.adamw(0.01, weight_decay=0.01)}
+        optimizer = rules[rule]
+        moments = optimizer.init(parameters)
+
+        @jax.jit
+        def step(parameters: Any, state: Any, moments: Any, batch: Any) -> Any:
+            gradient = jax.grad(loss, has_aux=True)
+            gradients, state = gradient(parameters, state, batch, jax.random.key(0))
+            updates, moments = optimizer.update(gradients, moments, parameters)
+            return optax.apply_updates(parameters, updates), state, moments
+
+        for batch in batches():
+            parameters, state, moments = step(parameters, state, moments, batch)
+        weights = {
+            "hidden.kernel": parameters["hidden"]["kernel"],
+            "hidden.bias": parameters["hidden"]["bias"],
+            "output": parameters["output"],
+        }
+        return weights | state
+
+    return Kind(lambda: JaxModel(init, loss, predict=scores, has_state=True), trained)
+
+
+@pytest.fixture(params=[numpy_kind, torch_kind, jax_kind], ids=["numpy", "torch", "jax"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     made: Kind = request.param()
     return made

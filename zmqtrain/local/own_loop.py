@@ -45,12 +45,13 @@ def attach(job: Job) -> Session:
 class Session:
     """The batches of a job for one loop; each of them is stepped once.
 
-    ``module`` is what is trained. ``summary`` is there after a run without other tasks.
+    ``module`` is what is trained, None in JAX. ``summary`` is there after a run without other
+    tasks.
     """
 
     def __init__(self, job: Job, meeting: Meeting, task: script.ScriptTask | None) -> None:
         job.variables()  # before that, the model knows no seed
-        self.module = meeting.module
+        self.module = getattr(meeting, "module", None)
         self.summary: Summary | None = None
         self.steps = 0
         self._job, self._meeting, self._task = job, meeting, task
@@ -101,15 +102,18 @@ class Session:
         self._thread.join()
         self._raise()
 
-    def step(self, loss: Any) -> None:
-        """Hand over the gradient of the last batch, after ``backward()``; ``loss`` is its mean.
+    def step(self, loss: Any, *results: Any) -> None:
+        """Hand over the gradient of the last batch; ``loss`` is its mean.
+
+        In PyTorch, after ``backward()``. In JAX ``results`` are the gradients and, if the model has
+        state, its new state.
 
         Raises:
             ConfigError: there is no batch to step, or a gradient cannot be taken.
         """
         if self._batch is None:
             raise ConfigError("step() was called twice for a batch, or before the first one")
-        self._meeting.stepped(self._meeting.finish(loss))
+        self._meeting.stepped(self._meeting.finish(loss, *results))
         self._batch = None
         self.steps += 1
 

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -51,6 +52,8 @@ async def start(
         ConfigError: the command cannot be started.
     """
     prepare = dying_with(death_signal) if sys.platform == "linux" else None
+    # JAX warns that its threads and a fork deadlock; this one becomes another program at once.
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     try:
         return await asyncio.create_subprocess_exec(*command, preexec_fn=prepare, **options)
     except OSError as error:

@@ -66,9 +66,13 @@ class Model(Protocol):
     ``frozen(seed)``: variables that nobody changes. They are in ``parameters`` alone, and in no
     message.
 
+    A model whose initial values take long may have ``empty(method)``: what its method of this name,
+    "parameters" or "state", returns, but with any values. Most tasks need no more.
+
     For loops of the user's own (``zmqtrain.attach``) an adapter's model splits a step in two:
-    ``begin(parameters, batch, out)`` returns what the loop is given, ``finish(loss)`` completes
-    ``out`` and returns the loss as a number. ``module`` is what the loop trains.
+    ``begin(parameters, batch, out)`` returns what the loop is given, ``finish(loss, ...)`` takes
+    what it hands over, completes ``out`` and returns the loss as a number. ``module``, if there is
+    one, is what the loop trains.
 
     With ``predict(parameters, batch)``, which returns an array of one row an example, a model can
     be asked for its outputs.

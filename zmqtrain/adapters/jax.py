@@ -1,0 +1,443 @@
+"""JAX: a pytree of parameters and pure functions as a model, trained as they are.
+
+Variables have the names of the pytree's paths, such as "layers.0.weight". Parameters enter a
+computation without a copy where they lie on JAX's device, and gradients leave it by one copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.adapters.common import name_of, not_installed, weights_of
+from zmqtrain.compute.threads import thread_limit
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.backend import array_module
+from zmqtrain.models.base import Batch, Gradients, Parameters, written
+
+try:
+    import jax
+    from jax import numpy as jnp
+except ImportError as missing:
+    raise not_installed("JAX", "jax") from missing
+
+log = logging.getLogger(__name__)
+
+Tree: TypeAlias = Any
+"""A pytree."""
+
+Leaves: TypeAlias = dict[str, Any]
+"""Leaves of pytrees by name."""
+
+
+class _Outline(NamedTuple):
+    """A model's pytrees, as shapes and dtypes, and the names of their leaves."""
+
+    parameters: Tree
+    state: Tree
+    trained: list[str]
+    frozen: list[str]
+
+
+class JaxModel:
+    """A pytree of parameters, and how their loss is computed.
+
+    The functions must be pure: ``jax.jit`` compiles them, once for all copies of the model.
+    """
+
+    def __init__(
+        self,
+        init: Callable[[Any], Tree],
+        loss: Callable[..., Any],
+        metrics: Callable[..., Mapping[str, Any]] | None = None,
+        predict: Callable[..., Any] | None = None,
+        *,
+        has_state: bool = False,
+        frozen: Sequence[str] = (),
+        dtype: Any = None,
+    ) -> None:
+        """``init(key)`` returns the parameters: a pytree of float32 arrays.
+
+        ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays.
+        ``key`` is for dropout and its like; it depends on the job's seed and the batch's number. In
+        an evaluation it is None: then nothing may be random.
+
+        ``predict(parameters, inputs)`` returns outputs, one row an example, for the batch's first
+        array. ``metrics(parameters, batch)`` returns mean measures beside the loss; without it,
+        accuracy is measured if ``predict`` returns scores and the batch has numbers of classes.
+
+        ``has_state``: ``init`` returns (parameters, state), and ``loss`` (loss, new state); all
+        functions but ``init`` take the state after the parameters. It is a pytree that a step
+        renews, such as the statistics of batch normalisation.
+
+        ``frozen``: patterns of names, such as "encoder.*"; parameters that fit are not trained.
+        ``dtype``: jax.numpy.bfloat16 to compute in it; parameters stay float32.
+
+        Raises:
+            ConfigError: ``dtype`` is another one.
+        """
+        if dtype not in (None, jnp.bfloat16):
+            raise ConfigError(
+                f"dtype is {dtype!r}; expected jax.numpy.bfloat16 or None: float16 would need its "
+                "loss scaled"
+            )
+        self.init, self.loss = init, loss
+        self._metrics, self._predict = metrics, predict
+        self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype
+        self._first = jax.jit(self._initial)
+        self._step = jax.jit(self._differentiate)
+        self._evaluation = jax.jit(self._measure)
+        self._outputs = jax.jit(self._apply)
+        self._known_outline: _Outline | None = None
+        self._compiled: set[Any] = set()  # shapes of batches
+        self._used: set[str] = set()  # parameters that have a gradient
+        self._seeds = _seeds(0, 0)
+        self._out: Gradients = {}  # of the step of a loop of the user's own
+
+    def __repr__(self) -> str:
+        options = [f", frozen={list(self._patterns)}"] if self._patterns else []
+        options += [", dtype=bfloat16"] if self._dtype else []
+        return f"JaxModel({name_of(self.init)}{''.join(options)})"
+
+    def __deepcopy__(self, memo: object) -> JaxModel:
+        return copy.copy(self)  # they share what is compiled, and replace the rest
+
+    def parameters(self, seed: int) -> Leaves:
+        """Return the parameters that are trained, as ``init(jax.random.key(seed))`` has them.
+
+        Raises:
+            ConfigError: ``init`` returns something else than it should.
+        """
+        return self._values(seed, self._outline().trained)
+
+    def frozen(self, seed: int) -> Leaves:
+        """Return the parameters that are not trained."""
+        return self._values(seed, self._outline().frozen)
+
+    def state(self, seed: int) -> Leaves:
+        """Return what a step renews."""
+        return self._values(seed, list(_leaves(self._outline().state)))
+
+    def empty(self, method: str) -> Leaves:
+        """Return zeros instead of parameters or state; nothing is compiled for them."""
+        outline = self._outline()
+        shapes = {n: v for n, v in _leaves(outline.parameters).items() if n in outline.trained}
+        if method == "state":
+            shapes = jax.eval_shape(self._plain, outline.state)
+        return {name: np.zeros(shape.shape, shape.dtype) for name, shape in shapes.items()}
+
+    def seed_batch(self, seed: int, batch: int) -> None:
+        self._seeds = _seeds(seed, batch)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        values = _taken(dict(parameters))
+        trained = {name: values.pop(name) for name in self._outline().trained}
+        kind = tuple((np.shape(array), str(array.dtype)) for array in batch)
+        is_new = kind not in self._compiled
+        if is_new:
+            self._compiled.add(kind)
+            log.info("compiling a step of %r for a batch of %s", self, kind)
+        loss, results = self._step(trained, values, _taken(batch), self._seeds)
+        if is_new and (unused := sorted(trained.keys() - self._used)):
+            names = ", ".join(unused)
+            log.warning("parameters %s of %r have no gradient: it counts as zero", names, self)
+        _store(results, out)
+        return float(loss)
+
+    def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
+        """Return what the loss takes: parameters, state if there is any, batch and key."""
+        self._out = out
+        values = {name: jnp.asarray(value) for name, value in _taken(dict(parameters)).items()}
+        return *self._trees(values), tuple(map(jnp.asarray, _taken(batch))), _key(self._seeds)
+
+    def finish(self, loss: Any, gradients: Tree = None, state: Tree = ()) -> float:
+        """End a step by its gradients and, if the model has state, the new one.
+
+        Raises:
+            ConfigError: they are no pytrees like those of ``init``.
+        """
+        self._check_loss(loss)
+        outline = self._outline()
+        found = self._like(outline.parameters, gradients, "gradients")
+        _store({name: found[name] for name in outline.trained} | self._plain(state), self._out)
+        return float(loss)
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        measures = self._evaluation(_taken(dict(parameters)), _taken(batch))
+        return {name: float(value) for name, value in measures.items()}
+
+    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
+        """Return the outputs for the batch's first array, one row an example.
+
+        Raises:
+            ConfigError: the model has no function for them.
+        """
+        if self._predict is None:
+            raise ConfigError(f"{self!r} cannot predict; give it predict(parameters, inputs)")
+        return np.asarray(self._outputs(_taken(dict(parameters)), _taken(batch[:1])))
+
+    # What is compiled.
+
+    def _initial(self, seeds: Any) -> tuple[Tree, Tree]:
+        """Return (parameters, state)."""
+        found = self.init(jax.random.key(seeds[0]))
+        parameters, state = self._pair(found, "init") if self._has_state else (found, ())
+        for name, leaf in [*_leaves(parameters).items(), *_leaves(state).items()]:
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
+                raise ConfigError(
+                    f"{name!r} of {self!r} is a {type(leaf).__name__}; expected arrays only: keep "
+                    "the rest out of the pytree, as equinox.partition does"
+                )
+        return parameters, state
+
+    def _differentiate(self, trained: Leaves, others: Leaves, batch: Batch, seeds: Any) -> Any:
+        """Return the loss, and gradients and new state by name."""
+
+        def loss_of(trained: Leaves) -> tuple[Any, Leaves]:
+            noted = {name: _noting(self._used, name, value) for name, value in trained.items()}
+            return self._loss_of(noted | others, batch, _key(seeds))
+
+        (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return loss, gradients | state
+
+    def _loss_of(self, values: Leaves, batch: Batch, key: Any) -> tuple[Any, Leaves]:
+        """Return the loss, and the new state by name."""
+        found = self.loss(*self._trees(values), self._cast(batch), key)
+        loss, state = self._pair(found, "loss") if self._has_state else (found, ())
+        self._check_loss(loss)
+        return loss, self._plain(state)
+
+    def _measure(self, values: Leaves, batch: Batch) -> dict[str, Any]:
+        trees, inputs = self._trees(values), self._cast(batch)
+        measures = dict(self._metrics(*trees, inputs)) if self._metrics is not None else {}
+        if "loss" not in measures:
+            measures = {"loss": self._loss_of(values, batch, None)[0], **measures}
+        if self._metrics is None and self._predict is not None:
+            outputs = self._predict(*trees, inputs[0])
+            if _are_classes(outputs, batch[-1]):
+                measures["accuracy"] = (outputs.argmax(1) == batch[-1]).mean()
+        return measures
+
+    def _apply(self, values: Leaves, inputs: Batch) -> Any:
+        assert self._predict is not None
+        outputs = self._predict(*self._trees(values), *self._cast(inputs))
+        return outputs.astype(np.float32) if _is_float(outputs) else outputs
+
+    def _values(self, seed: int, names: Sequence[str]) -> Leaves:
+        """Return initial values."""
+        if not names:
+            return {}
+        parameters, state = self._first(_seeds(seed, 0))
+        values = _leaves(parameters) | self._plain(state)
+        return {name: np.array(values[name]) for name in names}
+
+    # Pytrees.
+
+    def _outline(self) -> _Outline:
+        """Return the model's outline, for which nothing is computed.
+
+        Raises:
+            ConfigError: ``init`` returns something else than it should.
+        """
+        if self._known_outline is None:
+            _limit_threads()
+            parameters, state = jax.eval_shape(self._initial, self._seeds)
+            leaves = _leaves(parameters)
+            frozen = self._fitting(leaves)
+            trained = [name for name in leaves if name not in frozen]
+            for name in trained:
+                if leaves[name].dtype != np.float32:
+                    raise ConfigError(
+                        f"parameter {name!r} of {self!r} is {leaves[name].dtype}; expected float32:"
+                        " give dtype=jax.numpy.bfloat16 to compute in it, and make part of the "
+                        "state what is not trained"
+                    )
+            self._known_outline = _Outline(parameters, state, trained, frozen)
+        return self._known_outline
+
+    def _fitting(self, leaves: Leaves) -> list[str]:
+        """Return the names that fit a pattern of ``frozen``."""
+        found = {p: [name for name in leaves if fnmatchcase(name, p)] for p in self._patterns}
+        for pattern, names in found.items():
+            if not names:
+                raise ConfigError(
+                    f"frozen={pattern!r} of {self!r} fits no parameter; it has {', '.join(leaves)}"
+                )
+        return [name for name in leaves if any(name in names for names in found.values())]
+
+    def _trees(self, values: Leaves) -> list[Tree]:
+        """Return what the functions take first: parameters, and state if there is any."""
+        outline = self._outline()
+        trees = [self._cast(_filled(outline.parameters, values))]
+        return [*trees, _filled(outline.state, values)] if self._has_state else trees
+
+    def _cast(self, tree: Tree) -> Tree:
+        """Return a pytree in the dtype of computations."""
+        if self._dtype is None:
+            return tree
+        return jax.tree.map(lambda x: x.astype(self._dtype) if _is_float(x) else x, tree)
+
+    def _plain(self, state: Tree) -> Leaves:
+        """Return the state by name, in dtypes of NumPy."""
+        outline = self._outline().state
+        found = self._like(outline, state, "new state")
+        return {name: _encoded(found[name], shape) for name, shape in _leaves(outline).items()}
+
+    def _like(self, outline: Tree, tree: Tree, what: str) -> Leaves:
+        """Return the leaves of a pytree that has the names and shapes of the outline.
+
+        Raises:
+            ConfigError: it has others.
+        """
+        leaves = _leaves(tree)
+        if text := _difference(leaves, _leaves(outline)):
+            raise ConfigError(
+                f"the {what} of {self!r}: {text}; expected a pytree like that of init"
+            )
+        return leaves
+
+    def _pair(self, found: Any, function: str) -> tuple[Any, Tree]:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ConfigError(
+                f"{function} of {self!r} returned a {type(found).__name__}; expected a pair, whose "
+                "second is the state: the model has has_state"
+            )
+        return found
+
+    def _check_loss(self, loss: Any) -> None:
+        is_number = isinstance(loss, jax.Array | np.generic | float) and _is_float(loss)
+        if not is_number or np.shape(loss) != ():
+            raise ConfigError(
+                f"the loss of {self!r} is {loss!r:.80}; expected one floating-point number: return "
+                "the mean over the batch"
+            )
+
+
+def load_pytree(
+    tree: Tree, weights: str | Path | Mapping[str, Any], *, average: bool = False
+) -> Tree:
+    """Return ``tree`` with the values that zmqtrain has trained: of a logdir, or arrays by name.
+
+    ``tree``: parameters or state as ``init`` returns them, or their shapes by jax.eval_shape.
+    ``average``: the moving averages of a logdir.
+
+    Raises:
+        ConfigError: a leaf is missing, or has another shape.
+        CheckpointError: the logdir has no checkpoint.
+    """
+    values = weights_of(weights, average=average)
+    plain = {n: jax.eval_shape(partial(_encoded, like=v), v) for n, v in _leaves(tree).items()}
+    if text := _difference({n: v for n, v in values.items() if n in plain}, plain):
+        raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")
+    return jax.tree.map(jnp.asarray, _filled(tree, values))
+
+
+def _leaves(tree: Tree) -> Leaves:
+    """Return the leaves by name, in order.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+    found = [
+        (jax.tree_util.keystr(path, simple=True, separator=".") or "value", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    leaves = dict(found)
+    if len(leaves) < len(found):
+        names = [name for name, _ in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(
+            f"two leaves of a pytree are called {twice!r}; expected names that differ"
+        )
+    return leaves
+
+
+def _filled(tree: Tree, values: Mapping[str, Any]) -> Tree:
+    """Return a pytree like this one with the values of these names."""
+    leaves = [_decoded(values[name], like) for name, like in _leaves(tree).items()]
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+
+def _difference(found: Leaves, expected: Leaves) -> str:
+    """Say which leaves have other names or shapes than expected; "" if none have."""
+    shapes = [{n: list(np.shape(v)) for n, v in leaves.items()} for leaves in (found, expected)]
+    names = [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]
+    texts = [
+        f"{n} {shapes[0].get(n, 'missing')} instead of {shapes[1].get(n, 'none')}" for n in names
+    ]
+    return ", ".join(texts)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _encoded(leaf: Any, like: Any) -> Any:
+    """Return a leaf in a dtype that NumPy has: that of ``like``, but keys as numbers."""
+    if _is_key(like):
+        return jax.random.key_data(leaf)
+    return jnp.asarray(leaf, np.float32 if like.dtype == jnp.bfloat16 else like.dtype)
+
+
+def _decoded(value: Any, like: Any) -> Any:
+    """Return the opposite of :func:`_encoded`."""
+    if _is_key(like):
+        return jax.random.wrap_key_data(value)
+    return value.astype(like.dtype)
+
+
+def _is_float(value: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
+    return outputs.ndim == 2 and targets.shape == outputs.shape[:1] and not _is_float(targets)
+
+
+def _noting(noted: set[str], name: str, value: Any) -> Any:
+    """Return the value; the name is noted when its gradient is derived."""
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        noted.add(name)
+        return (gradient,)
+
+    identity = jax.custom_vjp(lambda x: x)
+    identity.defvjp(lambda x: (x, None), backward)
+    return identity(value)
+
+
+def _seeds(seed: int, batch: int) -> NDArray[np.uint32]:
+    return np.array([seed % 2**32, batch % 2**32], np.uint32)
+
+
+def _key(seeds: Any) -> Any:
+    return jax.random.fold_in(jax.random.key(seeds[0]), seeds[1])
+
+
+def _limit_threads() -> None:
+    """Have XLA use the threads of this task: it reads their number when it starts."""
+    if (threads := thread_limit()) is not None:
+        os.environ.setdefault("PJRT_NPROC", str(threads))
+
+
+def _taken(arrays: Tree) -> Tree:
+    """Return arrays of NumPy as they are, for jit takes them, and those of CuPy as JAX's."""
+    host = np.ndarray | np.generic
+    return jax.tree.map(lambda x: x if isinstance(x, host) else jnp.from_dlpack(x), arrays)
+
+
+def _store(values: Leaves, out: Gradients) -> None:
+    for name, value in values.items():
+        xp = array_module(out[name])
+        out[name][...] = np.asarray(value) if xp is np else xp.from_dlpack(value)
+        written(out, name)
