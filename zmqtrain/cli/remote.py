@@ -118,10 +118,10 @@ def _leader_of(config: TfConfig) -> str | None:
 
 
 def _is_hosted(config: TaskConfig) -> bool:
-    """Say whether worker 0 hosts ps 0, as the job's keys tell: then there is none of a ps."""
-    if config.keys is None:
-        return False
-    return all(entry.owner.role != Role.PS for entry in read_registry(Path(config.keys)))
+    """Say whether worker 0 hosts ps 0, as the job's keys tell: workers have some, and no ps has."""
+    entries = () if config.keys is None else read_registry(Path(config.keys))
+    roles = {entry.owner.role for entry in entries}
+    return Role.WORKER in roles and Role.PS not in roles
 
 
 def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
