@@ -121,5 +121,5 @@ def test_file_that_is_no_array_is_named(content: Any, tmp_path: Path) -> None:
         path.write_bytes(content)
     elif content is not None:
         np.save(path, content)
-    with pytest.raises(DataError, match=r"x\.npy: cannot be mapped"):
+    with pytest.raises(DataError, match=r"x\.npy: cannot be read"):
         Arrays((path,)).load(None)

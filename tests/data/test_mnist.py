@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -82,114 +83,45 @@ def test_a_fifth_is_held_out_by_default(tmp_path: Path) -> None:
     assert [len(part) for part in Mnist().load(str(tmp_path))] == [16, 4]
 
 
-EXPECTED = (
-    "expected a directory with mnist.npz, or train-images-idx3-ubyte with "
-    "train-labels-idx1-ubyte and/or t10k-images-idx3-ubyte with t10k-labels-idx1-ubyte (each may "
-    "end in .gz, and -idx may be .idx); give it with --data DIR or ZMQTRAIN_DATA"
-)
-
-
-def test_unset_directory_is_refused_with_the_names_looked_for() -> None:
-    with pytest.raises(DataError) as caught:
-        Mnist().load(None)
-    assert str(caught.value) == f"no data directory is set; {EXPECTED}"
-
-
-def test_absent_directory_is_refused_with_the_names_looked_for(tmp_path: Path) -> None:
-    path = tmp_path / "absent"
-    with pytest.raises(DataError) as caught:
-        Mnist().load(str(path))
-    assert str(caught.value) == (
-        f"the data directory {path} does not exist or is not a directory; {EXPECTED}"
-    )
-
-
-def test_directory_without_the_files_is_refused_with_the_names_looked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["unset", "absent", "of other files"])
+def test_directory_without_the_files_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.csv").touch()
-    with pytest.raises(DataError) as caught:
-        Mnist().load(str(tmp_path))
-    assert str(caught.value) == (
-        f"the data directory {tmp_path} holds none of MNIST's files; {EXPECTED}"
-    )
+    directory = {"unset": None, "absent": str(tmp_path / "absent"), "of other files": str(tmp_path)}
+    with pytest.raises(DataError, match=str(directory[kind] or "no data directory")):
+        Mnist().load(directory[kind])
 
 
 @pytest.mark.parametrize(
     ("present", "missing"),
-    [("t10k-images-idx3-ubyte", "labels"), ("t10k-labels-idx1-ubyte", "images")],
+    [("t10k-images-idx3-ubyte", "labels"), ("t10k-labels.idx1-ubyte.gz", "images")],
 )
 def test_half_a_pair_is_refused_with_the_missing_half(
     present: str, missing: str, tmp_path: Path
 ) -> None:
     write_pair(tmp_path, "train", TRAIN)
     write_idx(tmp_path / present, TEST[0])
-    number = {"images": 3, "labels": 1}[missing]
-    stem = f"t10k-{missing}"
-    names = [f"{stem}{mark}idx{number}-ubyte{gz}" for mark in "-." for gz in ("", ".gz")]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{present} has no file of {missing}"):
         Mnist().load(str(tmp_path))
-    assert str(caught.value) == (
-        f"{tmp_path / present} has no file of {missing} beside it; expected {' or '.join(names)}; "
-        "download that file, too, or remove this one"
-    )
-
-
-IMAGES_EXPECTED = (
-    "expected uint8 (n, 28, 28) with n >= 1; put MNIST's files into the data directory"
-)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "found"),
     [
-        (
-            {"x_train": TRAIN[0] / 255},
-            f"x_train holds float64 (20, 28, 28); {IMAGES_EXPECTED}",
-        ),
-        (
-            {"x_test": TEST[0][:, :8, :8]},
-            f"x_test holds uint8 (10, 8, 8); {IMAGES_EXPECTED}",
-        ),
-        (
-            {"x_train": TRAIN[0][:0], "y_train": TRAIN[1][:0]},
-            f"x_train holds uint8 (0, 28, 28); {IMAGES_EXPECTED}",
-        ),
-        (
-            {"y_train": TRAIN[1][:-1]},
-            (
-                "y_train holds uint8 (19,); expected integers (20,), one for each image; "
-                "take images and labels of one set"
-            ),
-        ),
-        (
-            {"y_test": TEST[1] / 2},
-            (
-                "y_test holds float64 (10,); expected integers (10,), one for each image; "
-                "take images and labels of one set"
-            ),
-        ),
-        (
-            {"y_test": TEST[1] + 1},
-            (
-                "y_test holds labels from 1 to 10; expected 0 to 9; "
-                "put MNIST's files into the data directory"
-            ),
-        ),
-        (
-            {"y_test": TEST[1].astype(np.int16) - 1},
-            (
-                "y_test holds labels from -1 to 8; expected 0 to 9; "
-                "put MNIST's files into the data directory"
-            ),
-        ),
+        ({"x_train": TRAIN[0] / 255}, "x_train holds float64 (20, 28, 28)"),
+        ({"x_test": TEST[0][:, :8, :8]}, "x_test holds uint8 (10, 8, 8)"),
+        ({"x_train": TRAIN[0][:0], "y_train": TRAIN[1][:0]}, "x_train holds uint8 (0, 28, 28)"),
+        ({"y_train": TRAIN[1][:-1]}, "y_train holds uint8 (19,)"),
+        ({"y_test": TEST[1] / 2}, "y_test holds float64 (10,)"),
+        ({"y_test": TEST[1] + 1}, "y_test holds labels from 1 to 10"),
+        ({"y_test": TEST[1].astype(np.int16) - 1}, "y_test holds labels from -1 to 8"),
     ],
 )
 def test_archive_of_other_arrays_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
+    changes: dict[str, Any], found: str, tmp_path: Path
 ) -> None:
     write_archive(tmp_path, **changes)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / 'mnist.npz'}: {found}")):
         Mnist().load(str(tmp_path))
-    assert str(caught.value) == f"{tmp_path / 'mnist.npz'}: {message}"
 
 
 @pytest.mark.parametrize("damage", ["not a zip", "cut", "flipped", "npy", "pickle", "no y_test"])
@@ -209,21 +141,15 @@ def test_archive_that_cannot_be_read_is_refused(damage: str, tmp_path: Path) -> 
             np.save(file, TRAIN[0])
     if damage == "pickle":
         write_archive(tmp_path, y_test=np.array([object()]))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=f"{path}: cannot be read"):
         Mnist().load(str(tmp_path))
-    assert str(caught.value).startswith(f"{path}: cannot be read (")
-    assert str(caught.value).endswith(
-        "expected an npz file with the arrays x_train, y_train, x_test and y_test; "
-        "download it again"
-    )
-    assert "allow_pickle" not in str(caught.value)
 
 
 def test_damaged_idx_file_is_named(tmp_path: Path) -> None:
     write_pair(tmp_path, "train", TRAIN)
     path = tmp_path / "train-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte: found 19 bytes of items"):
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: cannot be read .*19 bytes"):
         Mnist().load(str(tmp_path))
 
 

@@ -6,6 +6,7 @@ from zmqtrain.data.cached import Cached
 from zmqtrain.data.digits import Digits
 from zmqtrain.data.example import parse_example
 from zmqtrain.data.idx import read_idx
+from zmqtrain.data.images import ImageFolder
 from zmqtrain.data.mapped import Mapped
 from zmqtrain.data.mnist import Mnist
 from zmqtrain.data.parallel import Parallel
@@ -24,6 +25,7 @@ __all__ = [
     "Digits",
     "Holdout",
     "HuggingFace",
+    "ImageFolder",
     "Mapped",
     "Mnist",
     "NoisyLine",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqtrain.data.files import reading
 from zmqtrain.data.mapped import Subset
 from zmqtrain.data.torch_dataset import TorchDataset
 from zmqtrain.errors import ConfigError, DataError
@@ -147,14 +148,8 @@ def as_dataset(examples: Any) -> Dataset:
 
 
 def _mapped(path: str | Path) -> NDArray[Any]:
-    try:
+    with reading(path):
         return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is damaged, or no array of numbers"
-        raise DataError(
-            f"{path}: cannot be mapped ({reason}); expected a whole .npy file; write it with "
-            "numpy.save"
-        ) from error
 
 
 def _size(path: Any) -> int:

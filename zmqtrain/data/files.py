@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,19 +37,27 @@ def files_of(paths: Paths) -> list[Path]:
     return found
 
 
+DAMAGED = (
+    *(OSError, ValueError, EOFError, LookupError, TypeError, NotImplementedError),
+    *(zlib.error, zipfile.BadZipFile),
+)
+"""What readers of files raise for those that are missing or damaged."""
+
+
 @contextmanager
-def reading(what: object) -> Iterator[None]:
-    """Say what could not be read.
+def reading(path: object) -> Iterator[None]:
+    """Say which file could not be read.
 
     Raises:
-        DataError: the block raised an error of a file's or of its format's.
+        DataError: the block raised an error of a file or of its format.
     """
     try:
         yield
-    except (OSError, ValueError, IndexError) as error:  # ArrowInvalid is a ValueError
+    except DAMAGED as error:
+        reason = getattr(error, "strerror", None) or error or type(error).__name__
         raise DataError(
-            f"{what}: cannot be read ({error}); expected a whole file, as it was when the job "
-            "began; write it again, or copy it to this host"
+            f"{path}: cannot be read ({reason}); expected a whole file; write or download it "
+            "again, or copy it to this host"
         ) from error
 
 

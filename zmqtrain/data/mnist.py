@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset, check_split, split
+from zmqtrain.data.files import reading
 from zmqtrain.data.idx import read_idx
 from zmqtrain.errors import DataError
+from zmqtrain.models.base import Array
 
 ARCHIVE = "mnist.npz"
-# NumPy raises these for a file that is not a complete npz of plain arrays.
-ARCHIVE_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 IMAGE_SHAPE = (28, 28)
 CLASSES = 10
-TRAIN, TEST = "train", "t10k"
+EXPECTED = (
+    "expected a directory with mnist.npz, or train-images-idx3-ubyte with train-labels-idx1-ubyte "
+    "and/or t10k-images-idx3-ubyte with t10k-labels-idx1-ubyte (each may end in .gz, and -idx may "
+    "be .idx); give it with --data DIR or ZMQTRAIN_DATA"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,73 +43,50 @@ class Mnist:
 
     def load(self, directory: str | None) -> tuple[ArrayDataset, ArrayDataset]:
         if directory is None:
-            raise _missing("no data directory is set")
+            raise DataError(f"no data directory is set; {EXPECTED}")
         folder = Path(directory)
-        if not folder.is_dir():
-            raise _missing(f"the data directory {directory} does not exist or is not a directory")
-        try:
-            if (folder / ARCHIVE).exists():
-                return _read_archive(folder / ARCHIVE)
-            pairs = [pair for name in (TRAIN, TEST) if (pair := _find_pair(folder, name))]
-        except PermissionError as error:
-            raise DataError(
-                f"the data directory {directory} cannot be read ({error.strerror}); expected a "
-                "directory that this user can read; correct its permissions, or --data"
-            ) from error
-        if not pairs:
-            raise _missing(f"the data directory {directory} holds none of MNIST's files")
-        sets = [_read_pair(*pair) for pair in pairs]
-        if len(sets) == 2:
-            return sets[0], sets[1]
-        return split(sets[0].arrays, self.holdout, self.seed)
+        with reading(folder):
+            files = sorted(folder.iterdir())
+        if folder / ARCHIVE in files:
+            return _of_archive(folder / ARCHIVE)
+        sets = [part for name in ("train", "t10k") if (part := _of_idx(files, name)) is not None]
+        if not sets:
+            raise DataError(f"{directory} holds none of MNIST's files; {EXPECTED}")
+        if len(sets) == 1:
+            return split(sets[0].arrays, self.holdout, self.seed)
+        return sets[0], sets[1]
 
 
-def _read_archive(path: Path) -> tuple[ArrayDataset, ArrayDataset]:
+def _of_archive(path: Path) -> tuple[ArrayDataset, ArrayDataset]:
     """Read Keras's archive."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            train = archive["x_train"], archive["y_train"]
-            test = archive["x_test"], archive["y_test"]
-    except ARCHIVE_ERRORS as cause:
-        raise DataError(
-            f"{path}: cannot be read ({_reason(cause)}); expected an npz file with the arrays "
-            "x_train, y_train, x_test and y_test; download it again"
-        ) from cause
+    with reading(path), path.open("rb") as file, np.load(file) as archive:
+        train = archive["x_train"], archive["y_train"]
+        test = archive["x_test"], archive["y_test"]
     return (
         _dataset(*train, f"{path}: x_train", f"{path}: y_train"),
         _dataset(*test, f"{path}: x_test", f"{path}: y_test"),
     )
 
 
-def _reason(cause: Exception) -> str:
-    """Return why NumPy could not read a file, without its advice to allow pickled data."""
-    return "it is not an npz file" if "allow_pickle" in str(cause) else str(cause)
-
-
-def _find_pair(folder: Path, name: str) -> tuple[Path, Path] | None:
-    """Return the files of the ``name`` set's images and labels, None if both are absent."""
-    images, labels = (
-        next((folder / file for file in names if (folder / file).exists()), None)
-        for names in (_image_names(name), _label_names(name))
-    )
-    if images and labels:
-        return images, labels
-    if images or labels:
-        absent = _label_names(name) if images else _image_names(name)
+def _of_idx(files: list[Path], name: str) -> ArrayDataset | None:
+    """Read the set of this name, None if there is no file of it."""
+    images, labels = (_find(files, f"{name}-{kind}") for kind in ("images", "labels"))
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
         raise DataError(
             f"{images or labels} has no file of {'labels' if images else 'images'} beside it; "
-            f"expected {' or '.join(absent)}; download that file, too, or remove this one"
+            "expected both; download that file, too, or remove this one"
         )
-    return None
-
-
-def _read_pair(images: Path, labels: Path) -> ArrayDataset:
     return _dataset(read_idx(images), read_idx(labels), str(images), str(labels))
 
 
-def _dataset(
-    images: NDArray[Any], labels: NDArray[Any], images_source: str, labels_source: str
-) -> ArrayDataset:
+def _find(files: list[Path], stem: str) -> Path | None:
+    pattern = f"{stem}[-.]idx?-ubyte"
+    return next((f for f in files if fnmatch(f.name.removesuffix(".gz"), pattern)), None)
+
+
+def _dataset(images: Array, labels: Array, images_source: str, labels_source: str) -> ArrayDataset:
     """Check both arrays and return them as examples; the sources are for error texts."""
     if images.dtype != np.uint8 or images.shape[1:] != IMAGE_SHAPE or len(images) == 0:
         raise DataError(
@@ -137,25 +106,3 @@ def _dataset(
     features = images.reshape(len(images), -1).astype(np.float32)
     features /= 255
     return ArrayDataset(features, labels.astype(np.int64))
-
-
-def _missing(found: str) -> DataError:
-    pairs = " and/or ".join(
-        f"{_image_names(name)[0]} with {_label_names(name)[0]}" for name in (TRAIN, TEST)
-    )
-    return DataError(
-        f"{found}; expected a directory with {ARCHIVE}, or {pairs} (each may end in .gz, and "
-        "-idx may be .idx); give it with --data DIR or ZMQTRAIN_DATA"
-    )
-
-
-def _image_names(name: str) -> tuple[str, ...]:
-    return _spellings(f"{name}-images", "idx3-ubyte")
-
-
-def _label_names(name: str) -> tuple[str, ...]:
-    return _spellings(f"{name}-labels", "idx1-ubyte")
-
-
-def _spellings(stem: str, ending: str) -> tuple[str, ...]:
-    return tuple(f"{stem}{mark}{ending}{gz}" for mark in "-." for gz in ("", ".gz"))

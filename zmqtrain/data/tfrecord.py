@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,15 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.files import Paths, files_of, needs, one_task_at_a_time, reading, write_whole
+from zmqtrain.data.files import (
+    DAMAGED,
+    Paths,
+    files_of,
+    needs,
+    one_task_at_a_time,
+    reading,
+    write_whole,
+)
 from zmqtrain.data.mapped import stacked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
@@ -187,10 +194,10 @@ def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:
 def _load(index: Path, source: Path, path: Path, skip: bool) -> _Indexed | None:
     """Return the index if it is there and of this file."""
     try:
-        with np.load(index) as content:
+        with index.open("rb") as file, np.load(file) as content:
             if np.array_equal(content["key"], _key(source, path, skip)):
                 return _Indexed(str(source), path, _stamp(path.stat()), content["spans"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except DAMAGED:
         pass  # it is made anew
     return None
 
@@ -265,16 +272,13 @@ def _decompress(source: Path, target: Path) -> None:
     """Write what a compressed file holds.
 
     Raises:
-        ValueError: it is damaged.
+        EOFError, zlib.error: it is damaged.
     """
     log.info("decompressing %s to %s", source, target)
     temporary = target.with_name(f"{target.name}.new")
-    try:
-        with source.open("rb") as file, temporary.open("wb") as plain:
-            for part in _decompressed(file):
-                plain.write(part)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
+    with source.open("rb") as file, temporary.open("wb") as plain:
+        for part in _decompressed(file):
+            plain.write(part)
     temporary.replace(target)
 
 
@@ -287,4 +291,4 @@ def _decompressed(file: IO[bytes]) -> Iterator[bytes]:
             yield engine.decompress(chunk)
             chunk = engine.unused_data
     if not engine.eof:
-        raise ValueError("the compressed data is cut short")
+        raise EOFError("the compressed data is cut short")
