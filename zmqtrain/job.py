@@ -45,7 +45,7 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
-from zmqtrain.store.weights import read
+from zmqtrain.store.weights import named_arrays
 from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
 
@@ -242,14 +242,10 @@ class Job(BaseModel):
     @field_validator("initial", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
-        if isinstance(value, str | Path):
-            return read(value)
-        if not isinstance(value, Mapping | None):
-            raise ValueError("expected a dict of arrays, or a .safetensors or .npz file")
         try:
-            return {name: np.asarray(array) for name, array in (value or {}).items()}
-        except (TypeError, RuntimeError) as error:  # a tensor of a GPU, or one with a gradient
-            raise ValueError(f"expected NumPy arrays: {error}") from None
+            return named_arrays(value)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("overlap")
     @classmethod

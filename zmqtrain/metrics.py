@@ -282,13 +282,25 @@ class Totals:
             self._sums[metric.name] = sums if before is None else before + sums
 
     def results(self) -> Measures:
-        """Return each metric's result; there was at least one batch."""
-        return {metric.name: metric.result(self._sums[metric.name]) for metric in self._metrics}
+        """Return each metric's result; there was at least one batch.
+
+        Raises:
+            ConfigError: a metric raises.
+        """
+        measures: Measures = {}
+        for metric in self._metrics:
+            with user_code("result()", metric):
+                measures[metric.name] = metric.result(self._sums[metric.name])
+        return measures
 
 
 def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures that are numbers; arrays are left out."""
-    return {name: float(value) for name, value in measures.items() if np.ndim(value) == 0}
+    """Return the measures that are numbers; arrays and what callbacks add besides are left out."""
+    return {
+        name: float(value)
+        for name, value in measures.items()
+        if not isinstance(value, str | None) and np.ndim(value) == 0
+    }
 
 
 def _scores_and_classes(

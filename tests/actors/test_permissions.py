@@ -26,6 +26,7 @@ from zmqtrain.wire.messages import (
     RequestStop,
     Save,
     SaveEnded,
+    SetRate,
     ShardFailed,
     ShardReport,
     ShardWritten,
@@ -36,7 +37,7 @@ from zmqtrain.wire.messages import (
 FOR_SOME = {
     "worker": {Pull, Push, Chunk},
     "chief": {
-        *(Initialize, Save, SaveEnded, Close, Extend, Shutdown),
+        *(Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         *(SwitchPolicy, RequestSave, RequestStop),
     },
     "ps": {Arrived, ShardReport, ShardWritten, ShardFailed},

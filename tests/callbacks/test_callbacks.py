@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from zmqtrain import History
 from zmqtrain.callbacks import (
+    Callback,
     CSVLogger,
     EarlyStopping,
     JSONLogger,
@@ -45,9 +46,10 @@ def train(
     A number is the ``val_loss`` of an epoch, a dict all that was measured.
     """
     model = model or view()
-    calls = CallbackList([callback], model, {"epochs": 9, "steps": 3, "examples": 30})
-    calls.restore([state])
+    calls = CallbackList([callback])
+    calls.begin(model, {"epochs": 9, "steps": 3, "examples": 30, "initial_epoch": int(bool(state))})
     calls.call("on_train_begin", {})
+    calls.restore(state or [])
     for epoch, measured in enumerate(measures):
         logs = measured if isinstance(measured, dict) else {"loss": 1.0, "val_loss": measured}
         calls.call("on_epoch_begin", epoch, {})
@@ -67,17 +69,21 @@ def train(
         ({"patience": 2}, [3, 2, nan, nan], 3, 1),
         ({"min_delta": 0.5}, [3, 2, 1.8], 2, 1),
         ({"mode": "max"}, [3, 4, 2], 2, 1),
-        ({"baseline": 1}, [3, 2], 0, None),
+        ({"baseline": 1}, [3, 2, 2], 2, 1),
+        ({"patience": 2, "baseline": 1}, [3, 2, 0.5, 1, 1], 4, 2),
+        ({}, [2, 3], 1, 0),
+        ({}, [nan, 2, 3], 2, 1),
+        ({}, [nan, nan], 1, 0),
         ({"start_from_epoch": 2}, [1, 2, 3, 2, 2], 4, 3),
     ],
 )
 def test_early_stopping_waits_for_something_better(
-    options: dict[str, Any], losses: list[float], stopped: int, best: int | None
+    options: dict[str, Any], losses: list[float], stopped: int, best: int
 ) -> None:
     callback = EarlyStopping(**options, restore_best=True)
     model = train(callback, losses)
     assert (callback.stopped_epoch, callback.best_epoch) == (stopped, best)
-    assert model.weights["w"] == (stopped if best is None else best)
+    assert model.weights["w"] == best
 
 
 def test_training_that_is_not_stopped_ends_with_the_best_weights_too() -> None:
@@ -96,8 +102,8 @@ def test_measure_whose_name_says_so_should_be_large() -> None:
 def test_early_stopping_goes_on_counting_after_a_resume() -> None:
     before, after = EarlyStopping(patience=3), EarlyStopping(patience=3)
     train(before, [1, 2, 2])
-    state = json.loads(json.dumps(before.state()))
-    assert train(after, [2], state=state).stop_training
+    train(after, [2, 2], state=CallbackList([before]).state())
+    assert after.stopped_epoch == 1 and after.wait == 4
 
 
 @pytest.mark.parametrize("kind", [EarlyStopping, ReduceLROnPlateau])
@@ -106,6 +112,32 @@ def test_callback_of_a_second_training_begins_anew(kind: Any) -> None:
     train(callback, [1, 2, 2])
     model = train(callback, [9, 8])
     assert (callback.best, callback.wait, model.stop_training) == (8, 0, False)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [EarlyStopping("loss", patience=3)],
+        [ReduceLROnPlateau()],
+        [],
+        [ProgressBar(), ProgressBar()],
+    ],
+)
+def test_callback_that_is_another_one_begins_anew(after: list[Any]) -> None:
+    before = EarlyStopping(patience=3)
+    train(before, [1, 2, 2])
+    calls = CallbackList(after)
+    calls.restore(CallbackList([before]).state())
+    assert [vars(one).get("best", inf) for one in after] == [inf] * len(after)
+
+
+def test_state_of_numpy_values_is_kept_and_that_of_objects_is_refused() -> None:
+    callback = Callback()
+    callback.state = lambda: {"a": np.float32(0.5), "b": np.arange(2)}  # type: ignore[attr-defined]
+    assert CallbackList([callback]).state() == [["Callback", None, {"a": 0.5, "b": [0, 1]}]]
+    callback.state = lambda: {"a": object()}  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="plain data"):
+        CallbackList([callback]).state()
 
 
 def test_best_weights_are_kept_in_a_file(tmp_path: Path) -> None:
@@ -129,6 +161,16 @@ def test_digits_of_a_measure_are_no_ending(tmp_path: Path) -> None:
 def test_path_that_makes_no_sense_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(ConfigError):
         train(ModelCheckpoint(tmp_path / path), [1])
+
+
+def test_names_are_checked_at_the_start_as_far_as_they_can_be_known() -> None:
+    halve = LearningRateScheduler(lambda epoch, rate: rate / 2)
+    wrong, fine = ModelCheckpoint("{acc:.2f}"), ModelCheckpoint("{epoch}-{learning_rate}-{loss}")
+    CallbackList([halve, fine]).check_names(["loss"])
+    CallbackList([object(), wrong]).check_names(["loss"])  # the first may add measures
+    for callbacks in ([wrong], [fine], [EarlyStopping("acc")]):
+        with pytest.raises(ConfigError, match="not measured"):
+            CallbackList(callbacks).check_names(["loss"])
 
 
 def test_rate_is_what_the_schedule_says() -> None:
@@ -173,7 +215,8 @@ def test_rate_that_is_none_is_refused(rate: Any) -> None:
 def test_csv_file_has_a_line_for_each_epoch_of_all_runs(tmp_path: Path) -> None:
     path = tmp_path / "new/log.csv"
     first = {"loss": 2.0, "matrix": np.eye(2)}
-    train(CSVLogger(path), [first, {"loss": 1.0}])
+    train(CSVLogger(path), [{"loss": 9.0}])
+    train(CSVLogger(path), [first, {"loss": 1.0, "text": "a"}])
     train(CSVLogger(path, append=True), [{"loss": 0.5, "more": 1.0}])
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["loss"] for row in rows] == ["2.0", "1.0", "0.5"]
@@ -182,10 +225,11 @@ def test_csv_file_has_a_line_for_each_epoch_of_all_runs(tmp_path: Path) -> None:
 
 def test_json_lines_are_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "new/log.jsonl"
-    train(JSONLogger(path), [{"loss": np.float32(0.5), "matrix": np.eye(1), "bad": nan}])
+    measures = {"loss": np.float32(0.5), "matrix": np.eye(1), "bad": nan, "text": "a", "no": None}
+    train(JSONLogger(path), [measures])
     (line,) = path.read_text().splitlines()
     assert json.loads(line, parse_constant=pytest.fail) == {
-        "epoch": 0, "loss": 0.5, "matrix": [[1.0]], "bad": None,
+        "epoch": 0, "loss": 0.5, "matrix": [[1.0]], "bad": None, "text": "a", "no": None,
     }  # fmt: skip
 
 
@@ -194,7 +238,8 @@ def test_progress_shows_a_line_for_each_epoch(is_terminal: bool) -> None:
     console = Console(force_terminal=is_terminal, highlight=False, width=200)
     bar = ProgressBar(console)
     with console.capture() as capture:
-        calls = CallbackList([bar], view(), {"epochs": 1, "steps": 3})
+        calls = CallbackList([bar])
+        calls.begin(view(), {"epochs": 1, "steps": 3})
         calls.call("on_epoch_begin", 0, {})
         calls.call("on_train_batch_end", 0, {"loss": 4.0})
         calls.call("on_epoch_end", 0, {"loss": 2.0, "matrix": np.eye(2)})
@@ -233,10 +278,10 @@ def test_error_says_which_callback_and_which_hook() -> None:
 
 
 def test_hooks_that_do_nothing_are_not_followed() -> None:
-    assert not CallbackList([EarlyStopping()], view(), {}).has("on_train_batch_end")
-    assert CallbackList([ProgressBar()], view(), {}).has("on_train_batch_end")
+    assert not CallbackList([EarlyStopping()]).has("on_train_batch_end")
+    assert CallbackList([ProgressBar()]).has("on_train_batch_end")
     hook = LambdaCallback(on_train_batch_end=print)
-    assert CallbackList([hook], view(), {}).has("on_train_batch_end")
+    assert CallbackList([hook]).has("on_train_batch_end")
 
 
 def test_weights_can_be_set_as_they_were_got() -> None:

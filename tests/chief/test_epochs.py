@@ -20,13 +20,13 @@ from zmqtrain.optim import SGD
 class Host:
     """A host with weights that never change."""
 
-    can_set_rate = True
+    generation = 1
 
     async def read_parameters(self, average: bool = False) -> Any:
         return LinearRegression(2).parameters(0)
 
     async def write_parameters(self, weights: Any) -> None: ...
-    async def set_learning_rate(self, rate: float) -> None: ...
+    async def set_learning_rate(self, rate: float | None) -> None: ...
 
 
 @pytest.mark.parametrize("last", [3, 2], ids=["all epochs", "stopped by a callback"])

@@ -399,19 +399,130 @@ def test_fit_of_a_cluster_under_sync_replicas_is_repeatable_and_is_resumed(tmp_p
         assert np.array_equal(parts.weights[name], value)
 
 
-def spoil(epoch: int, logs: Any) -> None:
-    SPOILER.model.set_weights(SPOILER.model.get_weights())
+@pytest.mark.parametrize(
+    ("policy", "batch_size", "whole_batch"),
+    [("sync-replicas", 5, 10), ("sync-replicas:aggregate=4", 3, 12)],
+)
+def test_example_of_a_short_batch_weighs_as_much_as_any_other(
+    policy: str, batch_size: int, whole_batch: int
+) -> None:
+    whole = Trainer(MODEL, SGD(0.05))
+    expected = fit(whole, epochs=3, batch_size=whole_batch)
+    parts = Trainer(MODEL, SGD(0.05), workers=2, ps=2, policy=policy, partition_nbytes=4)
+    history = fit(parts, epochs=3, batch_size=batch_size)
+    assert history.history["loss"] == pytest.approx(expected.history["loss"], abs=1e-6)
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(parts.weights[name], value, atol=1e-6)
 
 
-SPOILER = LambdaCallback(on_epoch_end=spoil)
+def spoiler(hook: str) -> LambdaCallback:
+    """Return a callback that adds 1 to all weights at a hook."""
+
+    def spoil(*arguments: Any) -> None:
+        callback.model.set_weights([value + 1 for value in callback.model.get_weights()])
+
+    callback = LambdaCallback(**{hook: spoil})
+    return callback
+
+
+@pytest.mark.parametrize("policy", ["sync-replicas", "hogwild"])
+@pytest.mark.parametrize("has_logdir", [False, True])
+def test_rate_and_weights_set_by_callbacks_count_in_a_cluster_too(
+    tmp_path: Path, policy: str, has_logdir: bool
+) -> None:
+    def callbacks() -> list[Any]:
+        return [
+            ReduceLROnPlateau(patience=1, min_delta=10, factor=0.5),
+            LearningRateScheduler(lambda epoch, rate: 0.8 * rate),
+            *map(spoiler, ("on_epoch_begin", "on_epoch_end")),
+        ]
+
+    whole = Trainer(MODEL, Momentum(0.05, 0.5))
+    expected = fit(whole, epochs=4, batch_size=10, callbacks=callbacks())
+    trainer = Trainer(
+        *(MODEL, Momentum(0.05, 0.5)),
+        workers=2 if policy == "sync-replicas" else 1,
+        ps=2,
+        policy=policy,
+        partition_nbytes=4,
+        logdir=tmp_path if has_logdir else None,
+    )
+    for epochs in (2, 4) if has_logdir else (4,):
+        size = 5 if policy == "sync-replicas" else 10
+        history = fit(trainer, epochs=epochs, batch_size=size, callbacks=callbacks())
+    for name, values in expected.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-4), name
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(trainer.weights[name], value, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ps", [None, 2])
+def test_rate_and_weights_set_before_the_first_epoch_are_honoured(ps: int | None) -> None:
+    def begin(logs: Any = None) -> None:
+        setter.model.set_weights([np.full((2, 1), 3, np.float32), np.ones(1, np.float32)])
+        setter.model.optimizer.learning_rate = 0
+
+    setter, trainer = LambdaCallback(on_train_begin=begin), Trainer(MODEL, SGD(0.05), ps=ps)
+    fit(trainer, epochs=1, callbacks=[setter])
+    assert [value.tolist() for value in trainer.weights.values()] == [[[3], [3]], [1]]
+
+
+def test_callback_may_end_the_training_within_an_epoch() -> None:
+    def stop(batch: int, logs: Any) -> None:
+        stopper.model.stop_training = batch == 1
+
+    stopper, trainer = LambdaCallback(on_train_batch_end=stop), Trainer(MODEL, SGD(0.05))
+    history = fit(trainer, epochs=9, callbacks=[stopper])
+    weights, losses = reference(0, [0.05] * 2)
+    assert history.epoch == [0] and history.history["loss"] == pytest.approx([np.mean(losses)])
+    for name, value in weights.items():
+        assert np.array_equal(trainer.weights[name], value)
+    assert trainer.summary is not None and trainer.summary.exit_code == 0
+
+
+def test_rate_set_within_an_epoch_counts_from_the_next_step_on() -> None:
+    def halve(batch: int, logs: Any) -> None:
+        optimizer = halver.model.optimizer
+        optimizer.learning_rate = optimizer.learning_rate / 2
+
+    halver, trainer = LambdaCallback(on_train_batch_end=halve), Trainer(MODEL, SGD(0.08))
+    fit(trainer, epochs=2, callbacks=[halver])
+    weights, _ = reference(0, [0.08 / 2**step for step in range(8)])
+    for name, value in weights.items():
+        assert np.array_equal(trainer.weights[name], value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_averages_that_are_evaluated_are_what_callbacks_see_and_what_is_left(workers: int) -> None:
+    seen: list[Any] = []
+    looker = LambdaCallback(on_epoch_end=lambda e, logs: seen.append(looker.model.get_weights()))
+    trainer = Trainer(
+        *(MODEL, SGD(0.05)), workers=workers, moving_average=0.9, evaluate_average=True
+    )
+    best = EarlyStopping(patience=9, restore_best=True)
+    history = fit(trainer, epochs=3, callbacks=[looker, best])
+    for value, last in zip(trainer.weights.values(), seen[-1], strict=True):
+        assert np.array_equal(value, last)
+    assert trainer.summary is not None
+    assert trainer.evaluate(VALIDATION)["loss"] == min(history.history["val_loss"])
+    assert trainer.summary.measures["loss"] == min(history.history["val_loss"])
+
+
+def test_trainer_begins_with_given_weights() -> None:
+    given = {"weights": np.full((2, 1), 3, np.float32), "bias": np.ones(1, np.float32)}
+    trainer = Trainer(MODEL, SGD(0.0), initial=given)
+    assert np.array_equal(trainer.weights["weights"], given["weights"])
+    fit(trainer, epochs=1)
+    assert np.array_equal(trainer.weights["weights"], given["weights"])
+    with pytest.raises(ConfigError, match="initial"):
+        Trainer(MODEL, SGD(0.0), initial=[1])
 
 
 @pytest.mark.parametrize(
     ("callback", "text"),
     [
         (LambdaCallback(on_epoch_end=lambda epoch, logs: [][0]), "IndexError"),
-        (LearningRateScheduler(lambda epoch, rate: rate / 2), "learning rate"),
-        (SPOILER, "sets weights"),
+        (spoiler("on_train_batch_end"), "sets weights"),
     ],
 )
 def test_callback_that_a_cluster_cannot_serve_ends_it_with_the_job_saved(

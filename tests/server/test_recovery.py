@@ -75,7 +75,7 @@ def test_push_whose_update_was_made_is_known_as_such_though_its_mark_was_not_wri
     worker = state.workers[0]
     worker.buffer = 0
     state.shard.segment.gradient(0)[:] = 1
-    state.shard.stage(0, 0, PUSH.sequence)
+    state.shard.stage(0, 0, PUSH.sequence, PUSH.examples)
     worker.pending = Pending(PUSH, None)
     state.keep(worker)
     getattr(state.shard, order)(0)
@@ -88,13 +88,13 @@ def test_push_of_a_new_life_is_not_taken_for_that_of_the_life_before(
     state: ShardState, peers: PeerTable
 ) -> None:
     state.shard.segment.gradient(1)[:] = 1
-    state.shard.stage(0, 0, PUSH.sequence)
+    state.shard.stage(0, 0, PUSH.sequence, PUSH.examples)
     state.shard.apply(0)
     state.leave(0)
     state.join(add_peer(peers, "worker 0"))
     worker = state.workers[0]
     worker.buffer, worker.pending = 1, Pending(PUSH, None)
-    state.shard.stage(0, 1, PUSH.sequence)
+    state.shard.stage(0, 1, PUSH.sequence, PUSH.examples)
     state.keep(worker)
     after, _ = next_life(state)
     assert after.workers[0].pending is not None

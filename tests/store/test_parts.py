@@ -21,7 +21,7 @@ from zmqtrain.optim import Adam, Flat, Update, redo
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.arithmetic import InPlace
 from zmqtrain.store.layout import Variable
-from zmqtrain.store.parts import Part
+from zmqtrain.store.parts import Mean, Part
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import PAGE, PART_SIZE, PARTS, PROGRESS_AT, PROGRESS_STRIDE, cut
@@ -89,7 +89,9 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
         ]
 
     def dies(part: Part, line: int) -> bool:
-        return dying_at(line, lambda: part.update([gradient], 1, 0, None), [redo.__file__])
+        return dying_at(
+            line, lambda: part.update(Mean([gradient], None, 1), 0, None), [redo.__file__]
+        )
 
     def bits(memory: InPlace) -> list[bytes]:
         return [array.tobytes() for array in (memory.parameters, *memory.slots.values())]
@@ -97,7 +99,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
     whole, parts = begun()
     for part in parts:
         part.begin()
-        part.update([gradient], 1, 0, None)
+        part.update(Mean([gradient], None, 1), 0, None)
     lines = len(list(takewhile(lambda line: dies(begun()[1][0], line), range(1000))))
     assert lines > 20
     for first, second in product(range(0, lines, 3), repeat=2):
@@ -108,7 +110,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
         assert dies(parts[2], second)
         for part in parts:
             part.resume(of_sum=False)
-            part.update([gradient], 1, 0, None)
+            part.update(Mean([gradient], None, 1), 0, None)
         assert bits(left) == bits(whole), f"killed at lines {first} and {second}"
 
 

@@ -17,6 +17,7 @@ from zmqtrain.wire.messages import (
     RequestStop,
     Save,
     SaveEnded,
+    SetRate,
     ShardFailed,
     ShardReport,
     ShardWritten,
@@ -29,7 +30,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push),
-        ("chief",): (Initialize, Save, SaveEnded, Close, Extend, Shutdown),
+        ("chief",): (Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestSave, RequestStop),
     }.items()

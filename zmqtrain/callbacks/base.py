@@ -7,7 +7,10 @@ has to be called anywhere else.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +25,8 @@ Logs: TypeAlias = dict[str, Any]
 
 Weights: TypeAlias = dict[str, Any]
 """Arrays by name."""
+
+log = logging.getLogger(__name__)
 
 
 class OptimizerView:
@@ -121,10 +126,19 @@ class Callback:
     """A base class for callbacks, with hooks that do nothing.
 
     ``model`` is a :class:`ModelView`, ``params`` a dict with ``epochs``, ``steps`` (batches of an
-    epoch) and ``verbose``. Epochs count from 0. ``logs`` hold ``loss``, the mean over the epoch of
-    what each batch had before its update, and ``val_...`` for each measure of the validation data.
-    ``state`` and ``restore`` keep plain data across a resume of the job.
+    epoch), ``verbose`` and ``initial_epoch``, which is not 0 where a job goes on. Epochs count from
+    0. ``logs`` hold ``loss``, the mean over the epoch of what each batch had before its update, and
+    ``val_...`` for each measure of the validation data.
+
+    Setting ``model.stop_training`` in a hook of a batch ends the epoch at once. Weights may be set
+    in the other hooks alone.
+
+    A callback that has them keeps plain data across a resume of the job: ``state()`` returns it,
+    and ``restore(state)`` gets it after ``on_train_begin``. ``keeps_files``: left out of a
+    ``fast_dev_run``.
     """
+
+    keeps_files = False
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -170,12 +184,11 @@ class LambdaCallback(Callback):
 class CallbackList:
     """The callbacks of one job, called in order."""
 
-    def __init__(
-        self, callbacks: Sequence[Any], model: ModelView, params: Mapping[str, Any]
-    ) -> None:
-        self.model = model
+    def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
-        self._with: dict[str, list[Callable[..., object]]] = {}  # the methods of a hook
+
+    def begin(self, model: ModelView, params: Mapping[str, Any]) -> None:
+        """Begin something; those that follow a measure forget what they know of it."""
         self.call("set_params", dict(params))
         self.call("set_model", model)
 
@@ -208,41 +221,63 @@ class CallbackList:
         )
 
     def check_names(self, measured: Sequence[str]) -> None:
-        """Check at the start that everything that callbacks monitor is measured.
+        """Check at the start that everything that callbacks name is measured.
+
+        Callbacks of other packages may add measures, so they and what comes after them may name
+        anything.
 
         Raises:
-            ConfigError: something is not.
+            ConfigError: something is not measured.
         """
+        known = [*measured, "learning_rate"] if self._sets_rate() else list(measured)
         for callback in self._callbacks:
-            name = getattr(callback, "monitor", None)
-            if isinstance(name, str) and name not in measured:
-                raise ConfigError(
-                    f"{type(callback).__name__} monitors {name!r}, which is not measured; there "
-                    f"are {', '.join(measured)}{did_you_mean(name, measured)}"
-                )
+            if not type(callback).__module__.startswith(f"{__package__}."):
+                return
+            names = [getattr(callback, "monitor", None), *getattr(callback, "path_names", ())]
+            for name in names:
+                if isinstance(name, str) and name not in known:
+                    raise ConfigError(
+                        f"{type(callback).__name__} names {name!r}, which is not measured; there "
+                        f"are {', '.join(known)}{did_you_mean(name, known)}"
+                    )
 
-    def that_set_the_rate(self) -> list[str]:
-        """Return the names of those callbacks that say that they set the learning rate."""
-        return [
-            type(callback).__name__
-            for callback in self._callbacks
-            if getattr(callback, "sets_learning_rate", False)
-        ]
+    def _sets_rate(self) -> bool:
+        return any(getattr(callback, "sets_learning_rate", False) for callback in self._callbacks)
 
     def state(self) -> list[Any]:
-        """Return what each callback wants to keep across a resume; None where it has no state."""
-        states = []
-        for callback in self._callbacks:
-            with user_code("state()", callback):
-                method = getattr(callback, "state", None)
-                states.append(method() if callable(method) else None)
-        return states
+        """Return what each callback wants to keep across a resume, as plain data.
+
+        Raises:
+            ConfigError: a callback raises, or wants to keep something else.
+        """
+        return [[*_kind_of(callback), self._state_of(callback)] for callback in self._callbacks]
+
+    def _state_of(self, callback: Any) -> Any:
+        if not callable(getattr(callback, "state", None)):
+            return None
+        with user_code("state()", callback):
+            state = callback.state()
+            return json.loads(json.dumps(state, default=_of_numpy))
 
     def restore(self, states: Sequence[Any]) -> None:
-        """Give each callback its state; nothing if these are of other callbacks."""
-        if len(states) != len(self._callbacks):
-            return
-        for callback, state in zip(self._callbacks, states, strict=True):
-            if state is not None and callable(getattr(callback, "restore", None)):
+        """Give each callback its state; those that are others than then begin anew."""
+        for callback, kept in zip_longest(self._callbacks[: len(states)], states):
+            if callback is None or not isinstance(kept, list) or kept[:2] != _kind_of(callback):
+                then = kept[0] if isinstance(kept, list) and kept else "another one"
+                now = "nothing" if callback is None else type(callback).__name__
+                log.info("%s does not go on with what the callback %s has kept", now, then)
+            elif kept[2] is not None and callable(getattr(callback, "restore", None)):
                 with user_code("restore()", callback):
-                    callback.restore(state)
+                    callback.restore(kept[2])
+
+
+def _kind_of(callback: Any) -> list[Any]:
+    """Return what must be equal for a callback to go on with a state: its type, what it follows."""
+    monitor = getattr(callback, "monitor", None)
+    return [type(callback).__name__, monitor if isinstance(monitor, str) else None]
+
+
+def _of_numpy(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{value!r:.80} is no plain data, which a callback may keep")

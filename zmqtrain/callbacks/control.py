@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal, TypeAlias
 
 from zmqtrain.callbacks.base import Callback, Logs, Weights
@@ -48,10 +49,11 @@ class _Monitor(Callback):
 
 
 class EarlyStopping(_Monitor):
-    """Stops when a measure has not become better for ``patience`` epochs.
+    """Stops when a measure has not become better for ``patience`` epochs, as in Keras.
 
-    ``restore_best``: the training ends with the weights of the best epoch. After a resume only
-    later epochs can be restored. ``baseline``: a value that has to be reached first.
+    It never stops after the first epoch. ``restore_best``: the training ends with the weights of
+    the best epoch. After a resume only later epochs can be restored. ``baseline``: the waiting ends
+    only with a value that is better than this.
     """
 
     def __init__(
@@ -69,11 +71,11 @@ class EarlyStopping(_Monitor):
         self.patience = patience
         self.restore_best = restore_best
         self.start_from_epoch = start_from_epoch
-        self.baseline = self._worst if baseline is None else baseline
+        self.baseline = baseline
         self._begin()
 
     def _begin(self) -> None:
-        self.best, self.wait = self.baseline, 0
+        self.best, self.wait = self._worst, 0
         self.best_epoch: int | None = None
         self.stopped_epoch: int | None = None
         self._best_weights: Weights | None = None
@@ -87,12 +89,15 @@ class EarlyStopping(_Monitor):
         if epoch < self.start_from_epoch:
             return
         value = self.value(logs)
-        if self.is_better(value, self.best):
-            self.best, self.best_epoch, self.wait = value, epoch, 0
-            self._best_weights = self.model.weights if self.restore_best else None
-            return
+        is_best = self.is_better(value, self.best)
+        if self.restore_best and (is_best or self._best_weights is None):
+            self._best_weights, self.best_epoch = self.model.weights, epoch
         self.wait += 1
-        if self.wait >= self.patience:
+        if is_best:
+            self.best, self.best_epoch = value, epoch
+            if self.baseline is None or self.is_better(value, self.baseline):
+                self.wait = 0
+        elif self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
             self.model.stop_training = True
 
@@ -112,6 +117,8 @@ class ModelCheckpoint(_Monitor):
     give it a logdir: these files hold weights alone.
     """
 
+    keeps_files = True
+
     def __init__(
         self,
         path: str | Path,
@@ -123,6 +130,11 @@ class ModelCheckpoint(_Monitor):
         super().__init__(monitor, mode)
         self.path = str(path)
         self.save_best_only = save_best_only
+        try:
+            fields = [name for _, name, _, _ in Formatter().parse(self.path) if name is not None]
+        except ValueError as error:
+            raise ConfigError(f"ModelCheckpoint: the path {self.path!r}: {error}") from None
+        self.path_names = [name for name in fields if name.isidentifier() and name != "epoch"]
         if not save_best_only:
             self.monitor = None  # type: ignore[assignment]  # nothing needs to be measured
 

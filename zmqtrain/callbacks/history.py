@@ -97,5 +97,8 @@ class History:
 
 
 def plain(value: Any) -> Any:
-    """Return a measure as a number, or nested lists of numbers."""
-    return np.asarray(value, np.float64).tolist()
+    """Return a measure as a number, or nested lists of numbers; what is neither as a text."""
+    try:
+        return None if value is None else np.asarray(value, np.float64).tolist()
+    except (TypeError, ValueError):
+        return str(value)

@@ -25,8 +25,10 @@ REDRAW_S = 0.1
 class CSVLogger(Callback):
     """Writes one line for each epoch: the epoch, then the measures; arrays are left out.
 
-    ``append``: go on with an existing file, as a job that resumes should.
+    ``append``: go on with an existing file, as a job does that goes on after its first epoch.
     """
+
+    keeps_files = True
 
     def __init__(self, path: str | Path, *, separator: str = ",", append: bool = False) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._names = []
-        if not self.append:
+        if not self.append and not self.params.get("initial_epoch"):
             self.path.write_text("")
         elif self.path.exists():
             with self.path.open(newline="") as file:
@@ -58,6 +60,8 @@ class CSVLogger(Callback):
 class JSONLogger(Callback):
     """Appends one JSON object a line for each epoch; NaN and infinity become null."""
 
+    keeps_files = True
+
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
@@ -65,7 +69,7 @@ class JSONLogger(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         measures = {name: plain(value) for name, value in (logs or {}).items()}
         row = {"epoch": epoch} | {
-            name: value if isinstance(value, list) or math.isfinite(value) else None
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in measures.items()
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +89,7 @@ class ProgressBar(Callback):
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._began_at, self._next_at = time.monotonic(), 0.0
         self._epoch = epoch
+        self._end_live()  # of an epoch that a job has gone back from
         if self._console.is_terminal or self._console.is_jupyter:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()

@@ -18,6 +18,8 @@ class TensorBoard(Callback):
     histograms; 0: none.
     """
 
+    keeps_files = True
+
     def __init__(self, logdir: str | Path, *, histograms_every: int = 0) -> None:
         """
         Raises:

@@ -57,6 +57,7 @@ from zmqtrain.wire.messages import (
     Save,
     Saved,
     SaveEnded,
+    SetRate,
     Shutdown,
     Status,
 )
@@ -69,8 +70,6 @@ log = logging.getLogger(__name__)
 
 class Chief(JobActor):
     """Begins, watches and ends one job."""
-
-    can_set_rate = False
 
     def __init__(
         self,
@@ -189,17 +188,17 @@ class Chief(JobActor):
             reached = await map_segment(self, shard, one)
             self._segments.append(reached and reached[0])
         generations = [one.generation for one in joined]
-        if min(generations) == max(generations) > 0:
+        lost = [
+            one.link.peer
+            for one in joined
+            if one.generation < max(generations) or not one.generation
+        ]
+        if not lost and not await self._saver.has_later(generations[0]):
             self.generation = generations[0]
             log.info("taking over in generation %d", self.generation)
             return
         path, generation = await self._saver.newest()
-        if again or await self._has_learned(joined):
-            lost = [
-                one.link.peer
-                for one in joined
-                if one.generation < max(generations) or not one.generation
-            ]
+        if lost and (again or await self._has_learned(joined)):
             text = f"{' and '.join(lost)} restarted without parameters"
             if path is None:
                 raise CheckpointError(
@@ -207,8 +206,12 @@ class Chief(JobActor):
                     "(--logdir DIR)"
                 )
             log.warning("%s: restoring %s", text, path)
-        self.generation = max(*generations, generation, self.generation) + 1
-        await self._saver.note_generation(self.generation)
+        await self._initialize(path, max(*generations, generation, self.generation) + 1)
+
+    async def _initialize(self, path: Path | None, generation: int) -> None:
+        """Begin a generation from a checkpoint; None: from the seed."""
+        self.generation = generation
+        await self._saver.note_generation(generation)
         async with self._saver.shared_directory() as logdir:
             message = Initialize(str(path) if path is not None else None, logdir)
             await asyncio.gather(
@@ -261,12 +264,13 @@ class Chief(JobActor):
 
         ``begins``: this chief sees the generation for the first time.
         """
-        at = Progress(status.step, status.uncounted, status.pass_loss)
+        at = _progress(status)
         try:
             if begins:
                 limit = await epochs.begin(at)
             else:
-                epochs.step(at)
+                if not await epochs.step(at):
+                    return False
                 if status.limit is None or status.uncounted < status.limit:
                     return True
                 await self._wait_for_shards(self.timing.heartbeat_s)  # callbacks see the epoch
@@ -308,7 +312,9 @@ class Chief(JobActor):
         return reply.expect(Status)
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
-        """Return the current variables, or their moving averages."""
+        """Return the current variables or their moving averages; at the end, chosen ones."""
+        if self._chosen:
+            return self._chosen
         flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
         await asyncio.gather(
             *(
@@ -322,27 +328,28 @@ class Chief(JobActor):
         return values | self.job.frozen()
 
     async def write_parameters(self, weights: Mapping[str, Any]) -> None:
-        """Make these the weights that the training ends with; the checkpoint keeps the last ones.
+        """Begin a new generation with these variables, from a checkpoint that holds them.
+
+        At the end they are what the training ends with; the checkpoint keeps the last ones.
 
         Raises:
-            ConfigError: the training is not at its end.
+            ConfigError: there is no directory that all ps share.
+            CheckpointError: the checkpoint cannot be written.
         """
-        if not self._is_ending:
+        if self._is_ending:
+            self._chosen = dict(weights)
+            return
+        if self.job.logdir is None and None in self._segments:
             raise ConfigError(
-                "a callback sets weights between two epochs, which only a job of one worker "
-                "without ps can do; set them at the end of the training, or train with one worker"
+                "a callback sets weights between epochs, and some ps is on another host; expected "
+                "a directory in which all ps find them: give the job a logdir"
             )
-        self._chosen = dict(weights)
+        async with self._saver.with_weights(weights, self.generation + 1) as path:
+            await self._initialize(path, self.generation + 1)
 
-    async def set_learning_rate(self, rate: float) -> None:
-        """
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "a callback sets the learning rate, which only a job of one worker without ps can do; "
-            "give the optimizer a schedule of zmqtrain.optim"
-        )
+    async def set_learning_rate(self, rate: float | None) -> None:
+        """Use this learning rate on every shard; None: the optimizer's own."""
+        await self.leader.request(SetRate(rate), reason="it sets the learning rate")
 
     async def _end(self, status: Status) -> int:
         """Call back, save and evaluate, then broadcast the shutdown.
@@ -355,9 +362,11 @@ class Chief(JobActor):
         if not status.failure:
             await self._wait_for_shards()
         if self._epochs is not None:
-            await self._end_epochs(self._epochs, status.step)
+            await self._end_epochs(self._epochs)
         is_over = self._epochs is not None and self._epochs.ended
         is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)
+        if not is_over:
+            self._chosen = {}  # an interrupted job goes on where it was
         conclusion = await conclude(
             *self._verdict(status),
             lambda: self._save(status.step),
@@ -365,7 +374,7 @@ class Chief(JobActor):
         )
         final = await self.status()
         self._on_progress(final)
-        self.weights = self._chosen or await self.read_parameters()
+        self.weights = await self.read_parameters(self.job.evaluate_average)
         self.summary = Summary.of(
             final,
             job=self.job_name,
@@ -396,10 +405,10 @@ class Chief(JobActor):
             except PeerLostError:
                 log.warning("the workers did not finish their steps within %.2g s", limit_s)
 
-    async def _end_epochs(self, epochs: Epochs, step: int) -> None:
+    async def _end_epochs(self, epochs: Epochs) -> None:
         self._is_ending = True
         try:
-            await epochs.end(step)
+            await epochs.end(_progress(await self.status()))
         except (ConfigError, DataError, CheckpointError) as error:
             self._epochs_failure = self._epochs_failure or error
 
@@ -462,3 +471,7 @@ class Chief(JobActor):
 
     def heartbeat(self) -> Heartbeat:
         return replace(super().heartbeat(), saved_step=self._saver.last_step)
+
+
+def _progress(status: Status) -> Progress:
+    return Progress(status.step, status.uncounted, status.pass_loss)

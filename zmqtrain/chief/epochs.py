@@ -19,7 +19,7 @@ from zmqtrain.callbacks.history import History, plain
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.optim.schedules import rate_at
+from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.store.durable import replace_file, writing
 
 HISTORY_FILE = "history.json"
@@ -30,29 +30,25 @@ log = logging.getLogger(__name__)
 class Host(Protocol):
     """The task that calls the callbacks: what it can do with the job while nobody computes.
 
-    ``can_set_rate``: whether :meth:`set_learning_rate` works.
+    ``generation``: of the job.
     """
 
-    can_set_rate: bool
+    generation: int
 
     async def read_parameters(self, average: bool = False) -> Weights:
         """Return the current variables, or their moving averages."""
         ...
 
     async def write_parameters(self, weights: Weights) -> None:
-        """Go on with these variables.
+        """Begin a new generation with these variables; at the end, end with them.
 
         Raises:
-            ConfigError: this host cannot do that.
+            CheckpointError: they cannot be handed over.
         """
         ...
 
-    async def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next step on.
-
-        Raises:
-            ConfigError: this host cannot do that.
-        """
+    async def set_learning_rate(self, rate: float | None) -> None:
+        """Use this learning rate from the next step on; None: the optimizer's own."""
         ...
 
 
@@ -76,8 +72,8 @@ class Epochs:
         self.ended = ""  # why the training is over, "" while it is not
         self._job, self._evaluator, self._host = job, evaluator, host
         params = {"epochs": job.epochs, "steps": self.batches, "examples": examples, "verbose": 1}
-        self.history.params = params
-        self._callbacks = CallbackList(job.callbacks, self.model, params)
+        self.history.params = self._params = params
+        self._callbacks = CallbackList(job.callbacks)
         self._follows_batches = self._callbacks.has("on_train_batch_end") or self._callbacks.has(
             "on_train_batch_begin"
         )
@@ -87,6 +83,7 @@ class Epochs:
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
         self._rate: float | None = None  # set by a callback
+        self._is_rate_used = False  # by the host
 
     async def begin(self, at: Progress) -> int | None:
         """Begin the training, or go on with it, also with an earlier checkpoint.
@@ -95,22 +92,14 @@ class Epochs:
 
         Raises:
             ConfigError, DataError: a callback raises, or monitors what is not measured.
+            CheckpointError: weights that a callback sets cannot be handed over.
         """
         done = at.uncounted // self.batches
         if not self._has_begun:
-            if not self._host.can_set_rate and (callbacks := self._callbacks.that_set_the_rate()):
-                raise ConfigError(
-                    f"{' and '.join(callbacks)} set the learning rate, which only a job of one "
-                    "worker without ps can do; give the optimizer a schedule of zmqtrain.optim"
-                )
             names = await asyncio.to_thread(self._evaluator.names)
             self._callbacks.check_names(["loss", *(f"val_{name}" for name in names)])
             await self._read_records()
-        await self._go_back(done)
-        await self._show(at.step)
-        if not self._has_begun:
-            self._has_begun = True
-            await self._call("on_train_begin", {})
+        await self._go_back(done, at.step)
         self._epoch = None
         last = self._records[-1]["epoch"] if self._records else -1
         if done - 1 > last and at.uncounted % self.batches == 0:  # it is over, and nobody was told
@@ -140,24 +129,41 @@ class Epochs:
             self._epoch, self._batch = done, 0
             await self._show(at.step)
             await self._call("on_epoch_begin", done, {})
-            await self._do_what_was_asked()
+            await self._use_weights()
+            await self._use_rate()
             if self._follows_batches:
                 self._callbacks.call("on_train_batch_begin", 0, {})
         return (done + 1) * self.batches
 
-    def step(self, at: Progress) -> None:
-        """Tell callbacks how far the epoch is; called after steps, in the thread that trains."""
+    async def step(self, at: Progress) -> bool:
+        """Tell callbacks how far the epoch is; called after steps, in the thread that trains.
+
+        Returns False if the training is over: as in Keras, a callback may end it within an epoch.
+
+        Raises:
+            ConfigError: a callback raises, or sets weights, while others may compute.
+        """
         if not self._follows_batches or self._epoch is None:
-            return
+            return True
         batch = at.uncounted - self._epoch * self.batches
         if batch <= self._batch:
-            return
+            return True
         self._batch = batch
         self._callbacks.call("on_train_batch_end", batch - 1, {"loss": at.loss})
-        if batch < self.batches:
+        if batch < self.batches and not self.model.stop_training:
             self._callbacks.call("on_train_batch_begin", batch, {})
+        if self.model.weights_changed:
+            raise ConfigError(
+                "a callback sets weights within an epoch; expected at the begin or the end of an "
+                "epoch or of the training, when nobody computes; use another hook"
+            )
+        await self._use_rate()
+        if self.model.stop_training and batch < self.batches:
+            epochs = f"{self._epoch + 1} of {self._job.epochs}"
+            self.ended = f"stopped by a callback in epoch {epochs}, after {batch} batches"
+        return not self.ended
 
-    async def end(self, step: int) -> None:
+    async def end(self, at: Progress) -> None:
         """End the training; also one that was interrupted.
 
         Raises:
@@ -165,9 +171,11 @@ class Epochs:
         """
         if not self._has_begun:
             return
-        await self._show(step)
+        if self._epoch is not None and self.ended:  # within this epoch
+            await self._end_epoch(self._epoch, at)
+        await self._show(at.step)
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
-        await self._do_what_was_asked()
+        await self._use_weights()
 
     async def _end_epoch(self, epoch: int, at: Progress) -> None:
         logs: Logs = {"loss": at.loss}
@@ -177,7 +185,7 @@ class Epochs:
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
         await self._call("on_epoch_end", epoch, logs)
-        await self._do_what_was_asked()
+        self._note_rate()
         self.history.add(epoch, logs)
         self._records.append(
             {
@@ -185,16 +193,19 @@ class Epochs:
                 "logs": {name: plain(value) for name, value in logs.items()},
                 "learning_rate": self._rate,
                 "callbacks": self._callbacks.state(),
+                # Where training goes on: if the new weights never come to be, neither was this.
+                "generation": self._host.generation + int(self.model.weights_changed),
             }
         )
         if self._file is not None:
             with writing(self._file):
                 text = json.dumps(self._records)
                 await asyncio.to_thread(replace_file, self._file, text.encode())
+        await self._use_weights()
 
     async def _show(self, step: int) -> None:
-        """Let callbacks see the weights and the learning rate of this step."""
-        self.model.show(await self._host.read_parameters())
+        """Let callbacks see the weights that are evaluated, and the learning rate of this step."""
+        self.model.show(await self._host.read_parameters(self._job.evaluate_average))
         rate = getattr(self._job.optimizer, "learning_rate", None)
         known = self._rate if self._rate is not None or rate is None else rate_at(rate, step)
         self.model.optimizer.show(known)
@@ -202,17 +213,32 @@ class Epochs:
     async def _call(self, hook: str, *arguments: Any) -> None:
         await asyncio.to_thread(self._callbacks.call, hook, *arguments)
 
-    async def _do_what_was_asked(self) -> None:
-        """Use the weights and the learning rate that callbacks have set."""
-        model = self.model
-        if model.weights_changed:
-            await self._host.write_parameters(model.weights)
+    async def _use_weights(self) -> None:
+        """Go on with the weights that callbacks have set, if they have."""
+        if self.model.weights_changed:
+            await self._host.write_parameters(self.model.weights)
             self._evaluator.forget()
-            model.show(model.weights)
-        if model.optimizer.changed:
-            self._rate = model.optimizer.learning_rate
+            self.model.show(self.model.weights)
+
+    def _note_rate(self) -> None:
+        """Note the learning rate that callbacks have set, if they have."""
+        optimizer = self.model.optimizer
+        if not optimizer.changed:
+            return
+        if not has_rate(self._job.optimizer):
+            raise ConfigError(
+                f"a callback sets the learning rate of {self._job.optimizer!r}; expected an "
+                "optimizer that is a dataclass with learning_rate"
+            )
+        self._rate, self._is_rate_used = optimizer.learning_rate, False
+        optimizer.show(self._rate)
+
+    async def _use_rate(self) -> None:
+        """Make the next steps use the learning rate that callbacks have set, or the job's own."""
+        self._note_rate()
+        if not self._is_rate_used:
             await self._host.set_learning_rate(self._rate)
-            model.optimizer.show(self._rate)
+            self._is_rate_used = True
 
     async def _read_records(self) -> None:
         if self._file is None or not self._file.exists():
@@ -224,18 +250,22 @@ class Epochs:
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
 
-    async def _go_back(self, done: int) -> None:
-        """Be where the job was after so many epochs."""
-        before, self._records = self._records, [r for r in self._records if r["epoch"] < done]
+    async def _go_back(self, done: int, step: int) -> None:
+        """Be where the job was after so many epochs; callbacks begin the training anew there."""
+        before, here = self._records, self._host.generation
+        self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
+        self._is_rate_used = False
         if self._has_begun and self._records == before:
-            return
+            return await self._show(step)
+        self._has_begun = True
         self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
         rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history
-        if not self._records:
-            return
-        self._callbacks.restore(self._records[-1]["callbacks"])
-        self._rate = self._records[-1]["learning_rate"]
-        if self._rate is not None:
-            await self._host.set_learning_rate(self._rate)
+        self._rate = self._records[-1]["learning_rate"] if self._records else None
+        await self._show(step)
+        self._callbacks.begin(self.model, self._params | {"initial_epoch": done})
+        await self._call("on_train_begin", {})
+        self._callbacks.restore(self._records[-1]["callbacks"] if self._records else [])
+        self._note_rate()
+        await self._use_weights()

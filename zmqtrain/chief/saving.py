@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,10 +21,18 @@ from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
 from zmqtrain.job import Job, changes_since
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.optim import AVERAGE
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
 from zmqtrain.store.layout import variables_of
-from zmqtrain.store.manifest import PARAMETERS, Manifest, ShardFile, WorkerMark, tensor_records
+from zmqtrain.store.manifest import (
+    PARAMETERS,
+    Manifest,
+    ShardFile,
+    TensorRecord,
+    WorkerMark,
+    tensor_records,
+)
 from zmqtrain.store.placement import place
 from zmqtrain.wire.messages import Saved
 
@@ -47,6 +58,7 @@ class Saver:
         self._interval_s = job.save_secs if self._logdir is not None else 0.0
         self._due_at = time.monotonic() + self._interval_s
         self._found_damage = False  # in a checkpoint of the logdir
+        self._frozen: tuple[Path, ShardFile] | None = None  # where and how they were written last
         self.last: str | None = None
         self.last_step = 0
         metrics.checkpoint_interval_seconds.set(self._interval_s)
@@ -99,6 +111,27 @@ class Saver:
         self._log_changes(manifest)
         return path, max(generation, manifest.generation)
 
+    async def has_later(self, generation: int) -> bool:
+        """Return whether there is a checkpoint of a later generation, which has not begun."""
+        if self._logdir is None:
+            return False
+        return await asyncio.to_thread(logdirs.latest_generation, self._logdir) > generation
+
+    @contextlib.asynccontextmanager
+    async def with_weights(
+        self, weights: Mapping[str, Any], generation: int
+    ) -> AsyncIterator[Path]:
+        """Yield a checkpoint of now with other weights, with which this generation can begin.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            logdir = self._logdir
+            if logdir is None:
+                logdir = Path(stack.enter_context(TemporaryDirectory(prefix="zmqtrain-")))
+            yield await self._save(logdir, self.last_step, generation, weights)
+
     async def note_generation(self, generation: int) -> None:
         """Store the number of the generation that begins; the job goes on if this fails."""
         if self._logdir is None:
@@ -131,16 +164,24 @@ class Saver:
         log.info("saved %s in %.2f s", path, time.monotonic() - started)
         return path
 
-    async def _save(self, logdir: Path, step: int, generation: int) -> Path:
+    async def _save(
+        self, logdir: Path, step: int, generation: int, weights: Mapping[str, Any] | None = None
+    ) -> Path:
+        """``weights``: of all variables, to be saved in place of the current ones."""
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
         try:
             saved = await self._write_shards(temporary)
             files = [ShardFile(*astuple(file)) for file in saved.files]
-            if frozen := self._job.frozen():
-                write = partial(checkpoint.write_frozen, temporary, frozen, self._shards)
+            if weights is not None:
+                file = temporary / "weights.safetensors"
+                write = partial(checkpoint.write_values, file, weights, self._shards)
                 files.append(await asyncio.to_thread(write))
-            manifest = self._manifest(saved, files, generation)
+            elif self._job.frozen():
+                files.append(await asyncio.to_thread(self._write_frozen, temporary))
+            manifest = self._manifest(saved, files, generation, all_apart=weights is not None)
             path = await asyncio.to_thread(checkpoint.commit, temporary, manifest)
+            if weights is None and self._job.frozen():
+                self._frozen = path / files[-1].file, files[-1]
         except CheckpointError:
             await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
             raise
@@ -149,10 +190,33 @@ class Saver:
         self.last_step = saved.step
         return path
 
-    def _manifest(self, saved: Saved, files: Sequence[ShardFile], generation: int) -> Manifest:
-        frozen = variables_of(self._job.frozen(), "frozen")
-        (unshared,) = place(frozen, 1)
-        layouts = [*self._job.layouts(self._shards), replace(unshared, shard=self._shards)]
+    def _write_frozen(self, directory: Path) -> ShardFile:
+        """Write the variables that never change; once, then all checkpoints have the same file."""
+        if self._frozen is not None:
+            path, written = self._frozen
+            with contextlib.suppress(OSError):  # a file system without links, a deleted file
+                os.link(path, directory / path.name)
+                return written
+        file = directory / "frozen.safetensors"
+        return checkpoint.write_values(file, self._job.frozen(), self._shards)
+
+    def _tensors(self, *, all_apart: bool) -> dict[str, dict[str, TensorRecord]]:
+        """Return where each value is: frozen variables, or all, in a file beside the shards'."""
+        job = self._job
+        frozen = variables_of(job.frozen(), "frozen")
+        variables, slots = (*job.variables(), *frozen), [slot.name for slot in job.update().slots]
+        (unshared,) = place(variables if all_apart else frozen, 1, partition_nbytes=0)
+        beside, shards = replace(unshared, shard=self._shards), job.layouts(self._shards)
+        if not all_apart:
+            return tensor_records(variables, [*shards, beside], slots)
+        apart = tensor_records(variables, [beside], [])[PARAMETERS]
+        trained = {name: record for name, record in apart.items() if record.kind == "trained"}
+        averages = {AVERAGE: trained} if AVERAGE in slots else {}
+        return tensor_records(job.variables(), shards, slots) | {PARAMETERS: apart} | averages
+
+    def _manifest(
+        self, saved: Saved, files: Sequence[ShardFile], generation: int, *, all_apart: bool
+    ) -> Manifest:
         ledger = LedgerState(
             next_batch=saved.next_batch,
             open_batches=saved.open_batches,
@@ -161,7 +225,6 @@ class Saver:
             pass_examples=saved.pass_examples,
             pass_loss=saved.pass_loss,
         )
-        slots = [slot.name for slot in self._job.update().slots]
         try:
             return Manifest(
                 fingerprint=dict(self._fingerprint),
@@ -169,11 +232,12 @@ class Saver:
                 global_step=saved.step,
                 policy=saved.policy,
                 ledger=ledger.model_dump(mode="json", exclude_defaults=True),
+                learning_rate=saved.learning_rate,
                 worker_marks={
                     f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
                 },
                 files=tuple(files),
-                tensors=tensor_records((*self._job.variables(), *frozen), layouts, slots),
+                tensors=self._tensors(all_apart=all_apart),
             )
         except ValidationError as error:
             raise CheckpointError(f"the shards' reports do not fit together: {error}") from error

@@ -28,6 +28,7 @@ from zmqtrain.wire.messages import (
     Save,
     Saved,
     SaveEnded,
+    SetRate,
     ShardFailed,
     ShardFile,
     ShardWritten,
@@ -179,6 +180,7 @@ class AdminApi:
             for worker, member in coordinator.members.items()
         )
         saved = coordinator.ledger.saved(coordinator.version, self._leader.policy, marks=marks)
+        saved.learning_rate = coordinator.learning_rate
         self._saving[message.directory] = Saving(request, saved)
         self._leader.event(message)
 
@@ -199,11 +201,11 @@ class AdminApi:
         self._close_requests.append(request)
         self._leader.event(close)
 
-    def on_extend(self, request: Request, extend: Extend) -> None:
+    def on_directive(self, request: Request, directive: Extend | SetRate) -> None:
         self._leader.peers.member(request)
         if self._leader.coordinator is None:
             raise RefusedError("there is nothing to go on with: the job is not initialised")
-        self._leader.event(extend)
+        self._leader.event(directive)
         request.reply(Done())
 
     def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:

@@ -31,7 +31,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
-from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, Save, SwitchPolicy
+from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has
@@ -76,6 +76,7 @@ class Coordinator:
     workers_by_state: dict[MemberState, set[int]] = field(default_factory=_no_workers)
     undecided: set[int] = field(default_factory=set)  # the policy keeps their pushes for later
     next_policy: Policy | None = None
+    learning_rate: float | None = None  # in place of the optimizer's
     closing: bool = False  # the run ends once no worker computes
     exit_code: int = 0  # of a run that was ended early
     reason: str = ""  # why it was
@@ -117,13 +118,15 @@ class Coordinator:
                 return self._left(worker)
             case Save(directory):
                 return [Order("snapshot", text=directory)]
+            case SetRate(rate):
+                self.learning_rate = rate
+                return [Order("rate", text="" if rate is None else repr(rate))]
             case SwitchPolicy(spec):
                 self.next_policy = self.make_policy(spec)
             case Close(at_once, exit_code, reason):
                 self.closing = True
                 self._note_end(exit_code, reason)
-                if at_once:
-                    return self._orders([], at_once=True)
+                return self._orders([], at_once=at_once)
             case Extend(limit):
                 self._extend(limit)
             case GivenUp(exit_code, reason):

@@ -52,7 +52,7 @@ class OrderDelivery:
         self._own: deque[Numbered] = deque()  # until all know of the last switch
         self._under_way: deque[Numbered] = deque()  # own, perhaps not carried out
         self.sent = 0  # number of the others' last order
-        self._switch = 0  # number of the last switch among those
+        self._switch = 0  # number of the last order among those that all must know first
         self._to_send: list[Numbered] = []  # to the others, at the end of this turn
         self._to_answer: set[int] = set()  # shards whose reports came in this turn
         self._unacknowledged: deque[Numbered] = deque()
@@ -99,8 +99,8 @@ class OrderDelivery:
     def due(self) -> Sequence[Numbered]:
         """Return what this shard has to carry out now and was not returned before.
 
-        Nothing, while some other shard does not know of a switch yet: it would treat the next push
-        of a worker released here by the old policy.
+        Nothing, while some other shard does not know of a switch or a rate yet: it would treat the
+        next push of a worker released here by the old one.
         """
         if not self._own or not self._others_have(self._switch):
             return ()
@@ -163,7 +163,7 @@ class OrderDelivery:
         for order in orders:
             self.sent += 1
             numbered.append((self.sent, order))
-            if order.kind == "switch":
+            if order.kind in ("switch", "rate"):
                 self._switch = self.sent
         self._unacknowledged += numbered
         return numbered
@@ -175,7 +175,7 @@ class OrderDelivery:
         released by orders in any case: under the old policy it may have been reported and held
         there too.
         """
-        always = {"switch", "snapshot", "leave"}
+        always = {"switch", "snapshot", "leave", "rate"}
         concern = []
         for order in orders:
             if self._coordinated or order.kind in always:

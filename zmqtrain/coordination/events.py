@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqtrain.wire.messages import Close, Extend, ReadyPush, Save, SwitchPolicy
+from zmqtrain.wire.messages import Close, Extend, ReadyPush, Save, SetRate, SwitchPolicy
 
 
 @dataclass(slots=True)
@@ -68,5 +68,5 @@ class GivenUp:
 
 Event: TypeAlias = (
     PushArrived | PushesReported | PullArrived | Joined | Left
-    | SwitchPolicy | Save | Close | Extend | GivenUp
+    | SwitchPolicy | Save | Close | Extend | SetRate | GivenUp
 )  # fmt: skip

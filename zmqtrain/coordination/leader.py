@@ -128,10 +128,13 @@ class Leader:
 
     # Its life
 
-    def begin(self, generation: int, version: int, ledger: Ledger) -> bool:
+    def begin(
+        self, generation: int, version: int, ledger: Ledger, learning_rate: float | None = None
+    ) -> bool:
         """Begin a generation, whose shards are at ``version``, with the workers that are there.
 
-        False: a killed host cannot go on with it.
+        ``learning_rate``: of its shards, None: the optimizer's own. False: a killed host cannot go
+        on with it.
         """
         self.generation = generation
         self.delivery.begin(self.policy)
@@ -146,6 +149,7 @@ class Leader:
             version=version,
             ledger=ledger,
             lookahead=self.job.prefetch,
+            learning_rate=learning_rate,
         )
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))
@@ -265,7 +269,9 @@ class Leader:
             self.staleness.observe(max(0, version - 1 - base))
         self._metrics.global_step.set(version)
         if self._learning_rate is not None:
-            self._metrics.learning_rate.set(self._learning_rate(version - 1))
+            set_by_callback = self.coordinator.learning_rate if self.coordinator else None
+            own = self._learning_rate(version - 1)
+            self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 
     # Events and orders
 

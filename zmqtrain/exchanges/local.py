@@ -93,7 +93,7 @@ class LocalExchange:
         self.loss = report.loss
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
-            self.shard.stage(WORKER, GRADIENT, self.steps)
+            self.shard.stage(WORKER, GRADIENT, self.steps, report.examples)
         self._handle(
             PushArrived(
                 WORKER, self.steps, report.batch, report.examples, report.finite, report.loss
@@ -103,7 +103,7 @@ class LocalExchange:
         await self._between_steps()
         self._check_release()
         release = self._take_release()
-        if release is None or self.failure:
+        if release is None or self.failure or self.coordinator.finished:
             return StepResult(self._result, stop=True, reason=self._reason)
         return StepResult(self._result, release.batches, release.stop, self._reason)
 
@@ -113,9 +113,12 @@ class LocalExchange:
     def leave(self, reason: str) -> None:
         """Nothing to do: there are no other tasks."""
 
-    def close(self) -> None:
-        """End the job early: the step under way still counts, and no other is begun."""
-        self._handle(Close())
+    def close(self, *, at_once: bool = False) -> None:
+        """End the job early: the step under way still counts, and no other is begun.
+
+        ``at_once``: no step is under way.
+        """
+        self._handle(Close(at_once))
 
     def extend(self, limit: int) -> None:
         """Let the worker go on with batches up to this number."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, is_dataclass, replace
+from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,9 @@ from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import AVERAGE
-from zmqtrain.optim.schedules import Replaceable
 from zmqtrain.store import checkpoint
 from zmqtrain.store.layout import empty_values
-from zmqtrain.store.manifest import read_manifest
+from zmqtrain.store.manifest import PARAMETERS, read_manifest
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopEndedError
@@ -51,8 +50,6 @@ log = logging.getLogger(__name__)
 class LocalRun:
     """Begins, watches and ends one job in this process."""
 
-    can_set_rate = True
-
     def __init__(
         self, job: Job, evaluation: Dataset | None, on_progress: Callable[[Status], None]
     ) -> None:
@@ -61,12 +58,11 @@ class LocalRun:
         self._layout = job.layouts(1)[0]
         self._fingerprint = job.fingerprint(1)
         self._on_progress = on_progress
-        self._generation = 0
+        self.generation = 0
         self._stop_code = 0
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
         self._epochs: Epochs | None = None
-        self._rate: Replaceable | None = None  # the learning rate, if callbacks may set it
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         self.weights: dict[str, Any] = {}  # at the end
@@ -129,19 +125,16 @@ class LocalRun:
             manifest = read_manifest(path)
             slots = [slot.name for slot in shard.rule.slots]
             shard.initialize(*checkpoint.read_shard(path, manifest, self._layout, slots))
+            shard.learning_rate = manifest.learning_rate
             ledger = restored_ledger(manifest, self._fingerprint)
-        self._generation = generation + 1
-        await self._saver.note_generation(self._generation)
+        self.generation = generation + 1
+        await self._saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     def _make_shard(self) -> Shard:
-        update, optimizer = self._job.update(), self._job.optimizer
-        if self._job.callbacks and is_dataclass(optimizer) and hasattr(optimizer, "learning_rate"):
-            self._rate = Replaceable(optimizer.learning_rate)
-            update = replace(update, rule=replace(self._job.optimizer, learning_rate=self._rate))
-        if self._job.ps_device == "gpu":
-            return Shard(self._layout, update, device=make_device("gpu", "--ps-device"))
-        return Shard(self._layout, update, threads=None)
+        update, size = self._job.update(), self._job.batch_size
+        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
+        return Shard(self._layout, update, threads=None, device=device, batch_size=size)
 
     def _progress(self) -> Progress:
         coordinator = self._running.coordinator
@@ -151,15 +144,16 @@ class LocalRun:
     def _go_on(self, limit: int | None) -> None:
         """Train up to this batch; None: the training is over."""
         if limit is None:
-            self._running.close()
+            self._running.close(at_once=True)
         else:
             self._running.extend(limit)
 
     async def _follow_epochs(self, epochs: Epochs) -> None:
         """Call the callbacks; the job ends if one of them raises."""
         try:
-            epochs.step(self._progress())
-            if self._running.coordinator.is_pass_over:
+            if not await epochs.step(self._progress()):
+                self._go_on(None)
+            elif self._running.coordinator.is_pass_over:
                 self._go_on(await epochs.next_limit(self._progress()))
         except (ConfigError, DataError, CheckpointError) as error:
             self._running.fail(error.exit_code, str(error))
@@ -184,7 +178,7 @@ class LocalRun:
 
     async def _try_to_save(self, step: int) -> None:
         with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
-            await self._saver.save(step, self._generation)
+            await self._saver.save(step, self.generation)
 
     async def _write_shard(self, directory: Path) -> Saved:
         """Write the shard into the directory of a checkpoint."""
@@ -193,10 +187,14 @@ class LocalRun:
         file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
         written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
         files = (ShardFile(*astuple(written)),)
-        return coordinator.ledger.saved(coordinator.version, self._job.policy, files)
+        saved = coordinator.ledger.saved(coordinator.version, self._job.policy, files)
+        saved.learning_rate = shard.learning_rate
+        return saved
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
-        """Return the current variables, or their moving averages."""
+        """Return the current variables or their moving averages; at the end, chosen ones."""
+        if self._chosen:
+            return self._chosen
         shard = self._running.shard
         values = empty_values(self._job.variables())
         self._layout.scatter(shard.slots[AVERAGE] if average else shard.parameters, values)
@@ -207,16 +205,16 @@ class LocalRun:
         if self._is_ending:
             self._chosen = dict(weights)
             return
-        self._layout.gather(weights, self._running.shard.parameters)
+        self.generation += 1
+        shard = self._running.shard
+        for key, flat in {PARAMETERS: shard.parameters, **shard.slots}.items():
+            if key in (PARAMETERS, AVERAGE):
+                self._layout.gather(weights, flat)
+        shard.load()
 
-    async def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next step on, in place of the optimizer's."""
-        if self._rate is None:
-            raise ConfigError(
-                f"a callback sets the learning rate of {self._job.optimizer!r}; expected an "
-                "optimizer that is a dataclass with learning_rate"
-            )
-        self._rate.replacement = rate
+    async def set_learning_rate(self, rate: float | None) -> None:
+        """Use this learning rate from the next step on; None: the optimizer's own."""
+        self._running.shard.learning_rate = rate
 
     def _status(self) -> Status:
         exchange, job, epochs = self._running, self._job, self._epochs
@@ -269,7 +267,7 @@ class LocalRun:
         self._is_ending = True
         if self._epochs is not None:
             try:
-                await self._epochs.end(step)
+                await self._epochs.end(self._progress())
             except (ConfigError, DataError, CheckpointError) as error:
                 self._running.fail(error.exit_code, str(error))
         status = self._status()
@@ -278,14 +276,15 @@ class LocalRun:
         if not status.failure:
             code = ExitCode.OK if is_complete else self._stop_code
             ended = status.stop or "stopped by a signal"
+        if not status.stop or status.failure:
+            self._chosen = {}  # an interrupted job goes on where it was
         conclusion = await conclude(
             code,
             ended,
-            lambda: self._saver.save(status.step, self._generation),
+            lambda: self._saver.save(status.step, self.generation),
             partial(self._evaluator.evaluate, step) if is_complete else None,
         )
-        is_chosen = status.stop and not status.failure  # an interrupted job goes on where it was
-        self.weights = (self._chosen if is_chosen else {}) or await self.read_parameters()
+        self.weights = await self.read_parameters(self._job.evaluate_average)
         self._on_progress(status)
         return Summary.of(
             status,

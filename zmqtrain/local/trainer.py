@@ -26,7 +26,7 @@ from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import launch
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.weights import load
+from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
 from zmqtrain.wire.messages import Status
 
@@ -66,6 +66,10 @@ class Trainer:
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
+        try:
+            self._initial = named_arrays(options.pop("initial", None))
+        except TypeError as error:
+            raise ConfigError(f"initial is not valid: {error}") from None
         self._workers, self._ps, self._options = workers, ps, options
         self._weights: Parameters | None = None
         self._is_elsewhere = False  # whether another process has them
@@ -87,7 +91,7 @@ class Trainer:
         whose evaluation set is the validation data unless that is given. ``epochs`` counts from the
         begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
         optimizer's slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
-        batches, nothing saved, to see whether everything works.
+        batches, nothing saved, without callbacks that write files, to see whether everything works.
 
         If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out; the
@@ -102,13 +106,15 @@ class Trainer:
         directory = self._options.get("data_dir")
         data = _data(train, validation_data, directory)
         shown = [ProgressBar()] if verbose else []
+        if fast_dev_run:
+            callbacks = [one for one in callbacks if not getattr(one, "keeps_files", False)]
         options = self._options | ({} if batch_size is None else {"batch_size": batch_size})
         job = Job(
             model=self.model,
             data=data,
             optimizer=self.optimizer,
             metrics=self.metrics,
-            initial=self._weights,
+            initial=self._initial if self._weights is None else self._weights,
             logdir=self.logdir,
             epochs=epochs,
             callbacks=[*callbacks, *shown],
@@ -151,14 +157,16 @@ class Trainer:
         """The weights by name: of the last fit, else of the logdir, else the model's first ones."""
         if self._weights is None and self.logdir is not None:
             if checkpoints_directory(Path(self.logdir)).is_dir():
-                self._weights = load(self.logdir)
+                is_average = self._options.get("evaluate_average", False)
+                self._weights = load(self.logdir, average=is_average)
         if self._weights is None and self._is_elsewhere:
             raise ConfigError(
                 "the weights are with the chief, not in this task; give the trainer a logdir that "
                 "all tasks share, or evaluate and predict where the chief is"
             )
         if self._weights is None:
-            return _initial(self.model, self._options.get("seed", 0))
+            first = _initial(self.model, self._options.get("seed", 0))
+            return {name: self._initial.get(name, value) for name, value in first.items()}
         return dict(self._weights)
 
     def evaluate(
@@ -195,7 +203,9 @@ class Trainer:
     def _calling(self, callbacks: Sequence[Any]) -> CallbackList:
         view = ModelView(self.model)
         view.show(self.weights if callbacks else {})
-        return CallbackList(callbacks, view, {})
+        called = CallbackList(callbacks)
+        called.begin(view, {})
+        return called
 
 
 def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:

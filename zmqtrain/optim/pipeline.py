@@ -129,30 +129,39 @@ class BoundUpdate:
     def apply_mean(
         self,
         gradients: Sequence[Flat],
-        count: int,
+        count: float,
         step: int,
         factors: Flat | None = None,
+        weights: Sequence[float] | None = None,
     ) -> None:
         """Apply, as update ``step``, the sum of ``gradients`` in this order, divided by ``count``.
 
         ``gradients``: at least one, of shape (n,); only read. The sum is computed and used block by
         block, in one pass over memory. An interrupted crash-safe update goes on from its last
         block. ``factors``: of each variable, for a layered update; None: all is one variable.
+        ``weights``: each gradient is multiplied by its own; None: all are 1.
 
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.
         """
         if self._update.is_layered and factors is None:
             size = len(self._memory.parameters)
-            factors = factors_of(self._update, self.squares(gradients, count, step), [size], step)
+            squares = self.squares(gradients, count, step, weights)
+            factors = factors_of(self._update, squares, [size], step)
         share, scale = self._update.share(step + 1), np.float32(1 / count)
         start = 0 if self._memory.redo is None else self._memory.redo.done
-        for block, gradient in self._sums(gradients, start):
+        for block, gradient in self._sums(gradients, weights, start):
             for piece, factor in self._cut(block, factors):
                 own = gradient[piece.start - block.start : piece.stop - block.start]
                 self._kernel(own, piece.start, kernels.Terms(step, scale, share, factor))
 
-    def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
+    def squares(
+        self,
+        gradients: Sequence[Flat],
+        count: float,
+        step: int,
+        weights: Sequence[float] | None = None,
+    ) -> list[Squares]:
         """Return, for each piece, its variable and the sums of squares for its factor.
 
         The arguments are those of :meth:`apply_mean`, which comes after this.
@@ -163,21 +172,22 @@ class BoundUpdate:
             here = at(arrays, piece)
             of_parameters = of_direction = 0.0
             own = [gradient[piece] for gradient in gradients]
-            for block, gradient in self._sums(own, 0):
+            for block, gradient in self._sums(own, weights, 0):
                 scale = np.float32(1 / count)
                 w, d = squares_of(self._memory.rule, at(here, block), gradient, step, scale, l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
         return found
 
-    def _sums(self, gradients: Sequence[Flat], start: int) -> Iterator[tuple[slice, Flat]]:
-        """Yield the sum of ``gradients`` from element ``start`` on, block by block.
+    def _sums(
+        self, gradients: Sequence[Flat], weights: Sequence[float] | None, start: int
+    ) -> Iterator[tuple[slice, Flat]]:
+        """Yield the weighted sum of ``gradients`` from element ``start`` on, block by block.
 
         A single gradient is one block. An empty one is a block, too, since the rule may raise.
         """
-        first, *others = gradients
-        size = len(first)
-        if not others or not size:
+        first, size = gradients[0], len(gradients[0])
+        if (len(gradients) == 1 and weights is None) or not size:
             yield slice(start, size), first[start:] if start else first
             return
         length = min(len(self._memory.parameters), block_size(first))
@@ -186,9 +196,15 @@ class BoundUpdate:
         with np.errstate(all="ignore"):
             for block in blocks(size, length, start):
                 total = self._scratch[: block.stop - block.start]
-                np.add(first[block], others[0][block], out=total)
-                for gradient in others[1:]:
-                    total += gradient[block]
+                parts = [gradient[block] for gradient in gradients]
+                if weights is not None:
+                    parts = [p * np.float32(w) for p, w in zip(parts, weights, strict=True)]
+                if len(parts) == 1:
+                    total[...] = parts[0]
+                else:
+                    np.add(parts[0], parts[1], out=total)
+                for part in parts[2:]:
+                    total += part
                 yield block, total
 
     def _cut(self, block: slice, factors: Flat | None) -> Iterator[tuple[slice, np.float32 | None]]:

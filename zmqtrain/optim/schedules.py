@@ -8,8 +8,8 @@ D is ``decay_steps``.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from math import ceil, cos, exp, floor, pi
 from typing import Protocol, runtime_checkable
@@ -178,14 +178,19 @@ class Cosine:
 
 @dataclass
 class Replaceable:
-    """A learning rate that may be replaced by a number while it is used."""
+    """A learning rate that another one replaces, while ``replacement()`` is not None."""
 
     learning_rate: float | Schedule
-    replacement: float | None = None
+    replacement: Callable[[], float | None] = field(repr=False)
 
     def __call__(self, step: int) -> float:
-        rate = self.learning_rate if self.replacement is None else self.replacement
-        return rate_at(rate, step)
+        rate = self.replacement()
+        return rate_at(self.learning_rate if rate is None else rate, step)
+
+
+def has_rate(optimizer: object) -> bool:
+    """Return whether this optimizer's learning rate can be replaced."""
+    return is_dataclass(optimizer) and hasattr(optimizer, "learning_rate")
 
 
 def as_schedule(value: float | Schedule) -> Schedule:

@@ -134,6 +134,8 @@ class Executor:
                     put(None, partial(self._dropped, number, order))
                 case "admit" | "release":
                     put(None, partial(self._answered, number, order))
+                case "rate":
+                    put(None, partial(self._rate_set, number, order))
                 case "switch":
                     put(None, partial(self._switched, number, order))
                 case "leave":
@@ -197,6 +199,10 @@ class Executor:
     def _switched(self, number: int, order: Order, _: object) -> None:
         self._report(PolicyChanged(order.text))
         log.info("the policy is %s from version %d on", order.text, self._state.version)
+        self._done(number)
+
+    def _rate_set(self, number: int, order: Order, _: object) -> None:
+        self._state.shard.learning_rate = float(order.text) if order.text else None
         self._done(number)
 
     def _answered(self, number: int, order: Order, _: object) -> None:

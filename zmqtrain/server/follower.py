@@ -113,6 +113,8 @@ class Follower:
         if any(order.kind == "switch" for order in orders):
             held = [] if self._coordinated else self._state.pending()
             self._executor.after_orders(partial(self._after_switch, held))
+        elif any(order.kind == "rate" for order in orders):
+            self._executor.after_orders(self._report_shard)  # the leader waits for it
 
     # As a decider
 

@@ -68,7 +68,8 @@ class LeaderHost:
         if state.restored_from is not None:
             ledger = restored_ledger(read_manifest(state.restored_from), self._fingerprint)
         self._admin.forget_saves()
-        return self._leader.begin(state.generation, state.version, ledger)
+        rate = state.shard.learning_rate
+        return self._leader.begin(state.generation, state.version, ledger, rate)
 
     def recover(self) -> None:
         self._leader.recover(self._state.generation)

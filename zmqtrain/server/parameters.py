@@ -107,8 +107,8 @@ class ParameterAccess:
         manifest = read_manifest(path)
         for mark in manifest.worker_marks.values():
             self._peers.outlive(mark.incarnation)
-        flat, slots, version = checkpoint.read_shard(path, manifest, shard.layout, names)
-        shard.initialize(flat, slots, version)
+        shard.initialize(*checkpoint.read_shard(path, manifest, shard.layout, names))
+        shard.learning_rate = manifest.learning_rate
 
     def _end_generation(self) -> None:
         """Make the workers of an earlier generation join again; their gradients belong to it."""

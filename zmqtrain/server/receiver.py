@@ -87,7 +87,7 @@ class Receiver:
         self._check_push(request, push, worker)
         if not self._take_in(request, push, worker):
             return
-        self._state.shard.stage(worker.index, worker.buffer, push.sequence)
+        self._state.shard.stage(worker.index, worker.buffer, push.sequence, push.examples)
         pending = Pending(push, request)
         if not push.finite:
             pending.result = "refused"

@@ -31,8 +31,8 @@ def recover(state: ShardState, peers: PeerTable) -> None:
     for index, mark in state.marks.read():
         staged, *known = unpack(mark)  # as ShardState.keep writes it
         if staged:
-            buffer, _, sequence = staged
-            shard.stage(index, buffer, sequence)
+            buffer, _, sequence, examples = staged
+            shard.stage(index, buffer, sequence, examples)
         if known:
             worker = state.workers[index] = _worker(index, known, change)
             name = (Role.WORKER.value, index)
@@ -64,7 +64,7 @@ def _result_by(change: Change | None, worker: Worker, message: Pull | Push) -> R
     """Return what the last change made of a push; the worker's mark may not say so yet."""
     if change is None or isinstance(message, Pull):
         return None
-    staged = Contribution(worker.buffer, worker.index, message.sequence)
+    staged = Contribution(worker.buffer, worker.index, message.sequence, message.examples)
     if staged not in change.contributions:
         return None
     return "applied" if change.kind == UPDATE else "accumulated"

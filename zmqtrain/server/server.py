@@ -73,6 +73,7 @@ from zmqtrain.wire.messages import (
     RequestStop,
     Save,
     SaveEnded,
+    SetRate,
     ShardFailed,
     ShardReport,
     ShardWritten,
@@ -282,7 +283,8 @@ class ParameterServer(JobActor):
             ShardWritten: admin.on_shard_file,
             ShardFailed: admin.on_shard_file,
             Close: admin.on_close,
-            Extend: admin.on_extend,
+            Extend: admin.on_directive,
+            SetRate: admin.on_directive,
         }
 
     def _follow(self, executor: Executor) -> Handlers:

@@ -75,10 +75,12 @@ def make_shard(
         ConfigError: there is no GPU.
     """
     update = job.update()
+    size = job.batch_size
     if job.ps_device == "gpu":
-        return Shard(layout, update, segment, device=make_device("gpu", "--ps-device"))
+        device = make_device("gpu", "--ps-device")
+        return Shard(layout, update, segment, device=device, batch_size=size)
     safe = safe and segment.path is not None
-    return Shard(layout, update, segment, safe=safe, threads=threads)
+    return Shard(layout, update, segment, safe=safe, threads=threads, batch_size=size)
 
 
 def may_go_on(error: BaseException | None, *, is_over: bool) -> bool:

@@ -189,7 +189,7 @@ class ShardState:
         return worker.pushed
 
     def _staged(self, index: int) -> list[int]:
-        """Return buffer, worker and sequence of what a worker has staged, nothing if it has not."""
+        """Return the contribution that a worker has staged, nothing if it has not."""
         return [*(self.shard.staged(index) or ())]
 
     def _write(self, index: int, known: list[object]) -> bool:

@@ -7,9 +7,9 @@ the same bit for bit, for the arithmetic on each element is; what it takes from 
 factors of a LayerRule) is noted before the first element is changed. Nothing is synchronised to a
 disk: what dies is a process, not the host.
 
-The note is int64 words: state, count, step, whether the sum is part of it, order, number of
-contributions, and for each contribution gradient, worker, sequence. The state is 0 while nothing
-is noted, the kind of a change that is done, and its negative while it is under way.
+The note is int64 words: state, examples, unit, step, whether the sum is part of it, order, number
+of contributions, and for each contribution gradient, worker, sequence, examples. The state is 0
+while nothing is noted, the kind of a change that is done, and its negative while it is under way.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zmqtrain.compute.threads import Call, ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Pieces, Squares, factors_of
 from zmqtrain.store.arithmetic import Memory
-from zmqtrain.store.parts import Part, StatePart, part_of
+from zmqtrain.store.parts import Mean, Part, StatePart, part_of
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
@@ -37,15 +37,19 @@ from zmqtrain.store.segment_layout import (
 UPDATE, ACCUMULATE = 1, 2
 """Kinds of changes: of parameters and slots; of the sum."""
 
-_HEAD = 6  # words before the contributions
+_HEAD = 7  # words before the contributions
 
 
 class Contribution(NamedTuple):
-    """A gradient buffer of the segment, and the worker and push that filled it."""
+    """A gradient buffer of the segment, the worker and push that filled it, from so many examples.
+
+    It is their mean gradient.
+    """
 
     buffer: int
     worker: int
     sequence: int
+    examples: int
 
 
 @dataclass(slots=True)
@@ -54,7 +58,8 @@ class Change:
 
     kind: int
     contributions: tuple[Contribution, ...]
-    count: int  # gradients that are averaged; those in the sum after an accumulation
+    examples: int  # of all gradients that are averaged, or that are in the sum after it
+    unit: int  # a gradient of so many examples has weight 1
     step: int  # version before
     with_sum: bool = False  # the sum is part of the update, or is added to instead of begun
     order: int = 0  # carried out by it, 0: none
@@ -129,12 +134,12 @@ class Changes:
     def last(self) -> Change | None:
         """Return the last change that was noted."""
         note = self._segment.change
-        state, count, step, with_sum, order, contributions = note[:_HEAD]
+        state, examples, unit, step, with_sum, order, contributions = note[:_HEAD]
         if not state:
             return None
-        at = range(_HEAD, _HEAD + 3 * contributions, 3)
-        parts = tuple(Contribution(*note[place : place + 3]) for place in at)
-        return Change(abs(state), parts, count, step, bool(with_sum), order)
+        at = range(_HEAD, _HEAD + 4 * contributions, 4)
+        parts = tuple(Contribution(*note[place : place + 4]) for place in at)
+        return Change(abs(state), parts, examples, unit, step, bool(with_sum), order)
 
     def forget(self) -> None:
         """Forget the last change: new parameters begin."""
@@ -143,7 +148,7 @@ class Changes:
     def _note(self, change: Change) -> None:
         note = self._segment.change
         note[0] = 0
-        values = [change.count, change.step, change.with_sum, change.order]
+        values = [change.examples, change.unit, change.step, change.with_sum, change.order]
         values.append(len(change.contributions))
         for contribution in change.contributions:
             values += contribution
@@ -160,18 +165,17 @@ class Changes:
 
     def _calls(self, change: Change, parts: Sequence[Part]) -> list[Call]:
         """Return the calls, in any order, that finish a change of these parts."""
-        gradients = self._gradients(change)
+        mean = self._mean(change)
         if change.kind == UPDATE:
             factors = self._segment.factors if self._update.is_layered else None
-            given = gradients, change.count, change.step, factors
-            return [partial(part.update, *given) for part in parts]
-        (gradient,) = gradients
+            return [partial(part.update, mean, change.step, factors) for part in parts]
+        (gradient,), (weight,) = mean.gradients, mean.weights or (1,)
         begin = not change.with_sum
-        return [partial(part.add, gradient, begin=begin) for part in parts]
+        return [partial(part.add, gradient, weight, begin=begin) for part in parts]
 
     def _measure(self, change: Change) -> None:
         """Compute the factors, which the update of every element needs."""
-        given = self._gradients(change), change.count, change.step
+        given = self._mean(change), change.step
         found: list[list[Squares]] = [[] for _ in self._trained]
 
         def measure(number: int) -> None:
@@ -181,11 +185,17 @@ class Changes:
         squares = chain.from_iterable(found)  # in this order, however many threads there are
         self._segment.factors[:] = factors_of(self._update, squares, self._sizes, change.step)
 
-    def _gradients(self, change: Change) -> list[Any]:
-        """Return the gradients to be summed, where the arithmetic happens."""
+    def _mean(self, change: Change) -> Mean:
+        """Return what is averaged, where the arithmetic happens.
+
+        Each example weighs the same, whatever batch it was in. The sum is weighted already.
+        """
         gradients = [self._memory.gradient(part.buffer) for part in change.contributions]
-        with_sum = change.kind == UPDATE and change.with_sum
-        return [self._memory.sum, *gradients] if with_sum else gradients
+        weights = [part.examples / change.unit for part in change.contributions]
+        if change.kind == UPDATE and change.with_sum:
+            gradients, weights = [self._memory.sum, *gradients], [1.0, *weights]
+        is_even = all(weight == 1 for weight in weights)
+        return Mean(gradients, None if is_even else weights, change.examples / change.unit)
 
     def _finish(self, change: Change) -> None:
         words = self._segment.words
@@ -195,7 +205,7 @@ class Changes:
             if change.with_sum:  # else the step that the sum is of goes on
                 words[ACCUMULATED] = 0
         else:
-            words[ACCUMULATED] = change.count
+            words[ACCUMULATED] = change.examples
         if change.order:
             words[ORDERS] = change.order
         if self._safe:

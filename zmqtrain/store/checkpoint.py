@@ -113,8 +113,8 @@ def copy_shard(
     return _write(directory / f"shard-{layout.shard:05d}.safetensors", tensors)
 
 
-def write_frozen(directory: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
-    """Write the variables that no shard holds, durably, into an attempt's temporary directory.
+def write_values(file: Path, values: Mapping[str, NDArray[Any]], number: int) -> ShardFile:
+    """Write whole variables beside the shards, durably, into an attempt's temporary directory.
 
     The manifest names the file like one more shard, of this ``number``.
 
@@ -125,7 +125,7 @@ def write_frozen(directory: Path, values: Mapping[str, NDArray[Any]], number: in
         tensor_name(PARAMETERS, name, 0): np.asarray(value, order="C")
         for name, value in values.items()
     }
-    return seal_shard(_write(directory / "frozen.safetensors", tensors), number, version=0)
+    return seal_shard(_write(file, tensors), number, version=0)
 
 
 def _write(file: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:

@@ -63,6 +63,11 @@ def checkpoints(logdir: Path) -> list[Path]:
     return sorted(found, key=age, reverse=True)
 
 
+def latest_generation(logdir: Path) -> int:
+    """Return the latest generation of a checkpoint; 0 if there is none that can be read."""
+    return max((_generation(path) or 0 for path in checkpoints(logdir)), default=0)
+
+
 def newest_valid(
     logdir: Path, on_damaged: Callable[[Path, CheckpointError], None]
 ) -> tuple[Path, Manifest] | None:

@@ -30,8 +30,8 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
 
-FORMAT: Final = 2
-"""Before 2 there were no kinds and no dtypes but float32."""
+FORMAT: Final = 3
+"""Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate."""
 MANIFEST_FILE = "manifest.json"
 PARAMETERS = "parameters"
 """The key of the parameters beside the names of the optimizer's slots."""
@@ -130,13 +130,14 @@ class Manifest(BaseModel):
 
     model_config = _CONFIG
 
-    format: Literal[1, 2] = FORMAT
+    format: Literal[1, 2, 3] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
     generation: _Count = Field(validation_alias=AliasChoices("generation", "epoch"))
     global_step: _Count
     policy: str  # the spec it can be made from again
     ledger: dict[str, JsonValue]  # which examples were consumed
+    learning_rate: float | None = None  # in place of the optimizer's
     worker_marks: dict[str, WorkerMark]  # by worker: the last of its pushes that is contained
     files: tuple[ShardFile, ...]
     tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where

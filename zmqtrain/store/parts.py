@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,14 @@ from zmqtrain.optim.pipeline import Pieces, Squares
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.segment_layout import PartLayout
+
+
+class Mean(NamedTuple):
+    """The sum of ``gradients``, each times its weight (None: all are 1), divided by ``divisor``."""
+
+    gradients: Sequence[Flat]
+    weights: Sequence[float] | None
+    divisor: float
 
 
 class Part:
@@ -61,33 +69,31 @@ class Part:
         if redo is not None:
             redo.resume()
 
-    def squares(self, gradients: Sequence[Flat], count: int, step: int) -> list[Squares]:
+    def squares(self, mean: Mean, step: int) -> list[Squares]:
         """Return this part's share of the input to the factors of :meth:`update`."""
-        return self._update.squares(self._own(gradients), count, step)
+        return self._update.squares(self._own(mean), mean.divisor, step, mean.weights)
 
-    def update(
-        self, gradients: Sequence[Flat], count: int, step: int, factors: Flat | None
-    ) -> None:
-        """Apply the sum of gradients of the whole shard, divided by ``count``, as update ``step``.
+    def update(self, mean: Mean, step: int, factors: Flat | None) -> None:
+        """Apply a mean of gradients of the whole shard, as update ``step``.
 
         ``factors``: of each variable, for a layered update.
 
         Raises:
             ConfigError: the update rule refuses; nothing was changed.
         """
-        self._update.apply_mean(self._own(gradients), count, step, factors)
+        self._update.apply_mean(self._own(mean), mean.divisor, step, factors, mean.weights)
 
-    def add(self, gradient: Flat, *, begin: bool) -> None:
-        """Add a gradient of the whole shard to the sum, or begin the sum with it."""
-        gradient = gradient[self._where]
+    def add(self, gradient: Flat, weight: float, *, begin: bool) -> None:
+        """Add a weighted gradient of the whole shard to the sum, or begin the sum with it."""
+        gradient, share = gradient[self._where], np.float32(weight)
         if self._redo_sum is None:
-            _add(self._sum, gradient, begin, out=self._sum)
+            _add(self._sum, gradient, share, begin, out=self._sum)
             return
         for block, (copy,) in self._redo_sum.blocks(len(self._sum)):
-            _add(self._sum[block], gradient[block], begin, out=copy)
+            _add(self._sum[block], gradient[block], share, begin, out=copy)
 
-    def _own(self, gradients: Sequence[Flat]) -> list[Flat]:
-        return [gradient[self._where] for gradient in gradients]
+    def _own(self, mean: Mean) -> list[Flat]:
+        return [gradient[self._where] for gradient in mean.gradients]
 
 
 class StatePart(Part):
@@ -110,16 +116,12 @@ class StatePart(Part):
         super().__init__(memory, where, redo, pieces, Update(_Assign(averages), fused=False))
         self._averaged = averaged
 
-    def update(
-        self, gradients: Sequence[Flat], count: int, step: int, factors: Flat | None
-    ) -> None:
-        if not self._averaged:
-            gradients, count = gradients[:1], 1
-        super().update(gradients, count, step, None)
+    def update(self, mean: Mean, step: int, factors: Flat | None) -> None:
+        super().update(mean if self._averaged else Mean(mean.gradients[:1], None, 1), step, None)
 
-    def add(self, gradient: Flat, *, begin: bool) -> None:
+    def add(self, gradient: Flat, weight: float, *, begin: bool) -> None:
         if self._averaged or begin:
-            super().add(gradient, begin=begin)
+            super().add(gradient, weight if self._averaged else 1, begin=begin)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,9 @@ def _within(where: slice, pieces: Pieces) -> Iterator[tuple[slice, int]]:
             yield slice(start - where.start, stop - where.start), variable
 
 
-def _add(total: Flat, gradient: Flat, begin: bool, out: Flat) -> None:
+def _add(total: Flat, gradient: Flat, share: np.float32, begin: bool, out: Flat) -> None:
+    if share != 1:
+        gradient = gradient * share
     if begin:
         out[...] = gradient
     else:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 9
+LAYOUT_VERSION = 10
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -49,8 +49,9 @@ WORDS_AT = 64
     JOURNAL_END,  # where the entries in half 0 end
     _,  # in half 1
     INCARNATION,  # highest of any life that has joined
-) = range(12)
-WORDS = 12
+    RATE,  # a learning rate in place of the optimizer's: the bits of its negative; 0: none
+) = range(13)
+WORDS = 13
 
 PROGRESS_AT = 256
 """Where, for each part, the two words of redo.py begin, how far it is changed."""

@@ -6,21 +6,27 @@ All arithmetic on parameters happens here. Nothing here decides; the orders come
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from struct import Struct
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Pieces
+from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, VERSION, SegmentLayout
+from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, RATE, VERSION, SegmentLayout
 
 if TYPE_CHECKING:
     from zmqtrain.compute.device import Device
+
+
+_DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
 
 class Shard:
@@ -29,8 +35,9 @@ class Shard:
     A worker's gradient is read from its buffer in the segment: it is *staged* there when its push
     has arrived. ``safe``: every change survives a killed process, as far as the segment does.
     ``threads``: so many share a large change; None: one for each core. ``device``: where updates
-    are computed, if not in the segment; they cannot be safe then. Calls that carry out an order
-    take its number (0: none).
+    are computed, if not in the segment; they cannot be safe then. ``batch_size``: examples of most
+    gradients; those of others weigh more or less in a mean. Calls that carry out an order take its
+    number (0: none).
     """
 
     def __init__(
@@ -42,17 +49,17 @@ class Shard:
         safe: bool = False,
         threads: int | None = 1,
         device: Device | None = None,
+        batch_size: int = 1,
     ) -> None:
         self.layout = layout
+        self._batch_size = batch_size
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
         self._memory: Memory
         self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
-        pieces, sizes = pieces_of(layout)
-        self._changes = Changes(
-            self.segment, self._memory, update, pieces, sizes, safe=safe, threads=threads
-        )
+        self._threads = threads
+        self._changes = self._bind()
         self._staged: dict[int, Contribution] = {}  # by worker
 
     @property
@@ -62,8 +69,21 @@ class Shard:
 
     @property
     def accumulated(self) -> int:
-        """Gradients in the sum."""
+        """Examples whose gradients are in the sum."""
         return self.segment.words[ACCUMULATED]
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The learning rate of later updates in place of the optimizer's; None: there is none."""
+        bits = self.segment.words[RATE]
+        return -float(_DOUBLE.unpack(_WORD.pack(bits))[0]) if bits else None
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float | None) -> None:
+        was_own = self.learning_rate is None
+        self.segment.words[RATE] = 0 if rate is None else _WORD.unpack(_DOUBLE.pack(-rate))[0]
+        if was_own and rate is not None:
+            self._changes = self._bind()
 
     @property
     def parameters(self) -> Flat:
@@ -88,18 +108,22 @@ class Shard:
                 self.segment.slots[slot.name], slots[slot.name] if slots is not None else initial
             )
         self._memory.load()
-        words[VERSION], words[ACCUMULATED] = version, 0
+        words[VERSION], words[ACCUMULATED], words[RATE] = version, 0, 0
         words[CLOCK] += 1
         self._changes.forget()
         self._staged.clear()
+
+    def load(self) -> None:
+        """Take over what was written into the parameters and the slots; the shard is idle."""
+        self._memory.load()
 
     def repair(self) -> Change | None:
         """Finish what a killed process left; return the last change of all, if there was one."""
         return self._changes.repair()
 
-    def stage(self, worker: int, number: int, sequence: int = 0) -> None:
+    def stage(self, worker: int, number: int, sequence: int = 0, examples: int = 1) -> None:
         """Make gradient ``number`` of the segment the worker's contribution."""
-        self._staged[worker] = Contribution(number, worker, sequence)
+        self._staged[worker] = Contribution(number, worker, sequence, examples)
 
     def staged(self, worker: int) -> Contribution | None:
         """Return the worker's contribution, None if it has none."""
@@ -111,20 +135,41 @@ class Shard:
 
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
-        change = Change(UPDATE, (self._staged[worker],), 1, self.version, order=order)
-        self._changes.make(change)
+        staged = self._staged[worker]
+        n = staged.examples
+        self._changes.make(Change(UPDATE, (staged,), n, n, self.version, order=order))
 
     def accumulate(self, worker: int, order: int = 0) -> None:
         """Add the worker's gradient to the step's sum."""
-        before, staged = self.accumulated, (self._staged[worker],)
-        self._changes.make(Change(ACCUMULATE, staged, before + 1, self.version, before > 0, order))
+        self._fold(ACCUMULATE, (worker,), order)
 
     def reduce(self, workers: tuple[int, ...], order: int = 0) -> None:
-        """Apply the mean of the sum and of these workers' gradients, added in this order."""
-        before, staged = self.accumulated, tuple(self._staged[worker] for worker in workers)
-        self._changes.make(
-            Change(UPDATE, staged, before + len(staged), self.version, before > 0, order)
+        """Apply the mean of the sum and of these workers' gradients, added in this order.
+
+        It is the mean over their examples.
+        """
+        self._fold(UPDATE, workers, order)
+
+    def _bind(self) -> Changes:
+        """Return the arithmetic; only with a replaced learning rate the rule's is looked up."""
+        update, rule = self.rule, cast(Any, self.rule.rule)
+        if self.learning_rate is not None and has_rate(rule):
+            rate = Replaceable(rule.learning_rate, lambda: self.learning_rate)
+            update = replace(update, rule=replace(rule, learning_rate=rate))
+        return Changes(
+            self.segment,
+            self._memory,
+            update,
+            *pieces_of(self.layout),
+            safe=self.safe,
+            threads=self._threads,
         )
+
+    def _fold(self, kind: int, workers: tuple[int, ...], order: int) -> None:
+        before, staged = self.accumulated, tuple(self._staged[worker] for worker in workers)
+        examples = before + sum(one.examples for one in staged)
+        unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
+        self._changes.make(Change(kind, staged, examples, unit, self.version, before > 0, order))
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:

@@ -67,6 +67,23 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
+def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
+    """Return arrays by name, from a dict or a file; {} of None.
+
+    Raises:
+        TypeError: it is neither.
+        ConfigError: the file cannot be read.
+    """
+    if isinstance(value, str | Path):
+        return read(value)
+    if not isinstance(value, Mapping | None):
+        raise TypeError("expected a dict of arrays, or a .safetensors or .npz file")
+    try:
+        return {name: np.asarray(array) for name, array in (value or {}).items()}
+    except (TypeError, RuntimeError) as error:  # a tensor of a GPU, or one with a gradient
+        raise TypeError(f"expected NumPy arrays: {error}") from None
+
+
 def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
     """Write arrays by name into one file, ``.safetensors`` or ``.npz``; directories are made.
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -265,13 +265,14 @@ class Order:
     """One decision of the leader, which every shard carries out in the same order.
 
     ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
-    reason of a drop, the spec of a switch, the directory of a snapshot. An admission answers the
-    pull of a worker's life ``incarnation``, a release its push ``sequence``.
+    reason of a drop, the spec of a switch, the directory of a snapshot, the learning rate ("": the
+    optimizer's own). An admission answers the pull of a worker's life ``incarnation``, a release
+    its push ``sequence``.
     """
 
     kind: Literal[
         "apply", "accumulate", "reduce", "drop",
-        "admit", "release", "switch", "snapshot", "leave",
+        "admit", "release", "switch", "snapshot", "leave", "rate",
     ]  # fmt: skip
     workers: tuple[int, ...] = ()
     text: str = ""
@@ -371,6 +372,7 @@ class Saved:
     limit: int | None = None  # batches of the pass end here, None without passes
     pass_examples: int = 0
     pass_loss: float = 0.0
+    learning_rate: float | None = None  # in place of the optimizer's
 
 
 @dataclass(slots=True)
@@ -391,6 +393,13 @@ class Extend:
     """Chief to leader: lease batches up to ``limit``, too; the next pass over the data begins."""
 
     limit: int
+
+
+@dataclass(slots=True)
+class SetRate:
+    """Chief to leader: use this learning rate in later updates; None: the optimizer's own."""
+
+    learning_rate: float | None
 
 
 @dataclass(slots=True)
@@ -478,6 +487,6 @@ Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
     | PullReply | PushReply | Chunk | ChunksReceived | Read | Parameters | Heartbeat
     | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
-    | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | Shutdown
+    | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | SetRate | Shutdown
     | GetStatus | Status
 )  # fmt: skip
