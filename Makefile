@@ -32,12 +32,14 @@ $(VENV)/.frameworks: $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 	  'jax==0.10.2' 'optax==0.2.8' 'flax==0.12.8' 'equinox==0.13.8' \
 	  'datasets==5.2.0' 'google-crc32c==1.9.0' 'pandas==3.1.1' 'pillow==13.0.0' \
-	  'protobuf==7.36.2' 'pyarrow==26.0.1' 'tensorboardX==2.6.5'
+	  'protobuf==7.36.2' 'pyarrow==26.0.1' 'tensorboardX==2.6.5' \
+	  'keras==3.15.1' 'h5py==3.16.0'
 	@touch $@
 
-test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks (PyTorch, JAX) and all readers of data
+test-frameworks: $(VENV)/.frameworks  ## test the adapters of all frameworks (PyTorch, JAX, Keras) and all readers of data
 	$(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters tests/data \
 	  tests/integration/test_tfrecord.py
+	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses auto --maxprocesses 8 tests/adapters -k keras
 
 lint: $(STAMP)  ## check style and types only
 	$(BIN)/ruff check .

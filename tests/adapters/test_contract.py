@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +147,43 @@ def jax_kind() -> Kind:
     return Kind(lambda: JaxModel(init, loss, predict=scores, has_state=True), trained)
 
 
-@pytest.fixture(params=[numpy_kind, torch_kind, jax_kind], ids=["numpy", "torch", "jax"])
+def keras_kind() -> Kind:
+    os.environ.setdefault("KERAS_BACKEND", "torch")  # the other one is for another process
+    keras = pytest.importorskip("keras")
+    from zmqtrain.adapters.keras import KerasModel
+
+    def build() -> Any:
+        layers = [
+            keras.Input((6,)),
+            keras.layers.Dense(8, use_bias=False, kernel_regularizer="l2", name="hidden"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.ReLU(),
+            keras.layers.Dense(4, name="output"),
+        ]
+        model = keras.Sequential(layers, name="net")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=["accuracy"])
+        return model
+
+    def trained(rule: str) -> Weights:
+        optimizers = {
+            "sgd": keras.optimizers.SGD(0.1),
+            "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-8),
+        }
+        keras.utils.set_random_seed(0)
+        model = build()
+        model.compile(optimizers[rule], model.loss)
+        for x, y in batches():
+            model.train_on_batch(x, y)
+        return {v.path: keras.ops.convert_to_numpy(v.value) for v in model.variables}
+
+    return Kind(lambda: KerasModel(build), trained)
+
+
+KINDS = {"numpy": numpy_kind, "torch": torch_kind, "jax": jax_kind, "keras": keras_kind}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
 def kind(request: pytest.FixtureRequest) -> Kind:
     made: Kind = request.param()
     return made

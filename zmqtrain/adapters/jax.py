@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import name_of, not_installed, weights_of
-from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.backend import array_module
-from zmqtrain.models.base import Batch, Gradients, Parameters, written
+from zmqtrain.models.base import Batch, Gradients, Parameters
 
 try:
     import jax
     from jax import numpy as jnp
 except ImportError as missing:
     raise not_installed("JAX", "jax") from missing
+
+from zmqtrain.adapters.jax_memory import limit_threads, store, taken
 
 log = logging.getLogger(__name__)
 
@@ -139,25 +138,25 @@ class JaxModel:
         self._seeds = _seeds(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        values = _taken(dict(parameters))
+        values = taken(dict(parameters))
         trained = {name: values.pop(name) for name in self._outline().trained}
         kind = tuple((np.shape(array), str(array.dtype)) for array in batch)
         is_new = kind not in self._compiled
         if is_new:
             self._compiled.add(kind)
             log.info("compiling a step of %r for a batch of %s", self, kind)
-        loss, results = self._step(trained, values, _taken(batch), self._seeds)
+        loss, results = self._step(trained, values, taken(batch), self._seeds)
         if is_new and (unused := sorted(trained.keys() - self._used)):
             names = ", ".join(unused)
             log.warning("parameters %s of %r have no gradient: it counts as zero", names, self)
-        _store(results, out)
+        store(results, out)
         return float(loss)
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Return what the loss takes: parameters, state if there is any, batch and key."""
         self._out = out
-        values = {name: jnp.asarray(value) for name, value in _taken(dict(parameters)).items()}
-        return *self._trees(values), tuple(map(jnp.asarray, _taken(batch))), _key(self._seeds)
+        values = {name: jnp.asarray(value) for name, value in taken(dict(parameters)).items()}
+        return *self._trees(values), tuple(map(jnp.asarray, taken(batch))), _key(self._seeds)
 
     def finish(self, loss: Any, gradients: Tree = None, state: Tree = ()) -> float:
         """End a step by its gradients and, if the model has state, the new one.
@@ -168,11 +167,11 @@ class JaxModel:
         self._check_loss(loss)
         outline = self._outline()
         found = self._like(outline.parameters, gradients, "gradients")
-        _store({name: found[name] for name in outline.trained} | self._plain(state), self._out)
+        store({name: found[name] for name in outline.trained} | self._plain(state), self._out)
         return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        measures = self._evaluation(_taken(dict(parameters)), _taken(batch))
+        measures = self._evaluation(taken(dict(parameters)), taken(batch))
         return {name: float(value) for name, value in measures.items()}
 
     def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
@@ -183,7 +182,7 @@ class JaxModel:
         """
         if self._predict is None:
             raise ConfigError(f"{self!r} cannot predict; give it predict(parameters, inputs)")
-        return np.asarray(self._outputs(_taken(dict(parameters)), _taken(batch[:1])))
+        return np.asarray(self._outputs(taken(dict(parameters)), taken(batch[:1])))
 
     # What is compiled.
 
@@ -249,7 +248,7 @@ class JaxModel:
             ConfigError: ``init`` returns something else than it should.
         """
         if self._known_outline is None:
-            _limit_threads()
+            limit_threads()
             parameters, state = jax.eval_shape(self._initial, self._seeds)
             leaves = _leaves(parameters)
             frozen = self._fitting(leaves)
@@ -422,22 +421,3 @@ def _seeds(seed: int, batch: int) -> NDArray[np.uint32]:
 
 def _key(seeds: Any) -> Any:
     return jax.random.fold_in(jax.random.key(seeds[0]), seeds[1])
-
-
-def _limit_threads() -> None:
-    """Have XLA use the threads of this task: it reads their number when it starts."""
-    if (threads := thread_limit()) is not None:
-        os.environ.setdefault("PJRT_NPROC", str(threads))
-
-
-def _taken(arrays: Tree) -> Tree:
-    """Return arrays of NumPy as they are, for jit takes them, and those of CuPy as JAX's."""
-    host = np.ndarray | np.generic
-    return jax.tree.map(lambda x: x if isinstance(x, host) else jnp.from_dlpack(x), arrays)
-
-
-def _store(values: Leaves, out: Gradients) -> None:
-    for name, value in values.items():
-        xp = array_module(out[name])
-        out[name][...] = np.asarray(value) if xp is np else xp.from_dlpack(value)
-        written(out, name)

@@ -8,9 +8,7 @@ gradient are frozen.
 from __future__ import annotations
 
 import copy
-import logging
 import operator
-import threading
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import name_of, not_installed, weights_of
-from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters, written
+from zmqtrain.models.base import Batch, Gradients, Parameters
 
 try:
     import torch
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
-log = logging.getLogger(__name__)
+from zmqtrain.adapters.torch_memory import GradientViews, array_of, tensor_over, use_own_threads
 
 
 class TorchModel:
@@ -90,11 +87,9 @@ class TorchModel:
         self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
         self._arrays: list[Any] = []  # that it is bound to
         self._out: Gradients | None = None
-        self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
+        self._gradients: GradientViews | None = None
         self._buffers: list[_Buffer] = []
-        self._is_last_part = True
         self._is_double = False
-        self._thread = 0  # whose number of threads is set
         self._unused: set[str] = set()  # that have been reported
 
     def __repr__(self) -> str:
@@ -125,16 +120,16 @@ class TorchModel:
                     f"parameter {name!r} of {self!r} is {parameter.dtype}; expected torch.float32: "
                     "build the module in float32, and give autocast=torch.bfloat16 to compute in it"
                 )
-        return {name: _array(parameter) for name, parameter in found.items()}
+        return {name: array_of(parameter) for name, parameter in found.items()}
 
     def frozen(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the parameters that need no gradient."""
         parameters = self._initial(seed).named_parameters()
-        return {name: _array(p) for name, p in parameters if not p.requires_grad}
+        return {name: array_of(p) for name, p in parameters if not p.requires_grad}
 
     def state(self, seed: int) -> dict[str, NDArray[Any]]:
         """Return the buffers, those left out that the ``state_dict`` leaves out."""
-        return {name: _array(buffer) for name, buffer in _buffers(self._initial(seed))}
+        return {name: array_of(buffer) for name, buffer in _buffers(self._initial(seed))}
 
     def seed_batch(self, seed: int, batch: int) -> None:
         torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
@@ -144,7 +139,7 @@ class TorchModel:
         total = torch.zeros(())
         parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
         for number, part in enumerate(parts, start=1):
-            self._is_last_part = number == len(parts)
+            self._running.is_last_part = number == len(parts)
             with self._autocasting(part):
                 loss = self._loss_of(part)
             weight = len(part[0]) / len(tensors[0])
@@ -155,7 +150,7 @@ class TorchModel:
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
-        torch._foreach_zero_([view for _, _, view in self._trained])
+        self._running.clear()
         for module, is_training in self._modes:
             module.training = is_training
         self._modes = []
@@ -167,12 +162,16 @@ class TorchModel:
         Raises:
             ConfigError: a gradient is sparse.
         """
-        for name, parameter, view in self._trained:
-            if parameter.grad is not view:
-                self._take_in(name, parameter, view)
+        self._running.complete()
         for buffer in self._buffers:
             buffer.store()
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+    @property
+    def _running(self) -> GradientViews:
+        if self._gradients is None:
+            raise RuntimeError("no step has begun")
+        return self._gradients
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         tensors = self._evaluate(parameters, batch)
@@ -184,7 +183,7 @@ class TorchModel:
         """Return the module's outputs for the batch's first array, one row an example."""
         (inputs,) = self._evaluate(parameters, batch[:1])
         with torch.no_grad(), self._autocasting((inputs,)):
-            return _array(self._module(inputs))
+            return array_of(self._module(inputs))
 
     def _loss_of(self, batch: tuple[Any, ...]) -> Any:
         if self._training_step is not None:
@@ -222,7 +221,7 @@ class TorchModel:
         return self._as_tensors(batch)
 
     def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
-        tensors = map(_tensor, batch)
+        tensors = map(tensor_over, batch)
         if not self._is_double:
             return tuple(tensors)
         return tuple(t.double() if t.is_floating_point() else t for t in tensors)
@@ -253,9 +252,7 @@ class TorchModel:
 
         Without ``out`` for an evaluation.
         """
-        if self._thread != threading.get_ident() and (threads := thread_limit()) is not None:
-            torch.set_num_threads(threads)  # OpenMP has a number for each thread
-            self._thread = threading.get_ident()
+        use_own_threads()
         arrays = [*parameters.values(), *(out or {}).values()]
         is_bound = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
         if not is_bound or out is not self._out:
@@ -266,50 +263,22 @@ class TorchModel:
 
     def _bind_module(self, module: Any, parameters: Parameters, out: Gradients | None) -> None:
         self._initial_seed = None
-        first = _tensor(next(iter(parameters.values())))
+        first = tensor_over(next(iter(parameters.values())))
         self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
         module.to(first.device)
-        self._trained, self._buffers = [], []
+        if self._gradients is not None:
+            self._gradients.close()
+        self._gradients = None if out is None else GradientViews(self, out, self._unused)
+        self._buffers = []
         for name, parameter in module.named_parameters():
-            parameter.grad = None  # so the first step shows what autograd makes of it
             if name in parameters:
-                parameter.data = _tensor(parameters[name])
-            if out is not None and name in out:
-                self._bind_gradient(name, parameter, out)
+                parameter.data = tensor_over(parameters[name])
+            if out is not None and self._gradients is not None and name in out:
+                self._gradients.add(name, parameter)
         for name, _ in _buffers(module):
             if name in parameters:
-                result = None if out is None else _tensor(out[name])
-                self._buffers.append(_Buffer(module, name, _tensor(parameters[name]), result))
-
-    def _bind_gradient(self, name: str, parameter: Any, out: Gradients) -> None:
-        view = _tensor(out[name])
-        self._trained.append((name, parameter, view))
-        if isinstance(out, Buffers):  # it wants to know when a gradient is complete
-
-            def on_accumulated(parameter: Any) -> None:
-                if self._is_last_part and self._out is out:
-                    if parameter.grad is not view:
-                        self._take_in(name, parameter, view)
-                    written(out, name)
-
-            parameter.register_post_accumulate_grad_hook(on_accumulated)
-
-    def _take_in(self, name: str, parameter: Any, view: Any) -> None:
-        """Copy a gradient that is not in the worker's memory there; the next one is made there."""
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
-            view.zero_()
-            if name not in self._unused:
-                self._unused.add(name)
-                log.warning("parameter %s of %r has no gradient: it counts as zero", name, self)
-        elif gradient.layout is not torch.strided:
-            raise ConfigError(
-                f"the gradient of {name!r} of {self!r} is sparse; expected a dense one: build the "
-                "module with sparse=False"
-            )
-        else:
-            view.copy_(gradient)
-        parameter.grad = view
+                result = None if out is None else tensor_over(out[name])
+                self._buffers.append(_Buffer(module, name, tensor_over(parameters[name]), result))
 
 
 class _Buffer:
@@ -371,24 +340,3 @@ def _are_classes(outputs: Any, targets: Any) -> bool:
     """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
     is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
     return is_scores and targets.ndim == 1 and not targets.is_floating_point()
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    tensor = tensor.detach().cpu()
-    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
-
-
-class _Writable:
-    """A read-only array as torch takes it without a warning; nothing writes to it all the same."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        address = array.__array_interface__["data"][0]
-        self.__array_interface__ = array.__array_interface__ | {"data": (address, False)}
-
-
-def _tensor(array: Any) -> Any:
-    """Return a tensor over the memory of an array of NumPy or CuPy."""
-    if not isinstance(array, np.ndarray):
-        return torch.from_dlpack(array)
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))

@@ -334,10 +334,12 @@ class AdamW(_Moments):
         w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 
     The decay follows the learning rate's schedule, as in torch.optim.AdamW, whose defaults these
-    are, and the epsilon is that of Adam's Algorithm 1: not "epsilon hat", which :class:`Adam` has.
+    are, and the epsilon is that of Adam's Algorithm 1. ``epsilon_hat`` makes it that of
+    :class:`Adam`, as Keras has it: epsilon / sqrt(1 - beta2^t) in place of epsilon.
     """
 
     weight_decay: float = 0.01
+    epsilon_hat: bool = False
 
     def __post_init__(self) -> None:
         _Moments.__post_init__(self)
@@ -345,13 +347,14 @@ class AdamW(_Moments):
 
     def hyperparameters(self, step: int) -> Numbers:
         t, rate = step + 1, rate_at(self.learning_rate, step)
+        correction = 1 / sqrt(1 - self.beta2**t)
         return _rounded(
             rate / (1 - self.beta1**t),
             rate * self.weight_decay,
             1 - self.beta1,
             1 - self.beta2,
-            1 / sqrt(1 - self.beta2**t),
-            self.epsilon,
+            correction,
+            self.epsilon * correction if self.epsilon_hat else self.epsilon,
         )
 
     @staticmethod

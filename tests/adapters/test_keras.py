@@ -1,0 +1,325 @@
+"""A Keras model as a model, on the backend of this process: what counts, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # make test-frameworks runs both
+keras = pytest.importorskip("keras")
+
+from zmqtrain.adapters.keras import BACKEND, KerasModel  # noqa: E402
+from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
+from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+from zmqtrain.optim import new_slots  # noqa: E402
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(12, 5)).astype(np.float32)
+Y = np.arange(12) % 3
+BATCH = (X, Y)
+
+
+def net(*more: Any, **options: Any) -> Any:
+    between = [layers.Dense(4, "tanh"), *more]
+    model = keras.Sequential([keras.Input((5,)), *between, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"]} | options)
+    return model
+
+
+def branches() -> Any:
+    """Return a model of two inputs and two outputs, with a loss of its own and a nested model."""
+    first, second = keras.Input((5,), name="a"), keras.Input((2,), name="b")
+    inner = keras.Sequential([keras.Input((5,)), layers.Dense(3, activity_regularizer="l2")])
+    joined = layers.Concatenate()([inner(first), second])
+    outputs = {"x": layers.Dense(1, name="x")(joined), "y": layers.Dense(2, name="y")(joined)}
+    model = keras.Model([first, second], list(outputs.values()))
+    model.compile("sgd", ["mse", "mae"], loss_weights=[1.0, 0.5])
+    return model
+
+
+class Step:
+    """A model over memory of its own, as a trainer has it."""
+
+    def __init__(self, build: Callable[[], Any] = net, *options: Any) -> None:
+        self.model = KerasModel(build, *options)
+        self.parameters = {n: v.copy() for n, v in self.model.parameters(0).items()}
+        state = {n: v.copy() for n, v in self.model.state(0).items()}
+        self.frozen = self.model.frozen(0)
+        self.values: dict[str, Any] = self.parameters | state | self.frozen
+        self.out: dict[str, Any] = {
+            name: np.full_like(value, 77) for name, value in (self.parameters | state).items()
+        }
+
+    def __call__(self, batch: Any = BATCH) -> float:
+        self.model.seed_batch(0, 0)
+        return self.model.loss_and_gradients(self.values, batch, self.out)
+
+    def gradients(self) -> dict[str, Any]:
+        return {name: self.out[name].copy() for name in self.parameters}
+
+
+def same(a: Any, b: Any, tolerance: float = 0.0) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_allclose(value, b[name], tolerance, tolerance, err_msg=name)
+
+
+def arrays_of(variables: Any) -> dict[str, Any]:
+    return {v.path: np.array(keras.ops.convert_to_numpy(v.value)) for v in variables}
+
+
+MODELS = {
+    "net": (net, BATCH),
+    "statistics": (lambda: net(layers.BatchNormalization()), BATCH),
+    "weights of examples": (net, (*BATCH, np.linspace(0, 2, 12, dtype=np.float32))),
+    "branches": (branches, (X, X[:, :2], X[:, :1], X[:, 1:3])),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_step_is_that_of_keras_itself(case: str) -> None:
+    build, batch = MODELS[case]
+    step = Step(build)
+    keras.utils.set_random_seed(0)
+    model = build()
+    model.optimizer.learning_rate = 1.0
+    inputs = len(model.inputs)
+    outputs = len(model.outputs)
+    parts = [batch[:inputs], batch[inputs:][:outputs], batch[inputs + outputs :]]
+    x, y, weight = (list(part) if len(part) > 1 else (part or [None])[0] for part in parts)
+    before = list(arrays_of(model.trainable_variables).values())
+    logs = model.train_on_batch(x, y, sample_weight=weight, return_dict=True)
+    after = list(arrays_of(model.trainable_variables).values())
+
+    assert step(batch) == pytest.approx(float(logs["loss"]), rel=1e-5)
+    for own, old, new in zip(step.gradients().values(), before, after, strict=True):
+        np.testing.assert_allclose(own, old - new, 1e-4, 1e-5)
+    state = [name for name in step.out if name not in step.parameters]
+    theirs = arrays_of(model.non_trainable_variables).values()
+    for name, expected in zip(state, theirs, strict=True):
+        np.testing.assert_allclose(step.out[name], expected, 1e-5, 1e-6)
+
+
+def test_gradient_is_the_slope_of_the_loss() -> None:
+    step = Step()
+    assert list(mistakes_of_a_step(step.model, step.parameters, BATCH)) == []
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="arrays of JAX cannot be written")
+def test_parameters_and_gradients_are_views_of_the_workers_memory() -> None:
+    step = Step(lambda: net(layers.BatchNormalization()))
+    for array in step.parameters.values():
+        array.flags.writeable = False
+    for _ in range(2):
+        step()
+        for variable in step.model.module.trainable_variables:
+            assert variable.value.data_ptr() == step.parameters[variable.path].ctypes.data
+            assert variable.value.grad.data_ptr() == step.out[variable.path].ctypes.data
+
+
+def test_names_and_values_depend_on_no_model_that_was_built_before() -> None:
+    def build() -> Any:
+        return net(layers.Dropout(0.1), layers.Dense(4), layers.Dropout(0.1))
+
+    first = KerasModel(build)
+    other = build()
+    state, number = np.random.get_state()[1].tolist(), other.name
+    second = KerasModel(build)
+    for kind in ("parameters", "state"):
+        same(getattr(first, kind)(1), getattr(second, kind)(1))
+    assert "sequential/dense_1/kernel" in first.parameters(1)
+    assert (first.parameters(1)["sequential/dense/kernel"] != 0).any()
+    assert (
+        first.parameters(2)["sequential/dense/kernel"]
+        != first.parameters(1)["sequential/dense/kernel"]
+    ).any()
+    assert np.random.get_state()[1].tolist() == state
+    assert build().name != number
+
+
+def test_two_variables_of_one_path_have_two_names() -> None:
+    class Twice(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="twice")
+            self.parts = [layers.Dense(5, name="part"), layers.Dense(5, name="part")]
+
+        def call(self, x: Any) -> Any:
+            return self.parts[1](self.parts[0](x))
+
+    def build() -> Any:
+        model = Twice()
+        model(X)
+        return model
+
+    assert len(KerasModel(build, "mse").parameters(0)) == 4
+
+
+def test_layers_that_rest_are_frozen_and_stay_as_they_are() -> None:
+    def build() -> Any:
+        resting = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
+        )
+        resting.trainable = False
+        return net(resting)
+
+    step = Step(build)
+    assert len(step.frozen) == 6
+    assert [name.split("/")[-1] for name in step.model.state(0)] == ["seed_generator_state"]
+    before = {name: value.copy() for name, value in step.frozen.items()}
+    step()
+    same(step.frozen, before)
+    assert step.out.keys() == step.parameters.keys() | step.model.state(0).keys()
+
+
+def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
+    step = Step(lambda: net(layers.BatchNormalization()))
+    step()
+    before = step.model.metrics(step.values, BATCH)
+    step.values |= {name: step.out[name] for name in step.out if name not in step.parameters}
+    after = step.model.metrics(step.values, BATCH)
+    assert before["loss"] != after["loss"]
+    assert after == step.model.metrics(step.values, BATCH)
+    assert after.keys() == {"loss", "accuracy"}
+
+
+def test_dropout_has_a_seed_that_is_exact_state_and_rests_in_evaluation() -> None:
+    step = Step(lambda: net(layers.Dropout(0.5, seed=3)))
+    (name,) = step.model.state(0)
+    first = step()
+    assert step.out[name].dtype.kind in "iu"
+    assert step.out[name].tolist() == [3, 1]
+    assert step() == first
+    step.values[name] = step.out[name].copy()
+    assert step() != first
+    measures = [step.model.metrics(step.values, BATCH) for _ in range(2)]
+    assert measures[0] == measures[1]
+
+
+def test_dropout_without_a_seed_is_repeatable() -> None:
+    assert len({Step(lambda: net(layers.Dropout(0.5)))() for _ in range(2)}) == 1
+
+
+def test_mixed_precision_keeps_float32_masters_also_in_another_thread() -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = KerasModel(net)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    found: list[Any] = []
+
+    def run() -> None:
+        own = copy.deepcopy(model)
+        values = {n: v.copy() for n, v in own.parameters(0).items()}
+        out = {n: np.zeros_like(v) for n, v in values.items()}
+        loss = own.loss_and_gradients(values, BATCH, out)
+        found.append((loss, own.predict(values, BATCH), values, out))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    loss, outputs, values, out = found[0]
+    assert loss != Step()()
+    assert loss == pytest.approx(Step()(), rel=0.02)
+    assert outputs.dtype == np.float32
+    assert {array.dtype.name for array in [*values.values(), *out.values()]} == {"float32"}
+
+
+class Wavering(keras.Model):
+    """Has a train_step of its own."""
+
+    def train_step(self, *data: Any) -> Any:
+        return super().train_step(*data)
+
+
+def wavering() -> Any:
+    inputs = keras.Input((5,))
+    return Wavering(inputs, layers.Dense(3)(inputs))
+
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "no model": (lambda: 7,),
+    "no loss": (lambda: keras.Sequential([keras.Input((5,)), layers.Dense(3)]),),
+    "no variables yet": (lambda: keras.Sequential([layers.Dense(3)]), "mse"),
+    "loss in two places": (net, "mse"),
+    "its own train_step": (wavering, "mse"),
+    "float16": (lambda: net(layers.Dense(3, dtype="mixed_float16")),),
+    "no float32": (lambda: net(layers.Dense(3, dtype="bfloat16")),),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_model_that_cannot_be_trained_is_refused(case: str) -> None:
+    with pytest.raises(ConfigError):
+        KerasModel(*REFUSED[case]).parameters(0)
+
+
+def test_batch_of_too_many_arrays_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Step()((X, Y, Y, Y))
+
+
+optimizers, schedules = keras.optimizers, keras.optimizers.schedules
+DECAY = schedules.ExponentialDecay(0.1, 2, 0.5, staircase=True)
+TWINS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(DECAY, momentum=0.9),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.1, 0.8, 0.9, 1e-3),
+    "adamw": lambda: optimizers.AdamW(0.1, 0.05, epsilon=1e-2),
+    "adam with decay": lambda: optimizers.Adam(0.1, weight_decay=0.05),
+    "rmsprop": lambda: optimizers.RMSprop(0.1),
+    "centered": lambda: optimizers.RMSprop(0.1, momentum=0.5, centered=True),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "ftrl": lambda: optimizers.Ftrl(
+        0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.1, beta=0.1
+    ),
+    "lion": lambda: optimizers.Lion(0.1, weight_decay=0.1),
+    "lamb": lambda: optimizers.Lamb(0.1),
+    "inverse time": lambda: optimizers.SGD(schedules.InverseTimeDecay(0.1, 2, 0.5)),
+    "piecewise": lambda: optimizers.SGD(schedules.PiecewiseConstantDecay([1, 3], [0.1, 0.2, 0.3])),
+    "polynomial": lambda: optimizers.SGD(schedules.PolynomialDecay(0.1, 3, cycle=True)),
+    "cosine": lambda: optimizers.SGD(schedules.CosineDecay(0.1, 4, 0.2)),
+}
+
+
+@pytest.mark.parametrize("case", TWINS)
+def test_optimizer_has_a_twin_that_computes_the_same(case: str) -> None:
+    optimizer = TWINS[case]()
+    rule = rule_of(optimizer)
+    variable = keras.Variable(X[0])
+    optimizer.build([variable])
+    flat = X[0].copy()
+    slots = new_slots(rule, flat)
+    for step in range(5):
+        gradient = X[step + 1]
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)])
+        rule.update(flat, gradient, slots, step)
+        theirs = keras.ops.convert_to_numpy(variable.value)
+        np.testing.assert_allclose(flat, theirs, 2e-5, 2e-6, err_msg=str(step))
+
+
+TWINLESS = {
+    "optimizer": lambda: optimizers.Nadam(),
+    "option": lambda: optimizers.Adam(amsgrad=True),
+    "average": lambda: optimizers.SGD(use_ema=True),
+    "clipping": lambda: optimizers.SGD(global_clipnorm=1.0),
+    "decay": lambda: optimizers.SGD(weight_decay=0.1),
+    "schedule": lambda: optimizers.SGD(schedules.CosineDecayRestarts(0.1, 4)),
+    "warm-up": lambda: optimizers.SGD(schedules.CosineDecay(0.1, 4, warmup_steps=2)),
+    "the user's own": lambda: type("SGD", (optimizers.SGD,), {"__module__": "own"})(),
+}
+
+
+@pytest.mark.parametrize("case", TWINLESS)
+def test_optimizer_without_a_twin_is_refused(case: str) -> None:
+    with pytest.raises(ConfigError):
+        rule_of(TWINLESS[case]())

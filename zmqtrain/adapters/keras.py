@@ -1,0 +1,426 @@
+"""Keras 3 on its torch or its jax backend: a ``keras.Model`` as a model, trained as it is.
+
+Loss and measures are computed by the objects with which the model was compiled. Variables have the
+``path`` that Keras gives them in a new process, such as "sequential/dense/kernel". Statistics of
+batch normalisation, counters and seeds are state; weights of layers with ``trainable=False`` are
+frozen. On torch, parameters and gradients are views of the worker's memory; on jax a step is
+compiled once.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.adapters.common import name_of, not_installed, weights_of
+from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.optim import Rule
+
+try:
+    import keras
+    from keras.src.backend.common import global_state
+except ModuleNotFoundError as missing:
+    if missing.name == "tensorflow":
+        raise ConfigError(
+            "Keras is set to its TensorFlow backend, which zmqtrain does not train; set "
+            "KERAS_BACKEND to torch or jax, before Keras is imported"
+        ) from missing
+    raise not_installed("Keras", "keras") from missing
+
+from zmqtrain.adapters.keras_optimizers import rule_of
+
+BACKEND: str = keras.backend.backend()
+if BACKEND not in ("torch", "jax"):
+    raise ConfigError(
+        f"Keras has its backend {BACKEND}; expected torch or jax: set KERAS_BACKEND to one of "
+        "them, before Keras is imported"
+    )
+
+Weights = dict[str, NDArray[Any]]
+
+
+class KerasModel:
+    """A Keras model, compiled or not.
+
+    Each copy has its own variables. Dropout's seeds are state: on one worker they are those of
+    Keras's own training. On torch, layers without a seed draw from torch's generator, which depends
+    on the job's seed and the batch's number.
+    """
+
+    def __init__(self, build: Callable[[], Any], loss: Any = None, metrics: Any = None) -> None:
+        """``build()`` returns the model with all its variables; the job's seed decides their
+        initial values.
+
+        ``loss``, ``metrics``: of a model that is not compiled, as ``compile`` takes them. A batch
+        has the model's inputs, then a target for each output, then weights of the examples, if any.
+        """
+        self.build = build
+        self._loss, self._metrics = loss, metrics
+        self._policy = keras.config.dtype_policy()  # Keras has one for each thread
+        self._network: Network | None = None
+        self._computing: Any = None
+
+    def __repr__(self) -> str:
+        return f"KerasModel({name_of(self.build)}, backend={BACKEND})"
+
+    def __deepcopy__(self, memo: object) -> KerasModel:
+        other = copy.copy(self)
+        if BACKEND == "torch":  # on jax they share what is compiled, and keep nothing
+            other._network = other._computing = None
+        return other
+
+    @property
+    def module(self) -> Any:
+        """The Keras model; on torch its parameters are the worker's memory during a step."""
+        return self._ready.model
+
+    @property
+    def optimizer(self) -> Rule | None:
+        """The rule of :mod:`zmqtrain.optim` that the compiled optimizer computes, if there is one.
+
+        Raises:
+            ConfigError: there is no rule like it.
+        """
+        optimizer = self._ready.optimizer
+        return None if optimizer is None else rule_of(optimizer)
+
+    def parameters(self, seed: int) -> Weights:
+        """Return the variables that are trained.
+
+        Raises:
+            ConfigError: one is not float32, or ``build`` returns no model that can be trained.
+        """
+        network = self._initial(seed)
+        for name, variable in network.trained.items():
+            if variable.dtype != "float32":
+                raise ConfigError(
+                    f"variable {name!r} of {self!r} is {variable.dtype}; expected float32: to "
+                    'compute in bfloat16, set the dtype policy "mixed_bfloat16"'
+                )
+        return _values(network.trained)
+
+    def state(self, seed: int) -> Weights:
+        return _values(self._initial(seed).state)
+
+    def frozen(self, seed: int) -> Weights:
+        return _values(self._initial(seed).frozen)
+
+    def seed_batch(self, seed: int, batch: int) -> None:
+        self._computer.seed(seed, batch)
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        return float(self._computer.step(parameters, self._ready.parts_of(batch), out))
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
+        loss, outputs = self._computer.evaluate(parameters, (x, y, weights))
+        network.model.reset_metrics()
+        measures = network.model.compute_metrics(x, y, outputs, weights)
+        return {name: float(value) for name, value in measures.items()} | {"loss": float(loss)}
+
+    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
+        """Return the model's outputs for the batch's first arrays, one row an example.
+
+        Raises:
+            ConfigError: the model has several outputs.
+        """
+        network = self._ready
+        outputs = self._computer.predict(parameters, network.inputs_of(batch))
+        if isinstance(outputs, list | tuple | dict):
+            raise ConfigError(f"{self!r} has several outputs; expected one, to predict")
+        return _plain(keras.ops.convert_to_numpy(outputs))
+
+    def read_weights(self, path: str | Path, seed: int) -> Weights:
+        """Return all variables, with those that Keras finds in a file ``.weights.h5``.
+
+        Raises:
+            ConfigError: it cannot be read, or is of another model.
+        """
+        network = self._built(seed)
+        with _reading(path):
+            network.model.load_weights(path)
+        return network.values()
+
+    def save_weights(self, path: str | Path, weights: Mapping[str, Any]) -> None:
+        """Write arrays by name into a file ``.weights.h5``, as Keras does."""
+        network = self._built(0)
+        network.assign(weights)
+        network.model.save_weights(path, overwrite=True)
+
+    @property
+    def _ready(self) -> Network:
+        return self._network if self._network is not None else self._initial(0)
+
+    @property
+    def _computer(self) -> Any:
+        if self._computing is None:
+            self._computing = _computer(self._ready, self)
+        return self._computing
+
+    def _initial(self, seed: int) -> Network:
+        """Return a model with the initial values of a seed; the first one is kept for steps."""
+        if self._network is not None and self._network.initial_seed == seed:
+            return self._network
+        network = self._built(seed)
+        if self._network is None:
+            self._network = network
+        return network
+
+    def _built(self, seed: int) -> Network:
+        _limit_threads()
+        with _as_in_a_new_process(seed, self._policy):
+            model = self.build()
+            if not isinstance(model, keras.Model):
+                raise ConfigError(
+                    f"build of {self!r} returned {model!r:.80}; expected a keras.Model"
+                )
+            self._compile(model)
+            return Network(model, seed, self)
+
+    def _compile(self, model: Any) -> None:
+        """Compile a model that is not, and check that it can be trained."""
+        if model.compiled and (self._loss is not None or self._metrics is not None):
+            raise ConfigError(
+                f"{self!r} has a compiled model, and loss or metrics beside it; expected them in "
+                "one place: leave them out here"
+            )
+        if not model.compiled:
+            if self._loss is None:
+                raise ConfigError(
+                    f"the model of {self!r} has no loss; call compile(loss=...) in build, or give "
+                    "KerasModel(build, loss)"
+                )
+            model.compile(None, copy.deepcopy(self._loss), metrics=copy.deepcopy(self._metrics))
+        if type(model).train_step is not keras.Model.train_step:
+            raise ConfigError(
+                f"the model of {self!r} has a train_step of its own, which would include the "
+                "optimizer's step; override compute_loss instead"
+            )
+        if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
+            raise ConfigError(
+                f"the model of {self!r} computes in float16, which needs its loss scaled; set the "
+                'dtype policy "mixed_bfloat16"'
+            )
+
+
+class Network:
+    """A built model, and its variables by name."""
+
+    def __init__(self, model: Any, seed: int, owner: KerasModel) -> None:
+        """
+        Raises:
+            ConfigError: the model has no variables yet.
+        """
+        self.model, self.owner = model, owner
+        self.initial_seed: int | None = seed  # while the variables have their initial values
+        self.optimizer = model.optimizer
+        model.optimizer = None  # it would make slots
+        if not all(layer.built for layer in model._flatten_layers()):
+            raise ConfigError(
+                f"the model of {owner!r} has no variables yet; begin it with keras.Input(shape), "
+                "or call it on a batch in build"
+            )
+        self.variables = _named(model.variables)
+        fixed = _ids_of_frozen(model)
+        trained = {id(variable) for variable in model.trainable_variables}
+        self.trained = {n: v for n, v in self.variables.items() if id(v) in trained}
+        self.frozen = {n: v for n, v in self.variables.items() if id(v) in fixed}
+        kinds = self.trained.keys() | self.frozen.keys()
+        self.state = {n: v for n, v in self.variables.items() if n not in kinds}
+        self._inputs = len(getattr(model, "inputs", None) or [None])
+        self._outputs = len(getattr(model, "outputs", None) or [None])
+
+    def values(self) -> Weights:
+        return _values(self.variables)
+
+    def assign(self, weights: Mapping[str, Any]) -> None:
+        for name, variable in self.variables.items():
+            variable.assign(weights[name])
+
+    def inputs_of(self, batch: Batch) -> Any:
+        return _one_or_list(batch[: self._inputs])
+
+    def parts_of(self, batch: Batch) -> tuple[Any, Any, Any]:
+        """Return inputs, targets and weights of the examples, as Keras takes them.
+
+        Raises:
+            ConfigError: the batch has too few arrays, or too many.
+        """
+        targets, more = (
+            batch[self._inputs :][: self._outputs],
+            batch[self._inputs + self._outputs :],
+        )
+        if len(batch) < self._inputs or len(more) > 1:
+            raise ConfigError(
+                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {self._inputs} "
+                f"inputs, {self._outputs} targets, and at most one of weights"
+            )
+        return self.inputs_of(batch), _one_or_list(targets), more[0] if more else None
+
+
+def _computer(network: Network, owner: KerasModel) -> Any:
+    """Return what computes steps on the backend of this process."""
+    if BACKEND == "torch":
+        from zmqtrain.adapters.keras_torch import OnTorch
+
+        return OnTorch(network, owner)
+    from zmqtrain.adapters.keras_jax import OnJax
+
+    return OnJax(network, owner)
+
+
+def load_weights(
+    model: Any, weights: str | Path | Mapping[str, NDArray[Any]], *, average: bool = False
+) -> None:
+    """Load what zmqtrain has trained into a Keras model: a logdir, or what `zmqtrain.load` returns.
+
+    The numbers that Keras gives to layers without a name may be others. ``average``: the moving
+    averages of a logdir.
+
+    Raises:
+        ConfigError: names or shapes are not those of the model.
+        CheckpointError: the logdir has no checkpoint.
+    """
+    values = weights_of(weights, average=average)
+    given = dict(zip(_renumbered(values), values.values(), strict=True))
+    variables = _named(model.variables)
+    own = dict(zip(_renumbered(variables), variables.values(), strict=True))
+    differ = [
+        f"{name} {_shape(given.get(name))} instead of {_shape(own.get(name))}"
+        for name in own | given
+        if _shape(given.get(name)) != _shape(own.get(name))
+    ]
+    if differ:
+        raise ConfigError(f"the weights do not fit the model: {', '.join(differ)}")
+    for name, variable in own.items():
+        variable.assign(given[name])
+
+
+def _limit_threads() -> None:
+    """Have XLA use the threads of this task, before it starts."""
+    if BACKEND == "jax":
+        from zmqtrain.adapters.jax_memory import limit_threads
+
+        limit_threads()
+
+
+@contextmanager
+def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
+    """Seed all generators, number layers from 0, and take this dtype policy; undo it afterwards."""
+    names = ["object_name_uids", "global_random_seed", "global_seed_generator", "dtype_policy"]
+    kept = {name: global_state.get_global_attribute(name) for name in names}
+    states = random.getstate(), np.random.get_state()
+    with _torch_generator():
+        try:
+            global_state.set_global_attribute("object_name_uids", defaultdict(int))
+            keras.config.set_dtype_policy(policy)
+            keras.utils.set_random_seed(seed)
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            for name, value in kept.items():
+                global_state.set_global_attribute(name, value)
+
+
+@contextmanager
+def _torch_generator() -> Iterator[None]:
+    """Keep the state of torch's generator."""
+    if BACKEND != "torch":
+        yield
+        return
+    import torch
+
+    with torch.random.fork_rng():
+        yield
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Say which file has weights that do not fit."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"weights cannot be read from {str(path)!r}: {error}; expected those of this model, "
+            "which keras.Model.save_weights has written"
+        ) from error
+
+
+def _named(variables: Iterable[Any]) -> dict[str, Any]:
+    """Return variables by path; one that another has already gets a number."""
+    found: dict[str, Any] = {}
+    for variable in variables:
+        name, number = variable.path, 1
+        while name in found:
+            name, number = f"{variable.path}_{number}", number + 1
+        found[name] = variable
+    return found
+
+
+def _ids_of_frozen(model: Any) -> set[int]:
+    """Return which variables nobody changes: weights and statistics of layers that rest.
+
+    A seed of such a layer still changes, and so may a variable that a layer of the user's own has
+    made with ``trainable=False``.
+    """
+    found: set[int] = set()
+    for layer in model._flatten_layers():
+        fixed = [v for v in layer._trainable_variables if not v.trainable]
+        if not layer.trainable and isinstance(layer, keras.layers.BatchNormalization):
+            fixed += layer.non_trainable_weights
+        found |= {id(variable) for variable in fixed}
+    return found
+
+
+def _renumbered(names: Iterable[str]) -> list[str]:
+    """Return names with the numbers at the ends of their parts counted from 0, in order.
+
+    Keras numbers layers through a whole process: "dense_4" may be the second of its model.
+    """
+    parts = [name.split("/") for name in names]
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for part in {part for row in parts for part in row}:
+        base, number = _numbered(part)
+        numbers[base].add(number)
+    ranks = {base: sorted(found) for base, found in numbers.items()}
+
+    def renumbered(part: str) -> str:
+        base, number = _numbered(part)
+        return f"{base}_{ranks[base].index(number)}"
+
+    return ["/".join(map(renumbered, row)) for row in parts]
+
+
+def _numbered(part: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(.*?)_(\d+)", part)
+    return (found[1], int(found[2])) if found else (part, 0)
+
+
+def _values(variables: Mapping[str, Any]) -> Weights:
+    """Return copies, in dtypes of NumPy."""
+    return {n: _plain(np.array(keras.ops.convert_to_numpy(v.value))) for n, v in variables.items()}
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in a dtype that every NumPy has."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _shape(value: Any) -> str:
+    return "missing" if value is None else str(list(value.shape))
+
+
+def _one_or_list(arrays: Sequence[Any]) -> Any:
+    """Return what Keras takes for one array, for several, or for none."""
+    return (list(arrays) if len(arrays) > 1 else arrays[0]) if arrays else None

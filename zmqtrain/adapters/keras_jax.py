@@ -1,0 +1,107 @@
+"""Steps of a Keras model on the jax backend: pure functions of its variables, compiled once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from zmqtrain.adapters.jax_memory import store, taken
+from zmqtrain.models.base import Gradients, Parameters
+
+log = logging.getLogger(__name__)
+
+Values = dict[str, Any]
+
+
+class OnJax:
+    """A network as functions of its variables by name; threads may share it."""
+
+    def __init__(self, network: Any, owner: object) -> None:
+        self._network, self._model, self._owner = network, network.model, owner
+        self._step = jax.jit(self._differentiate)
+        self._evaluation = jax.jit(self._evaluate)
+        self._outputs = jax.jit(self._predict)
+        self._compiled: set[Any] = set()  # functions and shapes
+        self._lock = threading.Lock()  # while Keras's model is traced
+
+    def seed(self, seed: int, batch: int) -> None:
+        """Do nothing: all random numbers come from seeds that are state."""
+
+    def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
+        """Write gradients and new state into ``out``; return the loss."""
+        every = taken(dict(values))
+        trained = {name: every.pop(name) for name in self._network.trained}
+        loss, results = self._call(self._step, parts, trained, every, taken(parts))
+        store(results, out)
+        return float(loss)
+
+    def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Return loss and outputs."""
+        loss, outputs = self._call(self._evaluation, parts, taken(dict(values)), taken(parts))
+        return loss, outputs
+
+    def predict(self, values: Parameters, inputs: Any) -> Any:
+        return self._call(self._outputs, inputs, taken(dict(values)), taken(inputs))
+
+    def _call(self, function: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
+        shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
+        kind = (id(function), shapes)
+        if kind in self._compiled:
+            return function(*arguments)
+        with self._lock:
+            if function is self._step:
+                log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
+            if function is not self._outputs:
+                # What is compiled with the model may make variables, which no trace may do.
+                self._model._symbolic_build(data_batch=batch)
+            result = function(*arguments)
+            self._compiled.add(kind)
+        return result
+
+    # What is compiled.
+
+    def _differentiate(self, trained: Values, others: Values, parts: Any) -> tuple[Any, Values]:
+        """Return the loss, and gradients and new state by name."""
+
+        def loss_of(trained: Values) -> tuple[Any, Values]:
+            loss, _, state = self._loss_of(trained | others, parts, training=True)
+            return loss, state
+
+        (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        return loss, gradients | state
+
+    def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any]:
+        return self._loss_of(values, parts, training=False)[:2]
+
+    def _predict(self, values: Values, inputs: Any) -> Any:
+        options = {"training": False} if self._model._call_has_training_arg else {}
+        return self._model.stateless_call(*self._lists(values), inputs, **options)[0]
+
+    def _loss_of(self, values: Values, parts: Any, *, training: bool) -> tuple[Any, Any, Values]:
+        """Return loss, outputs, and the new state by name."""
+        x, y, weights = parts
+        metrics = [variable.value for variable in self._model.metrics_variables]
+        loss, (_, outputs, others, _) = self._model.compute_loss_and_updates(
+            *self._lists(values), metrics, x, y, weights, training=training
+        )
+        new = dict(zip(self._ids(self._model.non_trainable_variables), others, strict=True))
+        state = self._network.state
+        return loss, outputs, {name: new[id(variable)] for name, variable in state.items()}
+
+    def _lists(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+        """Return values of trainable and of other variables, in the order of Keras."""
+        by_id = {
+            id(variable): jax.numpy.asarray(values[name], variable.dtype)
+            for name, variable in self._network.variables.items()
+        }
+        trained, others = self._model.trainable_variables, self._model.non_trainable_variables
+        return [by_id[i] for i in self._ids(trained)], [by_id[i] for i in self._ids(others)]
+
+    @staticmethod
+    def _ids(variables: Any) -> list[int]:
+        return [id(variable) for variable in variables]
