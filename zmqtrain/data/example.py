@@ -83,7 +83,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     """Return the number at this place, and the place behind it."""
-    value = shift = 0
+    value, shift = 0, 0
     while True:
         byte = message[at]
         at += 1

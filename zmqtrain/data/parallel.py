@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pickle
+import select
 import signal
+import socket
+import struct
 import sys
+import tempfile
 import threading
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from itertools import pairwise
+from typing import IO, Any
 
 import numpy as np
 
@@ -73,6 +77,8 @@ class Parallel:
                 ) from error
         if failure := next((answer for answer in answers if isinstance(answer, DataError)), None):
             raise failure
+        if count == 1:
+            return answers[0]  # type: ignore[return-value]
         return tuple(map(np.concatenate, zip(*answers, strict=True)))
 
     def __repr__(self) -> str:
@@ -86,10 +92,10 @@ class Parallel:
 
 
 class _Reader:
-    """A process that reads examples, and the pipe to it."""
+    """A process that reads examples, and the socket to it."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._link, its = Pipe()
+        self._link, its = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()  # so what a job's file defines needs no pickle
         if not self._pid:
@@ -101,22 +107,25 @@ class _Reader:
         its.close()
 
     def ask(self, indices: Array, seed: int, passes: Array) -> None:
-        self._link.send_bytes(pickle.dumps((indices, seed, passes)))
+        _send(self._link, (indices, seed, passes))
 
     def answer(self) -> Batch | DataError:
         """
         Raises:
             EOFError, OSError: the process has died.
         """
-        return pickle.loads(self._link.recv_bytes())  # type: ignore[no-any-return]
+        return _receive(self._link)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         self._link.close()
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
+    def __del__(self) -> None:
+        self._link.close()  # so the process ends
 
-def _serve(dataset: Dataset, link: Connection, parent: int) -> None:
+
+def _serve(dataset: Dataset, link: socket.socket, parent: int) -> None:
     """Read what is asked for, until the parent has gone."""
     signal.set_wakeup_fd(-1)  # it is the parent's
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -124,19 +133,53 @@ def _serve(dataset: Dataset, link: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # its other threads have stayed in the parent
-    with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed the socket
         while True:
-            while not link.poll(ALIVE_S):
-                if os.getppid() != parent:  # a process that was forked later may hold the pipe
+            while not select.select([link], [], [], ALIVE_S)[0]:
+                if os.getppid() != parent:  # a process that was forked later may hold the socket
                     return
-            link.send_bytes(pickle.dumps(_answer(dataset, *pickle.loads(link.recv_bytes()))))
+            _send(link, _answer(dataset, *_receive(link)))
 
 
 def _answer(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch | DataError:
     try:
         with user_code("take()", dataset, DataError):
             return tuple(map(np.asarray, take_seeded(dataset, indices, seed, passes)))
-    except DataError as error:
-        return error
     except Exception as error:
-        return DataError(str(error))
+        return error if isinstance(error, DataError) else DataError(str(error))
+
+
+def _send(link: socket.socket, value: object) -> None:
+    """Send a value in memory of its own: arrays are copied once, into it."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = [pickled, *(buffer.raw() for buffer in buffers)]
+    sizes = struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts))
+    with _anonymous_file() as file:
+        for part in (sizes, *parts):
+            file.write(part)
+        file.flush()
+        socket.send_fds(link, [b"!"], [file.fileno()])
+
+
+def _receive(link: socket.socket) -> Any:
+    """
+    Raises:
+        EOFError: the other side has closed the socket.
+    """
+    message, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+    if not message:
+        raise EOFError
+    with os.fdopen(descriptors[0], "r+b") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0))
+    (count,) = struct.unpack_from("<Q", memory)
+    sizes = struct.unpack_from(f"<{count}Q", memory, 8)
+    ends = np.cumsum([8 + 8 * count, *sizes]).tolist()
+    parts = [memory[start:end] for start, end in pairwise(ends)]
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _anonymous_file() -> IO[bytes]:
+    if not hasattr(os, "memfd_create"):  # not on Linux
+        return tempfile.TemporaryFile()
+    return os.fdopen(os.memfd_create("batch"), "w+b")
