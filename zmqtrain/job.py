@@ -195,7 +195,11 @@ class Job(BaseModel):
         "(trained, state and frozen), or a file of them, .safetensors or .npz",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
-    metrics: Any = Field((), description="what is measured beside the loss; see zmqtrain.metrics")
+    metrics: Any = Field(
+        (),
+        validate_default=True,
+        description="what is measured beside the loss; see zmqtrain.metrics",
+    )
     callbacks: Any = Field(
         (), description="called between epochs, on the chief; see zmqtrain.callbacks"
     )
@@ -207,9 +211,9 @@ class Job(BaseModel):
 
     @field_validator("metrics")
     @classmethod
-    def _are_metrics(cls, value: Any) -> tuple[Metric, ...]:
+    def _are_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
         try:
-            return checked(value)
+            return checked(value or getattr(info.data.get("model"), "summed_metrics", ()))
         except (ConfigError, TypeError) as error:
             raise ValueError(str(error)) from None
 
@@ -241,9 +245,9 @@ class Job(BaseModel):
 
     @field_validator("initial", mode="before")
     @classmethod
-    def _is_named(cls, value: Any) -> Any:
+    def _is_named(cls, value: Any, info: Any) -> Any:
         try:
-            return named_arrays(value)
+            return named_arrays(value, info.data.get("model"))
         except TypeError as error:
             raise ValueError(str(error)) from None
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,14 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")  # make test-frameworks runs both
 keras = pytest.importorskip("keras")
 
-from zmqtrain.adapters.keras import BACKEND, KerasModel  # noqa: E402
+import zmqtrain  # noqa: E402
+from zmqtrain import Job  # noqa: E402
+from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
+from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
-from zmqtrain.optim import new_slots  # noqa: E402
+from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
 layers = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -247,6 +253,7 @@ def wavering() -> Any:
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "no model": (lambda: 7,),
+    "a mistake in build": (lambda: net(1 / 0),),
     "no loss": (lambda: keras.Sequential([keras.Input((5,)), layers.Dense(3)]),),
     "no variables yet": (lambda: keras.Sequential([layers.Dense(3)]), "mse"),
     "loss in two places": (net, "mse"),
@@ -323,3 +330,135 @@ TWINLESS = {
 def test_optimizer_without_a_twin_is_refused(case: str) -> None:
     with pytest.raises(ConfigError):
         rule_of(TWINLESS[case]())
+
+
+def saved(tmp_path: Path, build: Callable[[], Any] = net, **fields: Any) -> Any:
+    """Return the logdir of a short training."""
+    model = KerasModel(build)
+    data = Arrays(train=BATCH, evaluation=BATCH)
+    options = {"optimizer": model.optimizer, "batch_size": 6, "steps": 4} | fields
+    zmqtrain.run(Job(model=model, data=data, logdir=str(tmp_path), **options))
+    return str(tmp_path)
+
+
+def test_weights_of_a_logdir_fit_a_model_whose_layers_have_other_numbers(tmp_path: Path) -> None:
+    def build() -> Any:
+        return net(layers.BatchNormalization(), layers.Dense(4))
+
+    weights = zmqtrain.load(saved(tmp_path, build))
+    build()
+    model = build()
+    load_weights(model, tmp_path)
+    assert model.layers[0].name not in ("dense", "dense_1", "dense_2")
+    loss, accuracy = model.evaluate(X, Y, verbose=0)
+    measures = KerasModel(build).metrics(weights, BATCH)
+    assert measures == pytest.approx({"loss": loss, "accuracy": accuracy}, rel=1e-5)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        load_weights(net(layers.Dense(4)), saved(tmp_path))
+
+
+def test_job_begins_with_the_weights_of_a_file_of_keras(tmp_path: Path) -> None:
+    model = net()
+    path = tmp_path / "x.weights.h5"
+    model.save_weights(path)
+    values = arrays_of(model.variables).values()
+    job = Job(model=KerasModel(net), data=BATCH, optimizer=rule_of(model.optimizer), initial=path)
+    for own, theirs in zip(job.all_values().values(), values, strict=True):
+        np.testing.assert_array_equal(own, theirs)
+
+
+@pytest.mark.parametrize("file", ["other.weights.h5", "missing.weights.h5"])
+def test_file_of_keras_that_does_not_fit_is_refused(file: str, tmp_path: Path) -> None:
+    net(layers.Dense(7)).save_weights(tmp_path / "other.weights.h5")
+    with pytest.raises(ConfigError):
+        KerasModel(net).read_weights(tmp_path / file)
+
+
+@pytest.mark.parametrize("policy", ["sync-replicas", "hogwild"])
+def test_normalised_model_evaluates_well_after_training(policy: str) -> None:
+    x = np.random.default_rng(1).normal(5, 3, size=(400, 6)).astype(np.float32)
+    y = (x @ np.random.default_rng(2).normal(size=(6, 3))).argmax(axis=1)
+
+    def build() -> Any:
+        normalised = [layers.Dense(16), layers.BatchNormalization(momentum=0.9), layers.ReLU()]
+        model = keras.Sequential([keras.Input((6,)), *normalised, layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.02), loss, metrics=["accuracy"])
+        return model
+
+    model = KerasModel(build)
+    options: dict[str, Any] = {"policy": policy, "steps": 150, "batch_size": 20}
+    data = Arrays(train=(x, y), evaluation=(x, y))
+    job = Job(model=model, data=data, optimizer=model.optimizer, **options)
+    assert zmqtrain.run(job, workers=2).accuracy > 0.85
+
+
+def binary() -> Any:
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
+    metrics = [keras.metrics.AUC(), keras.metrics.RootMeanSquaredError(), "mae", "accuracy"]
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy", metrics=metrics)
+    return model
+
+
+def test_trainer_measures_as_keras_does_with_the_compiled_optimizer_and_metrics() -> None:
+    y = (X[:, :1] > 0).astype(np.float32)
+    trainer = zmqtrain.Trainer(KerasModel(binary))
+    history = trainer.fit((X, y), epochs=2, batch_size=4, validation_data=(X, y), verbose=False)
+    model = binary()
+    load_weights(model, trainer.weights)
+    expected = model.evaluate(X, y, verbose=0, return_dict=True)
+    expected = {name.replace("auc_1", "auc"): value for name, value in expected.items()}
+    expected = {name.replace("error_1", "error"): value for name, value in expected.items()}
+    assert trainer.evaluate((X, y), batch_size=5) == pytest.approx(expected, rel=1e-4)
+    job = Job(model=trainer.model, data=(X, y), optimizer=trainer.optimizer)
+    assert [metric.name for metric in job.metrics] == ["auc", "root_mean_squared_error"]
+    assert {f"val_{name}" for name in expected} <= history.history.keys()
+    np.testing.assert_allclose(trainer.predict((X,)), model.predict(X, verbose=0), 1e-5)
+    with pytest.raises(ConfigError):
+        zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
+
+
+def test_callbacks_of_keras_work_in_fit(tmp_path: Path) -> None:
+    callbacks, heard = keras.callbacks, []
+    whole, parts = tmp_path / "{epoch}.keras", tmp_path / "best.weights.h5"
+    stop = callbacks.EarlyStopping("val_accuracy", patience=1, restore_best_weights=True)
+    trainer = zmqtrain.Trainer(KerasModel(net), SGD(0.0))
+    history = trainer.fit(
+        BATCH,
+        epochs=5,
+        batch_size=4,
+        validation_data=BATCH,
+        callbacks=[
+            stop,
+            callbacks.ModelCheckpoint(str(whole)),
+            callbacks.ModelCheckpoint(
+                str(parts), "val_accuracy", save_best_only=True, save_weights_only=True
+            ),
+            callbacks.CSVLogger(str(tmp_path / "log.csv")),
+            callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: heard.append(epoch)),
+            callbacks.LearningRateScheduler(lambda epoch, rate: 0.0),
+        ],
+        verbose=False,
+    )
+    assert (heard, stop.stopped_epoch, len(history.epoch)) == ([0, 1], 1, 2)
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+    loaded = keras.models.load_model(tmp_path / "2.keras")
+    other = net()
+    other.load_weights(parts)
+    for model in (loaded, other):
+        for own, theirs in zip(trainer.weights.values(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(own, theirs)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_other_backends_and_a_missing_keras_are_refused(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
+    monkeypatch.setitem(sys.modules, "keras", keras if is_installed else None)
+    monkeypatch.delitem(sys.modules, "zmqtrain.adapters.keras")
+    with pytest.raises(ConfigError):
+        importlib.import_module("zmqtrain.adapters.keras")

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import name_of, not_installed, weights_of
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import Rule
+from zmqtrain.user_code import user_code
 
 try:
     import keras
@@ -94,6 +95,23 @@ class KerasModel:
         optimizer = self._ready.optimizer
         return None if optimizer is None else rule_of(optimizer)
 
+    @property
+    def summed_metrics(self) -> list[SummedMetric]:
+        """The compiled metrics that are no means over examples, such as AUC; the others are among
+        :meth:`metrics`.
+
+        Raises:
+            ConfigError: there are some, and the model has several outputs.
+        """
+        network = self._ready
+        found = [SummedMetric(metric) for metric in network.metrics if not _is_mean(metric)]
+        if found and network.outputs > 1:
+            raise ConfigError(
+                f"the metric {found[0].name!r} of {self!r} is no mean over examples; expected such "
+                "metrics of models with one output alone"
+            )
+        return found
+
     def parameters(self, seed: int) -> Weights:
         """Return the variables that are trained.
 
@@ -125,8 +143,9 @@ class KerasModel:
         network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
         loss, outputs = self._computer.evaluate(parameters, (x, y, weights))
         network.model.reset_metrics()
-        measures = network.model.compute_metrics(x, y, outputs, weights)
-        return {name: float(value) for name, value in measures.items()} | {"loss": float(loss)}
+        measures = network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss}
+        summed = [metric.name for metric in self.summed_metrics]
+        return {name: float(value) for name, value in measures.items() if name not in summed}
 
     def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
         """Return the model's outputs for the batch's first arrays, one row an example.
@@ -140,22 +159,30 @@ class KerasModel:
             raise ConfigError(f"{self!r} has several outputs; expected one, to predict")
         return _plain(keras.ops.convert_to_numpy(outputs))
 
-    def read_weights(self, path: str | Path, seed: int) -> Weights:
-        """Return all variables, with those that Keras finds in a file ``.weights.h5``.
+    def read_weights(self, path: str | Path) -> Weights:
+        """Return all variables, with those that Keras finds in a file, such as ``.weights.h5``.
 
         Raises:
             ConfigError: it cannot be read, or is of another model.
         """
-        network = self._built(seed)
+        network = self._built(0)
         with _reading(path):
             network.model.load_weights(path)
         return network.values()
 
-    def save_weights(self, path: str | Path, weights: Mapping[str, Any]) -> None:
-        """Write arrays by name into a file ``.weights.h5``, as Keras does."""
+    def save(self, path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
+        """Write a model with these weights as Keras does: whole, or its weights (``.weights.h5``).
+
+        Raises:
+            CheckpointError: it exists, and ``overwrite`` is False.
+        """
+        if Path(path).exists() and not overwrite:
+            raise CheckpointError(f"{path} exists already; delete it, or write to another path")
         network = self._built(0)
         network.assign(weights)
-        network.model.save_weights(path, overwrite=True)
+        network.model.optimizer = network.optimizer
+        write = network.model.save_weights if ".weights." in Path(path).name else network.model.save
+        write(path, overwrite=True)
 
     @property
     def _ready(self) -> Network:
@@ -179,7 +206,8 @@ class KerasModel:
     def _built(self, seed: int) -> Network:
         _limit_threads()
         with _as_in_a_new_process(seed, self._policy):
-            model = self.build()
+            with user_code("build()", self):
+                model = self.build()
             if not isinstance(model, keras.Model):
                 raise ConfigError(
                     f"build of {self!r} returned {model!r:.80}; expected a keras.Model"
@@ -225,6 +253,7 @@ class Network:
         self.initial_seed: int | None = seed  # while the variables have their initial values
         self.optimizer = model.optimizer
         model.optimizer = None  # it would make slots
+        self.metrics = _metrics_of(model)
         if not all(layer.built for layer in model._flatten_layers()):
             raise ConfigError(
                 f"the model of {owner!r} has no variables yet; begin it with keras.Input(shape), "
@@ -238,7 +267,7 @@ class Network:
         kinds = self.trained.keys() | self.frozen.keys()
         self.state = {n: v for n, v in self.variables.items() if n not in kinds}
         self._inputs = len(getattr(model, "inputs", None) or [None])
-        self._outputs = len(getattr(model, "outputs", None) or [None])
+        self.outputs = len(getattr(model, "outputs", None) or [None])
 
     def values(self) -> Weights:
         return _values(self.variables)
@@ -257,13 +286,13 @@ class Network:
             ConfigError: the batch has too few arrays, or too many.
         """
         targets, more = (
-            batch[self._inputs :][: self._outputs],
-            batch[self._inputs + self._outputs :],
+            batch[self._inputs :][: self.outputs],
+            batch[self._inputs + self.outputs :],
         )
         if len(batch) < self._inputs or len(more) > 1:
             raise ConfigError(
                 f"a batch for {self.owner!r} has {len(batch)} arrays; expected {self._inputs} "
-                f"inputs, {self._outputs} targets, and at most one of weights"
+                f"inputs, {self.outputs} targets, and at most one of weights"
             )
         return self.inputs_of(batch), _one_or_list(targets), more[0] if more else None
 
@@ -277,6 +306,30 @@ def _computer(network: Network, owner: KerasModel) -> Any:
     from zmqtrain.adapters.keras_jax import OnJax
 
     return OnJax(network, owner)
+
+
+class SummedMetric:
+    """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
+
+    def __init__(self, metric: Any) -> None:
+        self.metric, self.name = metric, metric.name
+
+    def __repr__(self) -> str:
+        return f"keras.metrics.{type(self.metric).__name__}(name={self.name!r})"
+
+    def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
+        self.metric.reset_state()
+        self.metric.update_state(batch[-1], outputs)
+        return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
+
+    def result(self, sums: NDArray[np.float64]) -> Any:
+        begin = 0
+        for variable in self.metric.variables:
+            size = int(np.prod(variable.shape))
+            variable.assign(sums[begin : begin + size].reshape(variable.shape))
+            begin += size
+        found = keras.ops.convert_to_numpy(self.metric.result())
+        return found.astype(np.float64) if found.ndim else float(found)
 
 
 def load_weights(
@@ -409,12 +462,30 @@ def _numbered(part: str) -> tuple[str, int]:
 
 def _values(variables: Mapping[str, Any]) -> Weights:
     """Return copies, in dtypes of NumPy."""
-    return {n: _plain(np.array(keras.ops.convert_to_numpy(v.value))) for n, v in variables.items()}
+    return {name: _plain(_array(variable)) for name, variable in variables.items()}
+
+
+def _array(variable: Any) -> NDArray[Any]:
+    """Return a copy of a variable's value."""
+    return np.array(keras.ops.convert_to_numpy(variable.value))
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a dtype that every NumPy has."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _metrics_of(model: Any) -> list[Any]:
+    """Return the compiled metrics, those left out that become a mean when they see data."""
+    given = getattr(model._compile_metrics, "_user_metrics", None) or []
+    every = keras.tree.flatten(given)
+    deferred = ("accuracy", "acc", "crossentropy", "ce")
+    return [keras.metrics.get(metric) for metric in every if metric not in deferred]
+
+
+def _is_mean(metric: Any) -> bool:
+    """Return whether a metric is the mean of a number for each example."""
+    return getattr(type(metric), "result", None) in (None, keras.metrics.Mean.result)
 
 
 def _shape(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zmqtrain.errors import ConfigError, did_you_mean
-from zmqtrain.store.weights import save
+from zmqtrain.store.weights import FOREIGN, save
 from zmqtrain.user_code import user_code
 
 Logs: TypeAlias = dict[str, Any]
@@ -112,14 +112,23 @@ class ModelView:
         self.weights_changed = True
 
     def save_weights(self, path: str | Path, overwrite: bool = True) -> None:
-        """Write the weights into a file ``.safetensors`` or ``.npz``.
+        """Write the weights into a file ``.safetensors`` or ``.npz``; a model of Keras also into
+        ``.weights.h5`` or ``.keras``.
 
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
         """
-        save(path, self.weights, overwrite=overwrite)
+        if Path(path).suffix in FOREIGN and hasattr(self.source, "save"):
+            self.source.save(path, self.weights, overwrite=overwrite)
+        else:
+            save(path, self.weights, overwrite=overwrite)
 
     save = save_weights
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The metrics of a compiled model of Keras; its callbacks ask them what is better."""
+        return list(getattr(getattr(self.source, "module", None), "metrics", ()))
 
 
 class Callback:
@@ -216,7 +225,9 @@ class CallbackList:
         own = vars(Callback).get(hook)
         methods = [getattr(callback, hook, None) for callback in self._callbacks]
         return any(
-            method is not None and getattr(method, "__func__", method) is not own
+            method is not None
+            and getattr(method, "__func__", method) is not own
+            and not hasattr(method, "_is_default")  # of Keras's base class
             for method in methods
         )
 

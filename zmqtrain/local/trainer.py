@@ -43,7 +43,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        optimizer: Any,
+        optimizer: Any = None,
         *,
         metrics: Sequence[Any] = (),
         logdir: str | Path | None = None,
@@ -51,7 +51,8 @@ class Trainer:
         ps: int | None = None,
         **options: Any,
     ) -> None:
-        """``metrics``: measured on validation data, see :mod:`zmqtrain.metrics`.
+        """``metrics``: measured on validation data, see :mod:`zmqtrain.metrics`. A model of Keras
+        that is compiled brings metrics and optimizer.
 
         ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
         ``workers``, ``ps``: of a cluster in this process; one worker needs no ps, and several can
@@ -61,13 +62,19 @@ class Trainer:
         Raises:
             ConfigError: something is wrong; the text says what.
         """
-        self.model, self.optimizer = model, optimizer
-        self.metrics = checked(metrics)
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        if self.optimizer is None:
+            raise ConfigError(
+                f"Trainer got no optimizer, and {model!r} brings none; expected an update rule of "
+                "zmqtrain.optim"
+            )
+        self.metrics = checked(metrics or getattr(model, "summed_metrics", ()))
         self.logdir = None if logdir is None else str(logdir)
         self.history = History()
         self.summary: Summary | None = None
         try:
-            self._initial = named_arrays(options.pop("initial", None))
+            self._initial = named_arrays(options.pop("initial", None), model)
         except TypeError as error:
             raise ConfigError(f"initial is not valid: {error}") from None
         self._workers, self._ps, self._options = workers, ps, options

@@ -22,6 +22,9 @@ from zmqtrain.store.logdir import newest_valid, valid_at
 
 log = logging.getLogger(__name__)
 
+FOREIGN = (".h5", ".keras")
+"""Endings of files that a model reads and writes by its framework."""
+
 
 def load(
     logdir: str | Path, *, step: int | None = None, average: bool = False
@@ -67,15 +70,18 @@ def read(path: str | Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def named_arrays(value: Any) -> dict[str, NDArray[Any]]:
+def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:
     """Return arrays by name, from a dict or a file; {} of None.
+
+    ``model`` may have ``read_weights(path)``, for files .h5 and .keras of its framework.
 
     Raises:
         TypeError: it is neither.
         ConfigError: the file cannot be read.
     """
     if isinstance(value, str | Path):
-        return read(value)
+        is_own = Path(value).suffix in FOREIGN and hasattr(model, "read_weights")
+        return model.read_weights(value) if is_own else read(value)
     if not isinstance(value, Mapping | None):
         raise TypeError("expected a dict of arrays, or a .safetensors or .npz file")
     try:
