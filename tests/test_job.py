@@ -357,3 +357,11 @@ def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
     there, here = (job(model=Wordy("x" * 5000 + end)).fingerprint(1) for end in "ab")
     assert len(there["model"]) < 450
     assert there["model"] != here["model"]
+
+
+@pytest.mark.parametrize(
+    ("partition_nbytes", "shards"), [(0, 3), (1, 3), (300, 2), (500, 1), (10**6, 1)]
+)
+def test_worker_hosts_a_part_of_some_size_or_none(partition_nbytes: int, shards: int) -> None:
+    model = MLP(features=4, hidden=30, classes=2)  # 848 bytes
+    assert job(model=model, partition_nbytes=partition_nbytes).shards_on(3) == shards

@@ -164,7 +164,8 @@ class Job(BaseModel):
     partition_nbytes: Count = Field(
         256 * 1024,
         ge=0,
-        description="cut variables along axis 0 into parts of about this size; 0: never",
+        description="cut variables along axis 0 into parts of about this size; 0: never; without "
+        "ps, a worker hosts this much at least, or nothing",
     )
     consistent_reads: bool = Field(
         False,
@@ -497,6 +498,16 @@ class Job(BaseModel):
             self._check_initial(names)
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
+
+    def shards_on(self, workers: int) -> int:
+        """Return on how many of so many workers the parameters lie, if there are no ps.
+
+        A part has ``partition_nbytes`` at least: a step that needs more workers to agree takes
+        longer, and smaller parts save less than that.
+        """
+        nbytes = sum(variable.nbytes for variable in self.variables())
+        most = nbytes // self.partition_nbytes if self.partition_nbytes else workers
+        return max(1, min(workers, most))
 
     def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
         """Return what each of ``ps`` parameter servers holds."""

@@ -268,6 +268,14 @@ def test_workers_without_ps_listen_where_tf_config_says_else_from_the_base_port_
     assert (here.hosts_chief, there.hosts_chief) == (True, False)
 
 
+def test_workers_beyond_the_number_of_shards_host_none() -> None:
+    config = load(flags={"ps": "0", "workers": ("",) * 3, "index": "1"}).under("auto")
+    assert [config.with_shards(count).as_ps is None for count in (1, 2, 3)] == [True, False, False]
+    assert config.with_shards(1).ps == LOCAL[:1]
+    with_ps = load(flags={"ps": "2", "workers": "2"})
+    assert with_ps.with_shards(1) is with_ps
+
+
 @pytest.mark.parametrize(
     ("role", "index", "task"),
     [("chief", 0, Task(Role.WORKER, 0)), ("worker", 1, Task(Role.WORKER, 2))],

@@ -69,6 +69,7 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
         if config is not None:
             strategy = (flags["strategy"] or "auto") if job is None else job.strategy
             config = config.under(strategy)
+            config = config if job is None else config.with_shards(job.shards_on(config.workers))
             _check_unused(config, flags, problems)
     with problems.caught():
         if job is not None:
@@ -291,5 +292,5 @@ def _summary(config: TaskConfig) -> str:
     ps, workers = ", ".join(config.ps), counted(config.workers, "worker")
     parts = f"{len(config.ps)} ps ({ps}), {workers}"
     if config.hosted:
-        parts = f"{workers} ({ps}), each of which hosts a ps,"
+        parts = f"{workers}, of which {len(config.ps)} host a ps ({ps}),"
     return f"this is {config.task} of a cluster with {parts} and {chief}"

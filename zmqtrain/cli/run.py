@@ -97,7 +97,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         ps = local_ps(job.strategy, flags["ps"], cluster.workers)
         cluster, job = cluster.model_copy(update={"ps": ps}), job.hosted(not ps)
         limit_threads(cluster.threads)
-        allow_descriptors(2 * cluster.shards + cluster.workers)  # connections and pipes
+        # Connections and pipes; a worker may be both.
+        allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
         try:
             with _display(job_reference) as on_progress:
                 running = run_processes(

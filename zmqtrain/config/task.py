@@ -98,7 +98,7 @@ class TaskConfig(Timing):
         description="how many workers the job expects, or, without ps, the addresses where they "
         "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
     )
-    hosted: bool = False  # whether worker i hosts ps i
+    hosted: bool = False  # whether worker i hosts ps i, if there is one
     chief: bool = Field(
         True,
         description="whether the chief is a separate task; if not, worker 0 hosts it "
@@ -236,6 +236,10 @@ class TaskConfig(Timing):
             | {"role": task.role, "index": task.index}
         )
 
+    def with_shards(self, shards: int) -> TaskConfig:
+        """Return this configuration with so many shards, if workers host them: the first ones."""
+        return self.model_copy(update={"ps": self.ps[:shards]}) if self.hosted else self
+
     @property
     def hosts_chief(self) -> bool:
         """Whether the chief runs in this task."""
@@ -244,7 +248,7 @@ class TaskConfig(Timing):
     @property
     def as_ps(self) -> TaskConfig | None:
         """The configuration of the ps that this task is, or hosts beside its worker, if any."""
-        if self.role is Role.WORKER and self.hosted:
+        if self.role is Role.WORKER and self.hosted and self.index < len(self.ps):
             return self.model_copy(update={"role": Role.PS})
         return self if self.role is Role.PS else None
 

@@ -156,9 +156,9 @@ async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Outcome:
 async def _run_cluster(
     job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
 ) -> Outcome:
-    """Train on so many ps; 0: each worker hosts one, which is the same within a process."""
+    """Train on so many ps; 0: workers host them, which is the same within a process."""
     job = job.hosted(not ps)
-    shards = ps or workers
+    shards = ps or job.shards_on(workers)
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 

@@ -62,11 +62,6 @@ class LocalCluster(Timing):
         1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
     )
 
-    @property
-    def shards(self) -> int:
-        """How many parts of the parameters there are: one on each ps, or on each worker."""
-        return self.ps or self.workers
-
 
 class ChildError(ZmqTrainError):
     """A task of the cluster ended before the job did; the text quotes its last error."""
@@ -222,6 +217,7 @@ async def run_processes(
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
         config = _chief_config(reference, cluster, directory)
+        config = config.with_shards(job.shards_on(cluster.workers))
         transport = TransportByAddress()
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
@@ -257,16 +253,19 @@ async def run_processes(
 
 
 def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> TaskConfig:
-    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.shards)]
+    count = cluster.ps or cluster.workers
+    sockets = [directory / f"ps-{index}.sock" for index in range(count)]
     if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
             f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
         )
+    addresses = tuple(f"ipc://{path}" for path in sockets)
     return TaskConfig(
         role=Role.CHIEF,
         job=reference,
-        ps=tuple(f"ipc://{path}" for path in sockets),
+        ps=addresses,
         workers=cluster.workers,
+        members=() if cluster.ps else addresses,
         hosted=not cluster.ps,
         metrics_port=0,
         **{name: getattr(cluster, name) for name in Timing.model_fields},
@@ -281,7 +280,7 @@ def _tasks(cluster: LocalCluster) -> list[Task]:
 
 def _threads(cluster: LocalCluster, role: Role) -> int:
     """Return the threads of a task. All ps update at once, so they share the cores."""
-    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.shards)
+    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.ps)
 
 
 def _flags(
@@ -292,8 +291,9 @@ def _flags(
         for name in Timing.model_fields
         for part in (f"--{name.replace('_', '-')}", str(getattr(cluster, name)))
     ]
-    addresses = ",".join(config.ps)
-    ps, workers = ("0", addresses) if config.hosted else (addresses, str(config.workers))
+    ps, workers = ",".join(config.ps), str(config.workers)
+    if config.hosted:
+        ps, workers = "0", ",".join(config.members)
     return [
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ps, "--workers", workers),
@@ -318,7 +318,8 @@ async def _keep(
         return
     code = ending.returncode
     error = ChildError(f"{name} {ending}: {child.last_error()}", code)
-    if child.task.role is not Role.WORKER or chief.hosted:
+    hosts_ps = chief.hosted and child.task.index < chief.shards
+    if child.task.role is not Role.WORKER or hosts_ps:
         raise error
     alive = sum(other.task.role is Role.WORKER and other.is_alive for other in children)
     if alive and (code < 0 or code == ExitCode.TERMINATED):
@@ -340,7 +341,7 @@ async def _end(children: Sequence[Child], *, in_order: bool, hosted: bool) -> No
     """Wait for the end of all tasks.
 
     Without ``in_order`` the chief has sent no shutdown, and nothing can be saved: kill them.
-    ``hosted``: whether each worker hosts a ps, and so ends as one does.
+    ``hosted``: whether workers host the ps, and so end as these do.
     """
     ps = [child for child in children if hosted or child.task.role is Role.PS]
     workers = [child for child in children if child not in ps]

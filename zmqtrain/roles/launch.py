@@ -125,6 +125,7 @@ def _command(role: Role) -> click.Command:
 def _planned(config: TaskConfig, job: Job) -> TaskConfig:
     """Return the configuration of a task under the job's strategy."""
     planned = config.under(job.strategy)
+    planned = planned.with_shards(job.shards_on(planned.workers))
     if planned.task != config.task:
         setup_logging(str(planned.task), config.log_level, config.log_format)
         log.info("%s of TF_CONFIG is %s here: the chief computes, too", config.task, planned.task)
