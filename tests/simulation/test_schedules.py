@@ -24,6 +24,11 @@ def test_everything_holds_whatever_is_drawn(first: int) -> None:
     assert not [str(report) for report in reports if report.broken]
 
 
+def test_everything_holds_without_ps_whatever_is_drawn() -> None:
+    reports = [run_seed(seed, hosted=True) for seed in range(12)]
+    assert not [str(report) for report in reports if report.broken]
+
+
 def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:
     another_chief_ends_it = 193, 208
     seeds = (*range(30), *another_chief_ends_it)
@@ -109,6 +114,15 @@ def test_ps_killed_anywhere_in_its_code_goes_on_where_it_was(lane: str) -> None:
         kill = Fault(0.5, "kill", (f"ps {number % 2}",), 0.05, lines=lines)
         report = simulate(calm(ps=2, policy="sync-replicas", lane=lane, faults=(kill,)))
         assert not report.broken, report
+
+
+@pytest.mark.parametrize("policy", ["hogwild:whole", "sync-replicas"])
+def test_worker_killed_anywhere_goes_on_with_the_shard_that_it_hosts(policy: str) -> None:
+    for number, lines in enumerate(range(1, 900, 90)):
+        kill = Fault(0.5, "kill", (f"worker {number % 2}",), 0.05, lines=lines)
+        report = simulate(calm(ps=0, workers=2, policy=policy, lane="shm", faults=(kill,)))
+        assert not report.broken, report
+        assert report.killed == kill.names
 
 
 def test_faults_that_do_not_matter_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
