@@ -29,7 +29,7 @@ from zmqtrain.data import (
     TorchDataset,
 )
 from zmqtrain.data.description import describe
-from zmqtrain.data.mapped import Subset
+from zmqtrain.data.subset import Subset
 from zmqtrain.models import Dataset, SoftmaxRegression
 from zmqtrain.optim import SGD
 
@@ -54,7 +54,7 @@ def memory_maps(directory: Path) -> Dataset:
 
 
 def mapped(directory: Path) -> Dataset:
-    return Mapped(ArrayDataset(2 * X, Y), halved)
+    return Mapped((2 * X, Y), halved)
 
 
 def halved(x: Any, y: Any) -> Any:
@@ -63,6 +63,12 @@ def halved(x: Any, y: Any) -> Any:
 
 def cached(directory: Path) -> Dataset:
     return Cached(ArrayDataset(X, Y))
+
+
+def data_set_of_torch(directory: Path) -> Dataset:
+    data = pytest.importorskip("torch.utils.data")
+    from_numpy = pytest.importorskip("torch").from_numpy
+    return Cached(data.TensorDataset(from_numpy(X), from_numpy(Y)))
 
 
 def cached_in_a_directory(directory: Path) -> Dataset:
@@ -154,9 +160,9 @@ def parsed(record: bytes) -> Any:
 
 
 SOURCES: list[Callable[[Path], Dataset]] = [
-    arrays, subset, memory_maps, mapped, cached, cached_in_a_directory, parallel, torch_dataset,
-    torch_dataset_in_processes, torch_dataset_with_collate, table, frame, csv, parquet,
-    parquet_in_little_memory, hugging_face, tf_record,
+    arrays, subset, memory_maps, mapped, cached, cached_in_a_directory, data_set_of_torch,
+    parallel, torch_dataset, torch_dataset_in_processes, torch_dataset_with_collate, table, frame,
+    csv, parquet, parquet_in_little_memory, hugging_face, tf_record,
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.data import ArrayDataset, BatchPlan, Mapped, Parallel, Prefetcher
-from zmqtrain.data.mapped import Subset, stacked
+from zmqtrain.data.subset import Subset, stacked
 from zmqtrain.errors import DataError
 
 ROWS = 12

@@ -47,6 +47,12 @@ def test_error_in_a_process_is_a_data_error_and_others_are_read_after_it(make: A
     assert len(dataset.take(np.array([0, 4]))[0]) == 2
 
 
+def test_example_that_cannot_be_pickled_is_a_data_error() -> None:
+    examples = [lambda: 0]
+    with pytest.raises(DataError, match="cannot be pickled"):
+        TorchDataset(examples, 1, collate_fn=len).take(np.array([0]))
+
+
 def test_killed_process_is_a_data_error_and_others_take_its_place() -> None:
     dataset = Parallel(Named(), 2)
     (pids,) = dataset.take(np.array([0, 1]))

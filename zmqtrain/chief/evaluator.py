@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Awaitable, Callable
 
-from zmqtrain.data.mapped import first_of
+from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures, numbers

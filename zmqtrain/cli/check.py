@@ -19,7 +19,7 @@ from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
-from zmqtrain.data.mapped import Subset
+from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job, load_job
 from zmqtrain.models.base import Dataset

@@ -1,4 +1,4 @@
-"""Data sets held in memory as arrays."""
+"""Data sets of arrays, in memory or mapped from files; what else can be examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import reading
-from zmqtrain.data.mapped import Subset
-from zmqtrain.data.torch_dataset import TorchDataset
+from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
@@ -135,6 +134,8 @@ def as_dataset(examples: Any) -> Dataset:
     if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
         return examples
     if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
+        from zmqtrain.data.torch_dataset import TorchDataset  # which may need what needs this
+
         return TorchDataset(examples)
     parts = examples if isinstance(examples, tuple | list) else (examples,)
     arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
@@ -155,7 +156,7 @@ def _mapped(path: str | Path) -> NDArray[Any]:
 def _size(path: Any) -> int:
     try:
         return os.stat(path).st_size
-    except OSError:  # removed: what is mapped stays
+    except OSError:  # it was removed
         return 0
 
 

@@ -13,11 +13,11 @@ import psutil
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from zmqtrain.data.arrays import ArrayDataset
+from zmqtrain.data.arrays import ArrayDataset, as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.files import one_task_at_a_time, write_whole
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.models.base import Array, Batch, Dataset
+from zmqtrain.models.base import Array, Batch
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,9 @@ class Cached:
     ``Mapped(Cached(data), augment)``.
     """
 
-    def __init__(self, dataset: Dataset, directory: str | Path | None = None) -> None:
-        self.dataset = dataset
+    def __init__(self, examples: Any, directory: str | Path | None = None) -> None:
+        """``examples``: a tuple of arrays, a Dataset, or one of torch."""
+        self.dataset = as_dataset(examples)
         self.directory = None if directory is None else Path(directory)
         self._kept: tuple[NDArray[np.bool_], list[NDArray[Any]]] | None = None
 

@@ -1,69 +1,18 @@
-"""Data sets made of other ones: some of the examples, each example changed."""
+"""Examples that go through a function."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.subset import stacked, take_seeded
 from zmqtrain.errors import DataError
-from zmqtrain.models.base import Array, Batch, Dataset
+from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
-
-
-def take_seeded(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch:
-    """Return these examples, with random numbers of the seed and the pass where there are any."""
-    own = getattr(dataset, "take_seeded", None)
-    return dataset.take(indices) if own is None else own(indices, seed, passes)
-
-
-def stacked(examples: Iterable[Any]) -> Batch:
-    """Return examples, each a tuple of arrays and numbers or a single one, as one batch.
-
-    Raises:
-        DataError: they have different shapes, or hold something else.
-    """
-    rows = [row if isinstance(row, tuple | list) else (row,) for row in examples]
-    columns = [[np.asarray(value) for value in column] for column in zip(*rows, strict=True)]
-    for place, column in enumerate(columns):
-        if len(shapes := {array.shape for array in column}) > 1:
-            raise DataError(
-                f"array {place} of the examples has the shapes {sorted(map(list, shapes))}; "
-                "expected one shape: crop, resize or pad them"
-            )
-        if column[0].dtype == object:
-            raise DataError(
-                f"array {place} of the examples holds {column[0].item()!r:.80}; expected arrays or "
-                "numbers"
-            )
-    return tuple(np.stack(column) for column in columns)
-
-
-class Subset:
-    """Some examples of a data set."""
-
-    def __init__(self, dataset: Dataset, indices: NDArray[np.int64]) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def take(self, indices: Array) -> Batch:
-        return self.dataset.take(self.indices[indices])
-
-    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
-        return take_seeded(self.dataset, self.indices[indices], seed, passes)
-
-    def __repr__(self) -> str:
-        return f"{len(self)} examples of {self.dataset!r}"
-
-
-def first_of(dataset: Dataset, count: int) -> Subset:
-    """Return the first examples of a data set, at most so many."""
-    return Subset(dataset, np.arange(min(count, len(dataset))))
 
 
 class Mapped:
@@ -75,8 +24,9 @@ class Mapped:
     augmented anew, and a batch that is computed again is the same.
     """
 
-    def __init__(self, dataset: Dataset, function: Callable[..., Any]) -> None:
-        self.dataset, self.function = dataset, function
+    def __init__(self, examples: Any, function: Callable[..., Any]) -> None:
+        """``examples``: a tuple of arrays, a Dataset, or one of torch."""
+        self.dataset, self.function = as_dataset(examples), function
         self._is_random = "rng" in inspect.signature(function).parameters
 
     def __len__(self) -> int:

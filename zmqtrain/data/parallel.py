@@ -18,7 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from zmqtrain.data.mapped import take_seeded
+from zmqtrain.data.arrays import as_dataset
+from zmqtrain.data.subset import take_seeded
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 from zmqtrain.user_code import user_code
@@ -34,14 +35,15 @@ class Parallel:
     they have read what they are reading.
     """
 
-    def __init__(self, dataset: Dataset, processes: int) -> None:
-        """
+    def __init__(self, examples: Any, processes: int) -> None:
+        """``examples``: a tuple of arrays, a Dataset, or one of torch.
+
         Raises:
             ConfigError: ``processes`` is below 1.
         """
         if type(processes) is not int or processes < 1:
             raise ConfigError(f"processes is {processes!r}; expected a whole number from 1 on")
-        self.dataset, self.processes = dataset, processes
+        self.dataset, self.processes = as_dataset(examples), processes
         self._lock = threading.Lock()
         self._readers: list[_Reader] = []
 
@@ -67,7 +69,7 @@ class Parallel:
                 for reader, (rows, of_rows) in zip(readers, shares, strict=True):
                     reader.ask(rows, seed, of_rows)
                 answers = [reader.answer() for reader in readers]
-            except (EOFError, OSError) as error:  # the end of a pipe
+            except (EOFError, OSError) as error:  # it has closed its socket
                 for reader in self._readers:
                     reader.end()
                 self._readers = []
@@ -138,7 +140,11 @@ def _serve(dataset: Dataset, link: socket.socket, parent: int) -> None:
             while not select.select([link], [], [], ALIVE_S)[0]:
                 if os.getppid() != parent:  # a process that was forked later may hold the socket
                     return
-            _send(link, _answer(dataset, *_receive(link)))
+            answer = _answer(dataset, *_receive(link))
+            try:
+                _send(link, answer)
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
+                _send(link, DataError(f"examples of {dataset!r} cannot be pickled: {error}"))
 
 
 def _answer(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch | DataError:

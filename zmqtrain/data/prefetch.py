@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.data.mapped import take_seeded
+from zmqtrain.data.subset import take_seeded
 from zmqtrain.models.base import Batch, Dataset
 
 QUICK_S = 0.001

@@ -30,7 +30,7 @@ from zmqtrain.data.files import (
     reading,
     write_whole,
 )
-from zmqtrain.data.mapped import stacked
+from zmqtrain.data.subset import stacked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code

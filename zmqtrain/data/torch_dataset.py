@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.data.mapped import stacked
 from zmqtrain.data.parallel import Parallel
+from zmqtrain.data.subset import stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code

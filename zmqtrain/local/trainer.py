@@ -15,7 +15,7 @@ from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.arrays import Arrays, as_dataset
-from zmqtrain.data.mapped import first_of
+from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
