@@ -196,6 +196,7 @@ class Job(BaseModel):
         "(trained, state and frozen), or a file of them, .safetensors or .npz",
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
+    class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
     metrics: Any = Field(
         (),
         validate_default=True,
@@ -526,6 +527,7 @@ class Job(BaseModel):
             EPOCHS: str(self.epochs or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
             "frozen": _digest_of_arrays(self.frozen()),
+            "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
             INITIAL: _digest_of_arrays(self.initial),
         }
         return {name: _short(text) for name, text in optional.items() if text} | {

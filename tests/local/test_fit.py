@@ -508,6 +508,31 @@ def test_averages_that_are_evaluated_are_what_callbacks_see_and_what_is_left(wor
     assert trainer.summary.measures["loss"] == min(history.history["val_loss"])
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_classes_weigh_as_their_examples_would(workers: int) -> None:
+    labels = np.arange(23) % 3
+    weights = np.array([1, 5, 0])[labels]
+
+    def trained(**options: Any) -> dict[str, Any]:
+        trainer = Trainer(
+            *(SoftmaxRegression(2, 3), SGD(0.1)), workers=workers, policy="sync-replicas"
+        )
+        fit(trainer, (X, labels), epochs=2, validation_data=(X, labels), **options)
+        return trainer.weights
+
+    plain, by_class = trained(), trained(class_weight={1: 5.0, 2: 0.0})
+    assert not np.array_equal(plain["bias"], by_class["bias"])
+    for name, value in trained(sample_weight=weights).items():
+        assert np.array_equal(by_class[name], value)
+
+
+def test_weights_of_examples_need_arrays_and_classes_a_number() -> None:
+    with pytest.raises(ConfigError, match="sample_weight"):
+        fit(Trainer(MODEL, SGD(0.05)), NoisyLine(), sample_weight=[1])
+    with pytest.raises(ConfigError, match="class_weight"):
+        fit(Trainer(MODEL, SGD(0.05)), class_weight={"a": 1.0})
+
+
 def test_trainer_begins_with_given_weights() -> None:
     given = {"weights": np.full((2, 1), 3, np.float32), "bias": np.ones(1, np.float32)}
     trainer = Trainer(MODEL, SGD(0.0), initial=given)

@@ -8,6 +8,7 @@ gradient are frozen.
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import zlib
 from collections.abc import Callable, Mapping
@@ -52,7 +53,9 @@ class TorchModel:
 
         ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
         module, the others are targets. ``metrics(outputs, *targets)`` returns mean measures beside
-        the loss; without it, accuracy is measured if targets are numbers of classes.
+        the loss; without it, accuracy is measured if targets are numbers of classes. A loss that
+        takes torch's ``reduction`` gets no third array of floats, shape (n,): these are weights of
+        the examples, and multiply what each of them loses.
 
         ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
         ``loss``; then ``metrics(module, batch)`` returns all measures.
@@ -189,7 +192,7 @@ class TorchModel:
         if self._training_step is not None:
             loss = self._training_step(self._module, batch)
         elif self.loss is not None:
-            loss = self.loss(self._module(batch[0]), *batch[1:])
+            loss = self._weighed(self._module(batch[0]), *batch[1:])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             found = f"a {type(loss).__name__}"
             if isinstance(loss, torch.Tensor):
@@ -200,16 +203,30 @@ class TorchModel:
             )
         return loss
 
+    def _weighed(self, outputs: Any, *targets: Any) -> Any:
+        """Return the mean loss; if examples have weights, the mean of their weighted losses."""
+        loss: Any = self.loss
+        if not _has_weights(loss, targets):
+            return loss(outputs, *targets)
+        labels, weights = targets
+        if isinstance(loss, torch.nn.Module):
+            each = copy.copy(loss)
+            each.reduction = "none"
+            losses = each(outputs, labels)
+        else:
+            losses = loss(outputs, labels, reduction="none")
+        return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
+
     def _measures_of(self, batch: tuple[Any, ...]) -> Mapping[str, Any]:
         if self._training_step is not None:
             if self._metrics is not None:
                 return self._metrics(self._module, batch)
             return {"loss": self._training_step(self._module, batch)}
         outputs, targets = self._module(batch[0]), batch[1:]
-        measures = {"loss": self.loss(outputs, *targets)} if self.loss is not None else {}
+        measures = {"loss": self._weighed(outputs, *targets)} if self.loss is not None else {}
         if self._metrics is not None:
             return measures | dict(self._metrics(outputs, *targets))
-        if len(targets) == 1 and _are_classes(outputs, targets[0]):
+        if len(targets) <= 2 and _are_classes(outputs, targets[0]):
             measures["accuracy"] = (outputs.argmax(1) == targets[0]).float().mean()
         return measures
 
@@ -340,3 +357,10 @@ def _are_classes(outputs: Any, targets: Any) -> bool:
     """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
     is_scores = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
     return is_scores and targets.ndim == 1 and not targets.is_floating_point()
+
+
+def _has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
+    """Return whether a loss of torch's kind gets labels and a weight for each example."""
+    if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
+        return False
+    return hasattr(loss, "reduction") or "reduction" in inspect.signature(loss).parameters

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.callbacks import History, ModelView, ProgressBar
@@ -89,6 +90,8 @@ class Trainer:
         batch_size: int | None = None,
         validation_data: Any = None,
         callbacks: Sequence[Any] = (),
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
         verbose: bool = True,
         fast_dev_run: bool = False,
     ) -> History:
@@ -97,8 +100,11 @@ class Trainer:
         ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
         whose evaluation set is the validation data unless that is given. ``epochs`` counts from the
         begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
-        optimizer's slots new. ``verbose``: show progress. ``fast_dev_run``: one epoch of a few
-        batches, nothing saved, without callbacks that write files, to see whether everything works.
+        optimizer's slots new. ``class_weight``: how much examples of a class weigh in the loss, 1
+        unless given. ``sample_weight``: how much each example of a tuple of arrays does; it may be
+        the tuple's third array, too. ``verbose``: show progress. ``fast_dev_run``: one epoch of a
+        few batches, nothing saved, without callbacks that write files, to see whether everything
+        works.
 
         If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out; the
@@ -111,6 +117,8 @@ class Trainer:
             ZmqTrainError: it could not begin.
         """
         directory = self._options.get("data_dir")
+        if sample_weight is not None:
+            train = _weighted(train, sample_weight)
         data = _data(train, validation_data, directory)
         shown = [ProgressBar()] if verbose else []
         if fast_dev_run:
@@ -125,6 +133,7 @@ class Trainer:
             logdir=self.logdir,
             epochs=epochs,
             callbacks=[*callbacks, *shown],
+            class_weight=None if class_weight is None else dict(class_weight),
             **options,
         )
         if fast_dev_run:
@@ -232,6 +241,15 @@ def _data(train: Any, validation: Any, directory: str | None) -> Data:
     if validation is None:
         return train
     return Arrays(train.load(directory)[0], validation)
+
+
+def _weighted(train: Any, weights: Any) -> Any:
+    if not isinstance(train, tuple) or len(train) != 2:
+        raise ConfigError(
+            "sample_weight is for training data (features, labels); expected a tuple of two "
+            "arrays; other data give (features, labels, weights) themselves"
+        )
+    return *train, np.asarray(weights, np.float32)
 
 
 def _quick(data: Data, directory: str | None, examples: int) -> Data:

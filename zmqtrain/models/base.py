@@ -42,7 +42,12 @@ def written(out: Gradients, *names: str) -> None:
 
 
 Batch: TypeAlias = tuple[Array, ...]
-"""Arrays that share their first axis, one row an example; usually (features, labels)."""
+"""Arrays that share their first axis, one row an example; usually (features, labels).
+
+A training batch (features, labels, weights) has a weight for each example, float32 of shape (n,):
+its loss is sum(weight * loss of the example) / n, as in Keras. A job's ``class_weight`` adds that
+array, or multiplies it.
+"""
 
 
 @runtime_checkable

@@ -37,12 +37,17 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     Raises:
         ConfigError: the batch is something else; the job's model and data do not fit.
     """
-    if len(batch) != 2:
+    if len(batch) not in (2, 3):
         raise ConfigError(
-            f"the data gives batches of {len(batch)} arrays; expected 2, (features, labels); "
-            "correct Dataset.take or choose another model"
+            f"the data gives batches of {len(batch)} arrays; expected 2, (features, labels), "
+            "or weights behind them; correct Dataset.take or choose another model"
         )
     inputs, answers = features_of(batch, features), batch[1]
+    if len(batch) == 3 and batch[2].shape != inputs.shape[:1]:
+        raise ConfigError(
+            f"the data gives weights of shape {batch[2].shape}; expected one for each example: "
+            f"{inputs.shape[:1]}"
+        )
     if answers.shape[:1] != inputs.shape[:1]:
         raise ConfigError(
             f"the data gives features of shape {inputs.shape} and labels of shape "

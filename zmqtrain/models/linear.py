@@ -34,15 +34,16 @@ class LinearRegression:
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         with quiet():
             inputs, residuals = self._residuals(parameters, batch)
-            loss = (residuals * residuals).mean()
-            residuals *= 2 / residuals.size
-            _affine_gradients(inputs, residuals, out)
+            weighted = _weighted(residuals, batch)
+            loss = (residuals * weighted).mean()
+            weighted *= 2 / residuals.size
+            _affine_gradients(inputs, weighted, out)
             return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         with quiet():
             _, residuals = self._residuals(parameters, batch)
-            return {"loss": float((residuals * residuals).mean())}
+            return {"loss": float((residuals * _weighted(residuals, batch)).mean())}
 
     def predict(self, parameters: Parameters, batch: Batch) -> Array:
         """Return the outputs (n, outputs); ``batch`` needs no targets."""
@@ -85,7 +86,7 @@ class SoftmaxRegression:
         check_labels(labels, self.classes)
         with quiet():
             logits = _affine(parameters, inputs)
-            loss = softmax_cross_entropy(logits, labels)
+            loss = softmax_cross_entropy(logits, labels, *batch[2:])
             _affine_gradients(inputs, logits, out)
             return float(loss)
 
@@ -93,12 +94,17 @@ class SoftmaxRegression:
         inputs, labels = examples_of(batch, self.features)
         check_labels(labels, self.classes)
         with quiet():
-            return classifier_metrics(_affine(parameters, inputs), labels)
+            return classifier_metrics(_affine(parameters, inputs), labels, *batch[2:])
 
     def predict(self, parameters: Parameters, batch: Batch) -> Array:
         """Return the probabilities (n, classes); ``batch`` needs no labels."""
         with quiet():
             return softmax(_affine(parameters, features_of(batch, self.features)))
+
+
+def _weighted(residuals: Array, batch: Batch) -> Array:
+    """Return the residuals times the weights of their examples, if the batch has them."""
+    return residuals * batch[2][:, None] if len(batch) == 3 else residuals
 
 
 def _zeros(fan_in: int, fan_out: int) -> dict[str, Array]:

@@ -57,7 +57,7 @@ class MLP:
         outputs, deltas = buffers[:layers], buffers[layers:]
         with quiet():
             self._forward(parameters, inputs, outputs)
-            loss = softmax_cross_entropy(outputs[-1], labels)
+            loss = softmax_cross_entropy(outputs[-1], labels, *batch[2:])
             self._backward(parameters, [inputs, *outputs[:-1]], [*deltas, outputs[-1]], out)
             return float(loss)
 
@@ -65,7 +65,7 @@ class MLP:
         inputs, labels = examples_of(batch, self.features)
         check_labels(labels, self.classes)
         with quiet():
-            return classifier_metrics(self._logits(parameters, inputs), labels)
+            return classifier_metrics(self._logits(parameters, inputs), labels, *batch[2:])
 
     def predict(self, parameters: Parameters, batch: Batch) -> Array:
         """Return the probabilities (n, classes); ``batch`` needs no labels."""

@@ -17,6 +17,7 @@ from zmqtrain.compute.device import make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
 from zmqtrain.models.base import Batch, Dataset
@@ -158,6 +159,8 @@ class TrainingLoop:
                 f"take() of {self._job.data!r} returned {batch!r:.80}; expected a tuple of arrays "
                 "with a row for each example, such as (features, labels)"
             )
+        if self._job.class_weight:
+            return with_class_weights(batch, self._job.class_weight)
         return batch
 
     def _add_batches(self, numbers: Iterable[int]) -> None:
