@@ -45,7 +45,7 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
-from zmqtrain.store.weights import named_arrays
+from zmqtrain.store.weights import named_arrays, saved_frozen
 from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
 
@@ -382,11 +382,16 @@ class Job(BaseModel):
     def frozen(self) -> dict[str, Any]:
         """Return the model's variables that nobody changes, read-only; {} if it has none.
 
+        A job that resumes has those of its checkpoint, whatever the model and ``initial`` say.
+
         Raises:
             ConfigError: they are not named NumPy arrays of a supported dtype, or the model raises.
+            CheckpointError: those of the checkpoint are others, or cannot be read.
         """
         if self._frozen is None:
             self._frozen = self._arrays("frozen")
+            if self._frozen and self.logdir is not None:
+                self._frozen = saved_frozen(Path(self.logdir), self._frozen)
             for array in self._frozen.values():
                 array.flags.writeable = False
         return self._frozen

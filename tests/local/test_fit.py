@@ -20,7 +20,7 @@ from zmqtrain.callbacks import (
     ReduceLROnPlateau,
 )
 from zmqtrain.data import ArrayDataset, BatchPlan, NoisyLine
-from zmqtrain.errors import ConfigError, DataError, RunFailedError
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
 from zmqtrain.metrics import Accuracy, MeanAbsoluteError, TopK
 from zmqtrain.models import LinearRegression, SoftmaxRegression
 from zmqtrain.optim import SGD, Exponential, Momentum
@@ -586,3 +586,47 @@ def test_state_that_is_not_trained_belongs_to_the_weights() -> None:
     for batches in (8, 16):
         fit(trainer, epochs=2)
         assert trainer.weights["batches"] == batches
+
+
+SHIFT: list[float] = []
+
+
+class Shifted(LinearRegression):
+    """It has a constant."""
+
+    __slots__ = ()
+
+    def frozen(self, seed: int) -> dict[str, Any]:
+        return {"shift": np.array(SHIFT, np.float32)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frozen_variables_of_a_resumed_job_are_those_of_its_checkpoint(
+    tmp_path: Path, workers: int
+) -> None:
+    SHIFT[:] = [3]
+    trainer = Trainer(Shifted(2), SGD(0.05), logdir=tmp_path, workers=workers, save_secs=1e-9)
+    fit(trainer, epochs=2)
+    files = list(tmp_path.glob("checkpoints/step-*/frozen.safetensors"))
+    assert len({file.stat().st_ino for file in files}) == 1  # written once
+    SHIFT[:] = [4]
+    again = Trainer(Shifted(2), SGD(0.05), logdir=tmp_path, workers=workers)
+    fit(again, epochs=3)
+    assert again.weights["shift"] == zmqtrain.load(tmp_path)["shift"] == 3
+    SHIFT[:] = [3, 3]
+    with pytest.raises(CheckpointError, match="shift"):
+        fit(Trainer(Shifted(2), SGD(0.05), logdir=tmp_path, workers=workers), epochs=4)
+
+
+def test_variable_of_a_field_counts_in_a_script_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQTRAIN_BATCH_SIZE", "17")
+    trainer = Trainer(MODEL, SGD(0.05))
+    fit(trainer, epochs=2)
+    assert trainer.summary is not None and trainer.summary.global_step == 2
+    monkeypatch.setenv("ZMQTRAIN_BATCH_SIZE", "many")
+    with pytest.raises(ConfigError, match="BATCH_SIZE"):
+        fit(trainer)
+    monkeypatch.setenv("ZMQTRAIN_BATCH_SIZE", "5")
+    monkeypatch.setenv("ZMQTRAIN_STEPS", "3")
+    job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(0.1))
+    assert zmqtrain.run(job, on_progress=lambda status: None).global_step == 3

@@ -344,6 +344,7 @@ class Chief(JobActor):
                 "a callback sets weights between epochs, and some ps is on another host; expected "
                 "a directory in which all ps find them: give the job a logdir"
             )
+        weights = {**weights, **self.job.frozen()}  # every task has these already
         async with self._saver.with_weights(weights, self.generation + 1) as path:
             await self._initialize(path, self.generation + 1)
 

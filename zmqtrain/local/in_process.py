@@ -30,6 +30,7 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job, refuse_while_loading
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
+from zmqtrain.roles.launch import job_of_script
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.logdir import claimed
 from zmqtrain.transport.memory import MemoryTransport
@@ -65,6 +66,7 @@ def run(
         ZmqTrainError: a task cannot go on; the type and the text say why. A job that fails, for
             instance by too many non-finite gradients, returns its summary with an exit code.
     """
+    job = job_of_script(job)
     outcome = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
     summary = outcome.summary
     if summary.exit_code:

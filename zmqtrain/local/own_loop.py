@@ -22,6 +22,7 @@ from zmqtrain.job import Job, refuse_while_loading
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import script, signals
+from zmqtrain.roles.launch import job_of_script
 from zmqtrain.training.own_loop import LoopEndedError, Meeting
 
 _IN_ORDER = (ExitCode.OK, ExitCode.ORPHANED, ExitCode.INTERRUPTED)
@@ -38,6 +39,8 @@ def attach(job: Job) -> Session:
     task = script.current_task()
     if task is not None:
         job = task.attach(job)
+    else:
+        job = job_of_script(job)
     meeting = Meeting(job.model)
     return Session(job.model_copy(update={"model": meeting}), meeting, task)
 

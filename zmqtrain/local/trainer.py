@@ -136,6 +136,7 @@ class Trainer:
             class_weight=None if class_weight is None else dict(class_weight),
             **options,
         )
+        job = launch.job_of_script(job)
         if fast_dev_run:
             quick = _quick(data, directory, QUICK_BATCHES * job.batch_size)
             job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})

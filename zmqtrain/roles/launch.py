@@ -209,6 +209,29 @@ def task_of_script(name: str) -> TaskConfig | None:
     return config
 
 
+def job_of_script(job: Job) -> Job:
+    """Return the job of a script with what the variables of this process say of its fields.
+
+    Raises:
+        ConfigError: a variable has a mistake.
+    """
+
+    @options_of(Job, optional=True)
+    def override(**values: Any) -> Job:
+        overrides = values_of(Job, values)
+        return job.with_overrides(**overrides) if overrides else job
+
+    command = click.Command("job", params=getattr(override, "__click_params__", []))
+    command.callback = override
+    try:
+        overridden: Job = command.main([], standalone_mode=False)
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+    for text in mistyped(ENVIRON, TaskConfig, Job):
+        log.warning("%s", text)
+    return overridden
+
+
 def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:
     """Run a task to its end; return the exit code and its actors, the chief first."""
     config = _planned(config, job)

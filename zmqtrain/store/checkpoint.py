@@ -221,8 +221,18 @@ def read_parameters(
         CheckpointError: there are no averages in the checkpoint, or a file does not hold what the
             manifest says.
     """
-    plan, variables = _Plan(path, manifest), manifest.variables()
-    values = empty_values(variables)
+    return read_variables(path, manifest, manifest.variables(), average)
+
+
+def read_variables(
+    path: Path, manifest: Manifest, variables: Sequence[Variable], average: bool = False
+) -> dict[str, NDArray[Any]]:
+    """Read some whole variables, as :func:`read_parameters` does.
+
+    Raises:
+        CheckpointError: one is not in the checkpoint, or is of another shape, dtype or kind.
+    """
+    plan, values = _Plan(path, manifest), empty_values(variables)
     for variable in variables:
         key = AVERAGE if average and variable.kind == "trained" else PARAMETERS
         rows = variable.shape[0] if variable.shape else 1

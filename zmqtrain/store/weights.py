@@ -16,9 +16,11 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
+from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters, read_variables
 from zmqtrain.store.durable import replace_file, writing
-from zmqtrain.store.logdir import newest_valid, valid_at
+from zmqtrain.store.layout import variables_of
+from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
+from zmqtrain.store.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,26 @@ def load(
             "job that has saved one"
         )
     return read_parameters(*found, average=average)
+
+
+def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return frozen variables as the job's newest checkpoint has them; ``values`` without one.
+
+    Raises:
+        CheckpointError: the checkpoint has others, or its file cannot be read.
+    """
+    variables = variables_of(values, "frozen")
+    for path in checkpoints(logdir):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:  # who resumes says so, and takes another one, too
+            continue
+        found = read_variables(path, manifest, variables)
+        differ = [name for name in found if found[name].tobytes() != values[name].tobytes()]
+        if differ:
+            log.warning("%s: frozen variables are taken from it: %s", path, ", ".join(differ))
+        return found
+    return dict(values)
 
 
 def read(path: str | Path) -> dict[str, NDArray[Any]]:
