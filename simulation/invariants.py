@@ -118,7 +118,8 @@ class _Learned:
             yield from self._wrong_tally(shard, examples)
         if leader.generation > 1:
             told = [number for number in self._witness.counted if number < leader.generation]
-            if told and self._schedule.lane != "memory":
+            is_needless = self._schedule.lane != "memory" and not self._schedule.sets_weights
+            if told and is_needless:
                 now = leader.generation
                 yield f"pushes of generations {told} were acknowledged; the job is in {now}"
             return

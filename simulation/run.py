@@ -17,7 +17,7 @@ from simulation.loop import VirtualLoop, unseen
 from simulation.network import Connection, Frames, Network
 from simulation.schedule import JOB_SEED, Schedule, draw
 from simulation.stand_ins import garbage_kept, log_told, standing_in
-from simulation.tally import tally_job
+from simulation.tally import SameAgain, tally_job
 from simulation.witness import Witness
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
@@ -155,6 +155,7 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         schedule.bad,
         examples=schedule.examples,
         epochs=schedule.epochs,
+        callbacks=[SameAgain()] if schedule.sets_weights else [],
         policy=schedule.policy,
         steps=schedule.steps,
         seed=JOB_SEED,

@@ -85,7 +85,8 @@ class Schedule:
     checkpoints are written. ``bad``: examples without a finite gradient. ``in_chunks``: whether
     even small tensors travel in chunks. ``rules``: decide about single messages; none are drawn.
     ``absent``: tasks that are not started with the others. ``epochs``: passes over a small data
-    set, after which the run ends, instead of ``steps``.
+    set, after which the run ends, instead of ``steps``. ``sets_weights``: whether a callback sets
+    the weights, to what they are, and the learning rate after each of them.
     """
 
     seed: int
@@ -107,6 +108,7 @@ class Schedule:
     rules: tuple[Rule, ...] = ()
     absent: frozenset[str] = frozenset()
     epochs: int = 0
+    sets_weights: bool = False
 
     @property
     def examples(self) -> int:

@@ -36,6 +36,14 @@ def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:
     assert not [str(report) for report in reports if report.broken]
 
 
+def test_weights_and_rate_that_are_set_between_epochs_lose_nothing_whatever_is_drawn() -> None:
+    ps_repairs_an_update_at_the_end_of_an_epoch = 54, 57
+    seeds = (*range(8), *ps_repairs_an_update_at_the_end_of_an_epoch)
+    drawn = [replace(draw(seed), epochs=3, keeps=True, sets_weights=True) for seed in seeds]
+    reports = [simulate(schedule) for schedule in drawn]
+    assert not [str(report) for report in reports if report.broken]
+
+
 def test_seed_is_replayed_exactly() -> None:
     """Also after others, and whether or not anybody is told of it."""
     tales: list[list[str]] = [[], []]

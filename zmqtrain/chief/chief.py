@@ -265,16 +265,15 @@ class Chief(JobActor):
         ``begins``: this chief sees the generation for the first time.
         """
         at = _progress(status)
+        is_held = status.limit is not None and status.uncounted >= status.limit
         try:
-            if begins:
-                limit = await epochs.begin(at)
-            else:
-                if not await epochs.step(at):
-                    return False
-                if status.limit is None or status.uncounted < status.limit:
-                    return True
+            if not begins and not await epochs.step(at):
+                return False
+            if is_held:
                 await self._wait_for_shards(self.timing.heartbeat_s)  # callbacks see the epoch
-                limit = await epochs.next_limit(at)
+            elif not begins:
+                return True
+            limit = await (epochs.begin(at) if begins else epochs.next_limit(at))
         except (ConfigError, DataError, CheckpointError) as error:
             log.error("%s", error)
             self._epochs_failure = error
