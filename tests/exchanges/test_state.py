@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.exchanges.conftest import OpenExchange
+from tests.exchanges.conftest import KINDS, OpenExchange
 from zmqtrain import Job
 from zmqtrain.compute.device import Host
 from zmqtrain.compute.threads import ThreadTeam
@@ -125,6 +125,29 @@ async def test_update_of_two_gradients_takes_the_mean_of_floats_and_the_first_of
         found[2]["mean"], ((np.float32(0.1) * means[0]) + (np.float32(0.1) * means[1])) / 2
     )
     assert found[2]["count"] == 2**40 + 1
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+async def test_exact_state_that_is_being_assigned_is_not_read_in_place(consistent: bool) -> None:
+    seen = []
+
+    class Looks(Normalised):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            seen.append(int(parameters["count"]))
+            return super().loss_and_gradients(parameters, batch, out)
+
+    job = make_job(Looks(), consistent_reads=consistent)
+    async with KINDS["1 ps, in place"](job) as exchange:
+        membership = await exchange.join()
+        runner = ModelRunner(job, membership, Host(), ThreadTeam(1), exchange.written)
+        (layout,), (flat,) = membership.layouts, membership.parameters
+        flat.flags.writeable = True
+        flat[layout.averaged :] = 255  # as a ps would in the middle of an update
+        runner.load_parameters()
+        exchange.begin()
+        runner.compute((ROWS[:4],), 0)
+        exchange.leave("the test is over")
+    assert seen == [2**40]
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(0.1), LAMB(0.1)], ids=lambda rule: type(rule).__name__)

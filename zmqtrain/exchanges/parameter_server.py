@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.outstanding import Outstanding
@@ -17,6 +19,7 @@ from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.errors import CheckpointError
 from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
+from zmqtrain.store.segment import copy_consistently
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -32,6 +35,7 @@ class ParameterServerExchange:
         self._actor, self._links = actor, links
         self._lanes: list[Lane] = []
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
+        self._exact: list[Flat] = []  # what of them is carried byte by byte, if others change it
         self._versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
@@ -48,11 +52,14 @@ class ParameterServerExchange:
         self._lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
         self._sources = [self._source(lane) for lane in self._lanes]
         layouts = self._actor.job.layouts(len(self._links))
+        self._exact = []
+        if any(layout.averaged < layout.size for layout in layouts):
+            self._exact = [zeros(layout.size - layout.averaged) for layout in layouts]
         if self._actor.job.overlap:
             self._overlap = Overlap(self._links, self._lanes, layouts, self._actor.crash)
         reply = await self._answer(self._pull(), PullReply)
         gradients = [lane.gradient for lane in self._lanes]
-        return Membership(layouts, self._sources, gradients, reply.batches, reply.stop)
+        return Membership(layouts, self._sources, gradients, reply.batches, reply.stop, self._exact)
 
     def begin(self) -> None:
         self._sequence += 1
@@ -142,7 +149,20 @@ class ParameterServerExchange:
             for link, lane, source in zip(self._links, self._lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, source)
+        for shard, exact in enumerate(self._exact):
+            await self._read_exact(shard, exact)
         return replies[0].expect(kind)
+
+    async def _read_exact(self, shard: int, exact: Flat) -> None:
+        """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
+        source, reached = self._sources[shard], self._lanes[shard].reached
+        tail = slice(len(source) - len(exact), None)
+        if reached is None or self._actor.job.consistent_reads:  # the source is a copy
+            np.copyto(exact, source[tail])
+        elif not copy_consistently(reached.words, source[tail], exact):
+            whole = zeros(len(source))
+            await read_parameters(self._links[shard], reached, whole)
+            np.copyto(exact, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:
         before = self._versions[shard]

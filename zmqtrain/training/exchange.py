@@ -20,7 +20,9 @@ class Membership:
 
     ``parameters`` and ``gradients`` are host arrays of shape (layout.size,), one for each of
     ``layouts``. During a step the worker reads the parameters and writes the gradients. Between
-    steps both belong to the exchange. ``stop``: the job needs no gradients.
+    steps both belong to the exchange. ``exact``: what of the parameters is carried byte by byte, as
+    copies that nobody changes during a step; () if nobody changes the parameters then.
+    ``stop``: the job needs no gradients.
     """
 
     layouts: Sequence[ShardLayout]
@@ -28,6 +30,7 @@ class Membership:
     gradients: Sequence[Flat]
     batches: tuple[int, ...]
     stop: bool = False
+    exact: Sequence[Flat] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,25 +21,36 @@ class WorkerMemory:
     """Named variables over one flat float32 array for each shard."""
 
     def __init__(
-        self, variables: Sequence[Variable], layouts: Sequence[ShardLayout], flats: Sequence[Flat]
+        self,
+        variables: Sequence[Variable],
+        layouts: Sequence[ShardLayout],
+        flats: Sequence[Flat],
+        exact: Sequence[Flat] = (),
     ) -> None:
-        """``flats``: each of shape (layout.size,); the variables are views of them if possible."""
-        self.flats = flats
+        """``flats``: each of shape (layout.size,); the variables are views of them if possible.
+
+        ``exact``: where what is carried byte by byte lies instead; () if in ``flats``.
+        """
+        self.flats, self.exact = flats, exact
         self.values: dict[str, Any] = {}
         # By variable: (view of the whole variable, run of the shard that carries it).
         self._copied: dict[str, list[tuple[Any, Any]]] = {}
         found: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
-        for layout, flat in zip(layouts, flats, strict=True):
+        for shard, layout in enumerate(layouts):
             for cut in layout.slices:
-                found[cut.variable.name].append((cut, flat))
+                run = cut.run(flats[shard])
+                if exact and cut.offset >= layout.averaged:
+                    start = cut.offset - layout.averaged
+                    run = exact[shard][start : start + cut.size]
+                found[cut.variable.name].append((cut, run))
         for variable in variables:
             cuts = found[variable.name]
             if len(cuts) == 1 and variable.dtype == "float32":
-                self.values[variable.name] = cuts[0][0].value(cuts[0][1])
+                self.values[variable.name] = cuts[0][1].reshape(variable.shape)
                 continue
             whole = np.empty_like(flats[0], variable.dtype, shape=variable.shape)
             self.values[variable.name] = whole
-            self._copied[variable.name] = [(cut.of(whole), cut.run(flat)) for cut, flat in cuts]
+            self._copied[variable.name] = [(cut.of(whole), run) for cut, run in cuts]
 
     def gather(self) -> None:
         """Copy the flat arrays into the variables that are no views of them."""

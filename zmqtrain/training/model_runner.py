@@ -41,7 +41,8 @@ class ModelRunner:
         self._state = [v.name for v in variables if v.kind == "state"]
         frozen = job.frozen()
         self._frozen = dict(zip(frozen, device.batch(tuple(frozen.values())), strict=True))
-        self._parameters = WorkerMemory(variables, membership.layouts, twins(membership.parameters))
+        given = twins(membership.parameters), twins(membership.exact)
+        self._parameters = WorkerMemory(variables, membership.layouts, *given)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         self._out: Gradients = dict(self._gradients.values)
         if job.overlap:
@@ -50,6 +51,7 @@ class ModelRunner:
     def load_parameters(self) -> None:
         """Copy the parameters from the exchange's memory to where the model reads them."""
         self._device.load(self._membership.parameters, self._parameters.flats)
+        self._device.load(self._membership.exact, self._parameters.exact)
         self._parameters.gather()
 
     def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
