@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from bench.cluster import Plan, pid_of, train
 from bench.options import json_option, list_of, spec_for
 from bench.output import ROOT, report
 from bench.processes import RunError, json_lines_of
-from zmqtrain.job import load_job
+from zmqtrain.job import Job, load_job
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
+from zmqtrain.training.evaluation import evaluate
 from zmqtrain.wire.messages import Status
 
 SIDES = ("ours", "plain", "ddp")
@@ -117,6 +120,16 @@ def _theirs(work: Work, side: str) -> dict[str, Any]:
     return json_lines_of([*command, *map(str, numbers)], timeout_s=TIMEOUT_S)[-1]
 
 
+def tell(
+    job: Job, weights: Mapping[str, Any], evaluation: Any, steps: float, examples: float
+) -> None:
+    """Print the row of a framework's own loop; ``steps`` and ``examples``: a second."""
+    memory = rss_mb()  # of the loop alone
+    measures = evaluate(job.model, {n: np.array(v) for n, v in weights.items()}, evaluation)
+    row = {"examples_per_second": examples, "steps_per_second": steps, **measures}
+    print(json.dumps(row | {"rss_mb": memory}), flush=True)
+
+
 def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield one row for each side and round; the sides take turns."""
     for _ in range(rounds):
@@ -125,7 +138,7 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
 
 
 @click.command("models")
-@click.option("--framework", type=click.Choice(["torch"]), default="torch")
+@click.option("--framework", type=click.Choice(["torch", "jax"]), default="torch")
 @click.option("--model", type=click.Choice(list(BATCHES)), default="cnn")
 @click.option("--workers", type=click.IntRange(1, 64), default=1)
 @click.option("--policy", type=spec_for(make_policy), default="sync-replicas")
@@ -137,16 +150,20 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
 def models_command(
     against: tuple[str, ...], rounds: int, as_json: bool, batches: int | None, **options: Any
 ) -> None:
-    """Train a framework's model (examples/torch_*.py) with a cluster and in the framework's loop.
+    """Train a framework's model (in examples/) with a cluster and in the framework's own loop.
 
     plain is one process, ddp two of torch's DistributedDataParallel over gloo; both have torch's
-    fused AdamW. Rates leave the start out.
+    fused AdamW. JAX has the model cnn, and plain is one jitted step with optax. Rates leave the
+    start out.
 
     \b
     Examples:
       python -m bench models --model gpt
       python -m bench models --model cnn --workers 2 --policy hogwild --against plain,ddp --json
+      python -m bench models --framework jax
     """
+    if options["framework"] == "jax" and (options["model"] != "cnn" or "ddp" in against):
+        raise click.BadParameter("with jax there is the model cnn, against plain")
     work = Work(batches=batches or BATCHES[options["model"]], **options)
     try:
         report(rows_of(work, ("ours", *against), rounds), as_json=as_json)

@@ -5,20 +5,16 @@ python -m bench.torch_loop JOB BATCHES PROCESSES THREADS
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import time
-from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed, multiprocessing
 
-from bench.models import WARM_UP, rss_mb
+from bench.models import WARM_UP, tell
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.job import Job, load_job
-from zmqtrain.training.evaluation import evaluate
+from zmqtrain.job import load_job
 
 
 def train(rank: int, reference: str, batches: int, processes: int, threads: int, port: int) -> None:
@@ -50,18 +46,10 @@ def train(rank: int, reference: str, batches: int, processes: int, threads: int,
         loss.item()
     rate = (batches - warm) / (time.perf_counter() - began_at)
     if rank == 0:
-        _tell(job, module, evaluation, rate, rate * processes * job.batch_size)
+        tell(job, module.state_dict(), evaluation, rate, rate * processes * job.batch_size)
     if processes > 1:
         distributed.barrier()
         distributed.destroy_process_group()
-
-
-def _tell(job: Job, module: Any, evaluation: Any, steps: float, examples: float) -> None:
-    memory = rss_mb()
-    weights = {name: np.array(value) for name, value in module.state_dict().items()}
-    measures = evaluate(job.model, weights, evaluation)
-    row = {"examples_per_second": examples, "steps_per_second": steps, **measures}
-    print(json.dumps(row | {"rss_mb": memory}), flush=True)
 
 
 def _free_port() -> int:
