@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -197,6 +198,11 @@ class Job(BaseModel):
     )
     initial_strict: bool = Field(True)  # no flag: ``initial`` must have exactly the model's names
     class_weight: dict[int, Annotated[float, Field(ge=0)]] | None = None  # no flag; None: all alike
+    groups: Any = Field(
+        {},
+        description="other options of the optimizer, or l2, for variables whose names fit a "
+        'pattern, such as {"*.bias": {"weight_decay": 0}}; the first that fits counts',
+    )
     metrics: Any = Field(
         (),
         validate_default=True,
@@ -205,6 +211,16 @@ class Job(BaseModel):
     callbacks: Any = Field(
         (), description="called between epochs, on the chief; see zmqtrain.callbacks"
     )
+
+    @field_validator("groups")
+    @classmethod
+    def _are_options(cls, value: Any, info: Any) -> Any:
+        if "optimizer" in info.data and "l2" in info.data:
+            try:
+                Update(info.data["optimizer"], info.data["l2"], groups=value)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return value
 
     @field_validator("steps")
     @classmethod
@@ -351,7 +367,7 @@ class Job(BaseModel):
 
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
-        return Update(self.optimizer, l2=self.l2, moving_average=self.moving_average)
+        return Update(self.optimizer, self.l2, self.moving_average, groups=self.groups)
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.
@@ -502,6 +518,12 @@ class Job(BaseModel):
                     "in one of parameters(), state() and frozen()"
                 )
             self._check_initial(names)
+            for pattern in self.groups:
+                if not any(fnmatchcase(name, pattern) for name in parameters):
+                    raise ConfigError(
+                        f"groups has {pattern!r}, which fits no variable that is trained; "
+                        f"{self.model!r} has {', '.join(parameters)}"
+                    )
             self._variables = variables_of(parameters) + variables_of(state, "state")
         return self._variables
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
-from zmqtrain.optim import Momentum  # noqa: E402
+from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 Y = np.arange(12) % 3
@@ -242,6 +243,40 @@ def test_module_stays_that_of_the_steps_when_initial_values_are_asked_for_again(
     module = step.model.module
     same(step.model.parameters(0), TorchModel(net, F.cross_entropy).parameters(0))
     assert step.model.module is module
+
+
+@pytest.mark.parametrize("rule", ["AdamW", "SGD"])
+def test_groups_of_a_job_are_those_of_torchs_optimizer(rule: str, tmp_path: Path) -> None:
+    data = Arrays(train=BATCH)
+    rules = {"AdamW": AdamW(0.01, weight_decay=0.3), "SGD": SGD(0.1)}
+    others = {"AdamW": {"weight_decay": 0.0, "learning_rate": 0.03}, "SGD": {"l2": 0.2}}
+    job = Job(
+        model=TorchModel(net, F.cross_entropy),
+        data=data,
+        optimizer=rules[rule],
+        groups={"*.bias": others[rule]},
+        batch_size=len(X),
+        steps=5,
+        logdir=str(tmp_path),
+    )
+    zmqtrain.run(job)
+    torch.manual_seed(0)
+    module = net()
+    named = list(module.named_parameters())
+    biases = [p for n, p in named if n.endswith("bias")]
+    weights = {"params": [p for n, p in named if not n.endswith("bias")]}
+    optimizer = {
+        "AdamW": lambda: torch.optim.AdamW(
+            [weights, {"params": biases, "weight_decay": 0.0, "lr": 0.03}], 0.01, weight_decay=0.3
+        ),
+        "SGD": lambda: torch.optim.SGD([weights, {"params": biases, "weight_decay": 0.2}], 0.1),
+    }[rule]()
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y)).backward()
+        optimizer.step()
+    expected = {name: value.numpy() for name, value in module.state_dict().items()}
+    same(zmqtrain.load(tmp_path), expected, 1e-5)
 
 
 def test_own_loop_trains_the_module_that_it_was_given() -> None:

@@ -106,7 +106,7 @@ def test_update_that_one_loop_left_is_finished_by_the_other(update: Update, firs
     reference = update.bind(whole.parameters, whole.slots)
     factors = None
     if update.is_layered:  # known before the first element was changed
-        factors = factors_of(update, reference.squares([gradient], 1, 0), [size], 0)
+        factors = factors_of([update.rule], reference.squares([gradient], 1, 0), [size], 0)
     reference.apply_mean([gradient], 1, 0)
     part = slice(0, COPY)  # of it the process had done all, and had the next run ready in part
     slots = {name: slot[part] for name, slot in memory.slots.items()}

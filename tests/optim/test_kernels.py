@@ -133,7 +133,7 @@ def unfused(update: Update) -> Update:
 
 def kernel_of(update: Update) -> kernels.Kernel:
     run = Run(update, 1)
-    return update.bind(run.parameters, run.slots)._kernel
+    return update.bind(run.parameters, run.slots)._kernels[0]
 
 
 @every_update
@@ -297,7 +297,7 @@ def test_loop_is_compiled_to_vector_instructions(update: Update) -> None:
     run = Run(update, 10)
     arrays = [run.parameters, *run.slots.values()]
     redo = Redo(arrays, [array.copy() for array in arrays], np.zeros(2, np.int64))
-    kernel = update.bind(run.parameters, run.slots, redo if guarded else None)._kernel
+    kernel = update.bind(run.parameters, run.slots, redo if guarded else None)._kernels[0]
     module = kernel.loop.module  # type: ignore[attr-defined]
     ir = str(module)
     assert (ir.count("fence release") >= 4) is guarded  # around both words of progress

@@ -37,6 +37,9 @@ UPDATE = Update(Adam(0.1), moving_average=0.9, fused=False)
 LAYERED = Update(LAMB(0.1), l2=0.1, fused=False)
 """With norms of the variables, which the interrupted update has changed in part."""
 
+GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, fused=False)
+"""With other options for the second variable."""
+
 INTERRUPTED = (changes.__file__, parts.__file__, redo.__file__)
 
 
@@ -111,8 +114,8 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
 @pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
 @pytest.mark.parametrize(
     ("kind", "update"),
-    [*((kind, UPDATE) for kind in CHANGES), ("reduce", LAYERED)],
-    ids=[*CHANGES, "reduce by LAMB"],
+    [*((kind, UPDATE) for kind in CHANGES), ("reduce", LAYERED), ("reduce", GROUPED)],
+    ids=[*CHANGES, "reduce by LAMB", "reduce in groups"],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
     kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,12 +156,18 @@ def test_repaired_change_tells_whose_pushes_it_holds(tmp_path: Path) -> None:
     adopted.segment.remove()
 
 
+@pytest.mark.parametrize(
+    ("rate", "rate_of_b"),
+    [(OnlyOnce(), None), (0.1, OnlyOnce()), (OnlyOnce(), 0.1)],
+    ids=["all", "b", "all but b"],
+)
 @pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
 def test_update_that_is_refused_changes_nothing_and_is_not_finished_later(
-    part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part_size: int, rate: Any, rate_of_b: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "PART_SIZE", part_size)
-    update = Update(SGD(OnlyOnce()))
+    groups = {"b": {"learning_rate": rate_of_b}} if rate_of_b else {}
+    update = Update(SGD(rate), groups=groups)
     tmp_path.chmod(0o700)
     path = tmp_path / "ps"
     segment = Segment.create(segment_layout(layout(), update), path)

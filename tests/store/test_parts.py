@@ -18,6 +18,7 @@ from tests.harness import until
 from tests.kills import dying_at
 from tests.store import killed
 from zmqtrain.optim import Adam, Flat, Update, redo
+from zmqtrain.optim.pipeline import Piece
 from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.arithmetic import InPlace
 from zmqtrain.store.layout import Variable
@@ -84,7 +85,9 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
 
     def parts_of(segment: Segment) -> list[Part]:
         return [
-            Part(InPlace(segment), part.where, segment.redo(number), [(slice(0, size), 0)], update)
+            Part(
+                InPlace(segment), part.where, segment.redo(number), [Piece(slice(0, size))], update
+            )
             for number, part in enumerate(segment.layout.parts)
         ]
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
 from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.checks import check_decay, check_non_negative
-from zmqtrain.optim.formula import LayerRule, at, squares_of
+from zmqtrain.optim.formula import FormulaRule, LayerRule, at, squares_of
 from zmqtrain.optim.redo import Redo
 
 AVERAGE = "average"
 """The slot of the parameters' moving average."""
 
-Pieces: TypeAlias = Sequence[tuple[slice, int]]
-"""Which elements belong to which variable; one variable may have several pieces."""
+_GROUPS = 'expected options by patterns of names, such as {"*.bias": {"weight_decay": 0.0}}'
+
+
+class Piece(NamedTuple):
+    """Elements of one variable, which may have several pieces; ``group`` is that of its options."""
+
+    where: slice
+    variable: int = 0
+    group: int = 0
+
+
+Pieces: TypeAlias = Sequence[Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,9 @@ class Update:
 
     Non-finite values cause no warning here: gradients are checked when they arrive.
 
+    ``groups`` has, by patterns of variables' names such as "*.bias", other options: those of the
+    rule, or ``l2``. The first pattern that fits a name counts; group 0 is of those without one.
+
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
     """
@@ -48,7 +62,8 @@ class Update:
     rule: Rule
     l2: float = 0.0
     moving_average: float | None = None
-    fused: bool = field(default=True, kw_only=True, repr=False, compare=False)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True, hash=False)
+    fused: bool = field(default=True, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, type) or not isinstance(self.rule, Rule):
@@ -62,6 +77,7 @@ class Update:
                 "give l2 and moving_average in one Update"
             )
         check_non_negative(self, "l2")
+        self.by_group()
         if self.moving_average is None:
             return
         check_decay(self, "moving_average")
@@ -70,6 +86,13 @@ class Update:
                 f"Update: {self.rule!r} already has a slot {AVERAGE!r}, in which moving_average "
                 "would be kept; leave moving_average out or rename the rule's slot"
             )
+
+    def __repr__(self) -> str:
+        groups = f", groups={self.groups!r}" if self.groups else ""
+        return (
+            f"Update(rule={self.rule!r}, l2={self.l2!r}, moving_average={self.moving_average!r}"
+            f"{groups})"
+        )
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -86,6 +109,45 @@ class Update:
         """Whether the update of an element depends on norms of its variable."""
         return isinstance(self.rule, LayerRule)
 
+    def group_of(self, name: str) -> int:
+        """Return the number of the group of a variable."""
+        fitting = (n for n, p in enumerate(self.groups, start=1) if fnmatchcase(name, p))
+        return next(fitting, 0)
+
+    def by_group(self) -> list[Update]:
+        """Return the update of each group's variables.
+
+        Raises:
+            ConfigError: ``groups`` has an option that the rule has not, or of a wrong value.
+        """
+        if not self.groups:
+            return [self]
+        if not isinstance(self.groups, Mapping):
+            raise ConfigError(f"groups is {self.groups!r:.80}; {_GROUPS}")
+        alone = replace(self, groups={})
+        return [alone, *(alone._with(pattern, each) for pattern, each in self.groups.items())]
+
+    def _with(self, pattern: str, options: Mapping[str, Any]) -> Update:
+        rule: Any = self.rule
+        if not isinstance(pattern, str) or not isinstance(options, Mapping):
+            raise ConfigError(f"groups has {pattern!r}: {options!r:.80}; {_GROUPS}")
+        names = [each.name for each in fields(rule)] if is_dataclass(rule) else []
+        for name in options:
+            if name not in (*names, "l2"):
+                raise ConfigError(
+                    f"groups gives {pattern!r} {name!r}, which is no option of {rule!r}; expected "
+                    f"some of {', '.join([*names, 'l2'])}{did_you_mean(name, names)}"
+                )
+        own = {name: value for name, value in options.items() if name in names}
+        rule = replace(rule, **own) if own else rule
+        if rule.slots != self.rule.slots:
+            raise ConfigError(
+                f"groups gives {pattern!r} {own}, which changes the slots of {self.rule!r}; "
+                "expected options that leave them as they are"
+            )
+        l2 = self.l2 if "l2" in own else options.get("l2", self.l2)
+        return replace(self, rule=rule, l2=l2)
+
     def bind(
         self,
         parameters: Flat,
@@ -96,7 +158,7 @@ class Update:
         """Bind this update to memory to which it is applied many times.
 
         ``redo``: for ``parameters`` and every slot, if the update must be crash-safe. ``pieces``:
-        cover the memory, in order; None: all is one variable.
+        cover the memory, in order; None: all is one variable, in no group.
         """
         return BoundUpdate(self, parameters, slots, redo, pieces)
 
@@ -119,11 +181,23 @@ class BoundUpdate:
         pieces: Pieces | None = None,
     ) -> None:
         average = None if update.moving_average is None else AVERAGE
-        l2 = np.float32(update.l2) if update.l2 else None
         self._update = update
-        self._memory = kernels.Memory(update.rule, parameters, slots, average, l2, redo)
-        self._kernel = kernels.bind(self._memory, compiled=update.fused)
-        self._pieces = [(slice(0, len(parameters)), 0)] if pieces is None else pieces
+        self._groups = [
+            kernels.Memory(
+                each.rule,
+                parameters,
+                slots,
+                average,
+                np.float32(each.l2) if each.l2 else None,
+                redo,
+            )
+            for each in update.by_group()
+        ]
+        self._memory = self._groups[0]
+        self._kernels = [kernels.bind(memory, compiled=update.fused) for memory in self._groups]
+        whole = [Piece(slice(0, len(parameters)))]
+        self._pieces = whole if pieces is None else pieces
+        self._runs = _runs(self._pieces) or whole
         self._scratch: Flat | None = None
 
     def apply_mean(
@@ -147,13 +221,15 @@ class BoundUpdate:
         if self._update.is_layered and factors is None:
             size = len(self._memory.parameters)
             squares = self.squares(gradients, count, step, weights)
-            factors = factors_of(self._update, squares, [size], step)
+            factors = factors_of([self._memory.rule], squares, [size], step)
+        self._check(step)
         share, scale = self._update.share(step + 1), np.float32(1 / count)
         start = 0 if self._memory.redo is None else self._memory.redo.done
         for block, gradient in self._sums(gradients, weights, start):
-            for piece, factor in self._cut(block, factors):
+            for piece, group, factor in self._cut(block, factors):
                 own = gradient[piece.start - block.start : piece.stop - block.start]
-                self._kernel(own, piece.start, kernels.Terms(step, scale, share, factor))
+                terms = kernels.Terms(step, scale, share, factor)
+                self._kernels[group](own, piece.start, terms)
 
     def squares(
         self,
@@ -166,15 +242,16 @@ class BoundUpdate:
 
         The arguments are those of :meth:`apply_mean`, which comes after this.
         """
-        arrays, l2 = self._memory.arrays[:-1], self._memory.l2
+        arrays = self._memory.arrays[:-1]
         found = []
-        for piece, variable in self._pieces:
+        for piece, variable, group in self._pieces:
+            rule, l2 = self._groups[group].rule, self._groups[group].l2
             here = at(arrays, piece)
             of_parameters = of_direction = 0.0
             own = [gradient[piece] for gradient in gradients]
             for block, gradient in self._sums(own, weights, 0):
                 scale = np.float32(1 / count)
-                w, d = squares_of(self._memory.rule, at(here, block), gradient, step, scale, l2)
+                w, d = squares_of(rule, at(here, block), gradient, step, scale, l2)
                 of_parameters, of_direction = of_parameters + w, of_direction + d
             found.append((variable, of_parameters, of_direction))
         return found
@@ -207,30 +284,62 @@ class BoundUpdate:
                     total += part
                 yield block, total
 
-    def _cut(self, block: slice, factors: Flat | None) -> Iterator[tuple[slice, np.float32 | None]]:
-        """Cut a block where another variable begins, if variables have factors."""
-        if factors is None:
-            yield block, None
+    def _check(self, step: int) -> None:
+        """Ask the rules of all groups, lest one refuses when others have changed elements."""
+        for memory in self._groups if len(self._groups) > 1 else ():
+            if isinstance(memory.rule, FormulaRule):
+                memory.rule.hyperparameters(step)
+
+    def _cut(
+        self, block: slice, factors: Flat | None
+    ) -> Iterator[tuple[slice, int, np.float32 | None]]:
+        """Cut a block where another group or, if variables have factors, another variable begins.
+
+        Yields (elements, group, factor).
+        """
+        if factors is None and len(self._runs) == 1:
+            yield block, self._runs[0].group, None
             return
-        for piece, variable in self._pieces:
+        for piece, variable, group in self._runs if factors is None else self._pieces:
             start, stop = max(piece.start, block.start), min(piece.stop, block.stop)
             if start < stop or block.start == block.stop:
-                yield slice(start, stop), factors[variable]
+                yield slice(start, stop), group, None if factors is None else factors[variable]
+
+
+def _runs(pieces: Pieces) -> list[Piece]:
+    """Return pieces that are as long as the group is the same."""
+    runs: list[Piece] = []
+    for piece in pieces:
+        if runs and runs[-1].group == piece.group:
+            start = runs.pop().where.start
+            piece = piece._replace(where=slice(start, piece.where.stop))
+        runs.append(piece)
+    return runs
 
 
 Squares: TypeAlias = tuple[int, float, float]
 """A variable, and sums of squares of a piece of it: of the parameters and of the direction."""
 
 
-def factors_of(update: Update, squares: Iterable[Squares], sizes: Sequence[int], step: int) -> Flat:
-    """Return the factor of each variable; ``sizes``: their numbers of elements."""
+def rules_of(update: Update, pieces: Pieces) -> list[Rule]:
+    """Return the rule of each variable."""
+    groups = {piece.variable: piece.group for piece in pieces}
+    updates = update.by_group()
+    return [updates[groups[variable]].rule for variable in sorted(groups)]
+
+
+def factors_of(
+    rules: Sequence[Rule], squares: Iterable[Squares], sizes: Sequence[int], step: int
+) -> Flat:
+    """Return the factor of each variable, by its rule; ``sizes``: numbers of elements."""
     sums = [(0.0, 0.0)] * len(sizes)
     for variable, of_parameters, of_direction in squares:
         before = sums[variable]
         sums[variable] = before[0] + of_parameters, before[1] + of_direction
-    rule = update.rule
-    assert isinstance(rule, LayerRule)
-    factors = [rule.factor(*given, step) for given in zip(sums, sizes, strict=True)]
+    factors = []
+    for rule, sums_of_it, size in zip(rules, sums, sizes, strict=True):
+        assert isinstance(rule, LayerRule)
+        factors.append(rule.factor(sums_of_it, size, step))
     return np.array(factors, np.float32)
 
 

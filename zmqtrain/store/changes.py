@@ -23,7 +23,7 @@ from typing import NamedTuple
 from zmqtrain.compute.threads import Call, ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
-from zmqtrain.optim.pipeline import Pieces, Squares, factors_of
+from zmqtrain.optim.pipeline import Pieces, Squares, factors_of, rules_of
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.parts import Mean, Part, StatePart, part_of
 from zmqtrain.store.segment import Segment
@@ -84,7 +84,7 @@ class Changes:
         ``pieces``: which elements are of which trained variable; ``sizes``: how many each has.
         """
         self._segment = segment
-        self._sizes = sizes
+        self._sizes, self._rules = sizes, rules_of(update, pieces)
         self._memory = memory
         self._update = update
         self._safe = safe
@@ -183,7 +183,7 @@ class Changes:
 
         self._team.run([partial(measure, number) for number in range(len(self._trained))])
         squares = chain.from_iterable(found)  # in this order, however many threads there are
-        self._segment.factors[:] = factors_of(self._update, squares, self._sizes, change.step)
+        self._segment.factors[:] = factors_of(self._rules, squares, self._sizes, change.step)
 
     def _mean(self, change: Change) -> Mean:
         """Return what is averaged, where the arithmetic happens.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import AVERAGE, FormulaRule, Slot, Update
 from zmqtrain.optim.formula import Numbers
-from zmqtrain.optim.pipeline import Pieces, Squares
+from zmqtrain.optim.pipeline import Piece, Pieces, Squares
 from zmqtrain.optim.redo import Redo
 from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.segment_layout import PartLayout
@@ -112,7 +112,7 @@ class StatePart(Part):
         averaged: bool,
     ) -> None:
         averages = tuple(Slot(name, None) for name in memory.slots if name == AVERAGE)
-        pieces = [(slice(where.start, where.stop), 0)]
+        pieces = [Piece(where)]
         super().__init__(memory, where, redo, pieces, Update(_Assign(averages), fused=False))
         self._averaged = averaged
 
@@ -151,12 +151,12 @@ def part_of(
     return StatePart(memory, layout.where, redo, averaged=layout.how == "mean")
 
 
-def _within(where: slice, pieces: Pieces) -> Iterator[tuple[slice, int]]:
+def _within(where: slice, pieces: Pieces) -> Iterator[Piece]:
     """Yield the pieces of a part, counted from its begin."""
-    for piece, variable in pieces:
-        start, stop = max(piece.start, where.start), min(piece.stop, where.stop)
+    for piece in pieces:
+        start, stop = max(piece.where.start, where.start), min(piece.where.stop, where.stop)
         if start < stop:
-            yield slice(start - where.start, stop - where.start), variable
+            yield piece._replace(where=slice(start - where.start, stop - where.start))
 
 
 def _add(total: Flat, gradient: Flat, share: np.float32, begin: bool, out: Flat) -> None:

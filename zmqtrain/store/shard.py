@@ -14,7 +14,7 @@ import numpy as np
 
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.optim import Update
-from zmqtrain.optim.pipeline import Pieces
+from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
@@ -160,7 +160,7 @@ class Shard:
             self.segment,
             self._memory,
             update,
-            *pieces_of(self.layout),
+            *pieces_of(self.layout, update),
             safe=self.safe,
             threads=self._threads,
         )
@@ -175,24 +175,25 @@ class Shard:
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:
     """Return the layout of such a shard's segment."""
     slots = [slot.name for slot in update.slots]
-    factors = len(pieces_of(layout)[1]) if update.is_layered else 0
+    factors = len(pieces_of(layout, update)[1]) if update.is_layered else 0
     state = layout.averaged - layout.trained, layout.size - layout.averaged
     return SegmentLayout(layout.size, slots, factors, state)
 
 
-def pieces_of(layout: ShardLayout) -> tuple[Pieces, list[int]]:
-    """Return which elements of the shard are of which trained variable, and how many each has.
+def pieces_of(layout: ShardLayout, update: Update) -> tuple[Pieces, list[int]]:
+    """Return the pieces of the shard's trained variables, and how many elements each has.
 
     The zeros between two slices go with the first; they are not counted.
     """
     numbers: dict[str, int] = {}
     sizes: list[int] = []
-    pieces: list[tuple[slice, int]] = []
+    pieces: list[Piece] = []
     for cut, start, stop in layout.runs:
         if cut.variable.kind == "trained":
             number = numbers.setdefault(cut.variable.name, len(sizes))
             if number == len(sizes):
                 sizes.append(0)
             sizes[number] += cut.size
-            pieces.append((slice(start, stop), number))
+            group = update.group_of(cut.variable.name)
+            pieces.append(Piece(slice(start, stop), number, group))
     return pieces, sizes

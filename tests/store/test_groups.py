@@ -1,0 +1,126 @@
+"""Options of the optimizer by patterns of names: each variable is updated as if it were alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.errors import ConfigError
+from zmqtrain.models import MLP
+from zmqtrain.optim import (
+    LAMB,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Exponential,
+    Ftrl,
+    Lion,
+    Momentum,
+    RMSProp,
+    Rule,
+    Update,
+    new_slots,
+)
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.shard import Shard
+
+VARIABLES = [
+    Variable("first.kernel", (700,)),
+    Variable("first.bias", (7,)),
+    Variable("second.kernel", (90, 5)),
+    Variable("second.bias", (5,)),
+]
+OTHERS: dict[str, Any] = {"learning_rate": Exponential(0.5, 10, 0.5), "l2": 0.3}
+
+# Each rule, and the options of its biases.
+RULES: list[tuple[Rule, dict[str, Any]]] = [
+    (SGD(0.1), OTHERS),
+    (Momentum(0.1), OTHERS | {"nesterov": True}),
+    (Adagrad(0.1), OTHERS | {"epsilon": 0.1}),
+    (RMSProp(0.1, momentum=0.5), OTHERS | {"rho": 0.3}),
+    (Adam(0.1), OTHERS | {"beta2": 0.5}),
+    (AdamW(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
+    (LAMB(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
+    (Lion(0.1, weight_decay=0.5), OTHERS | {"weight_decay": 0.0}),
+    (Adafactor(0.1), OTHERS | {"clip": 0.5}),
+    (Ftrl(0.1), {"l1": 0.4, "l2": 0.3}),
+]
+
+
+def normal(seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    return {v.name: random.standard_normal(v.shape, np.float32) for v in VARIABLES}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["compiled", "NumPy"])
+@pytest.mark.parametrize(("rule", "options"), RULES, ids=lambda given: type(given).__name__)
+def test_variable_is_updated_as_if_it_were_alone(
+    rule: Rule, options: dict[str, Any], fused: bool
+) -> None:
+    groups = {"second.bias": {}, "*.bias": options}
+    update = Update(rule, 0.1, 0.9, groups=groups, fused=fused)
+    alone = update.by_group()
+    pushed = [normal(seed) for seed in range(2)]
+    for layout in place(VARIABLES, 2, partition_nbytes=0):
+        shard = Shard(layout, update, threads=2)
+        shard.initialize(layout.flat_of(normal(7)))
+        for version in range(2):
+            for worker, gradients in enumerate(pushed):
+                layout.gather(gradients, shard.segment.gradient(worker))
+                shard.stage(worker, worker)
+            shard.reduce((0, 1))
+            assert shard.version == version + 1
+        for cut in layout.slices:
+            name = cut.variable.name
+            expected = alone[2] if name == "first.bias" else alone[0]
+            w = normal(7)[name].reshape(-1)
+            slots = new_slots(expected, w)
+            for version in range(2):
+                gradients = [each[name].reshape(-1) for each in pushed]
+                expected.bind(w, slots).apply_mean(gradients, 2, version)
+            assert cut.run(shard.parameters).tobytes() == w.tobytes(), name
+            for slot, values in slots.items():
+                assert cut.run(shard.slots[slot]).tobytes() == values.tobytes(), (name, slot)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"*.bias": {"weight_decay": -1.0}},
+        {"*.bias": {"momentum": 0.5}},
+        {"*.bias": {"learning_rate": "high"}},
+        {"*.bias": {"l2": -1.0}},
+        {"*.bias": 0.1},
+        {1: {}},
+        [("*.bias", {})],
+    ],
+)
+def test_options_that_the_rule_has_not_are_refused(groups: Any) -> None:
+    with pytest.raises(ConfigError):
+        Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1), groups=groups)
+
+
+def test_options_that_change_the_slots_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        Update(Adagrad(0.1), groups={"*": {"initial_accumulator": 0.5}})
+
+
+def test_pattern_that_fits_no_variable_is_refused() -> None:
+    groups = {"*.bais": {"weight_decay": 0.0}}
+    job = Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1), groups=groups)
+    with pytest.raises(ConfigError, match="bais"):
+        job.variables()
+
+
+def test_tasks_of_other_groups_have_another_fingerprint() -> None:
+    job = Job(model=MLP(64, 8, 10), data=Digits(), optimizer=AdamW(0.1))
+    other = job.with_overrides(groups={"*": {"weight_decay": 0.0}})
+    assert job.fingerprint(1)["optimizer"] != other.fingerprint(1)["optimizer"]
+    assert "groups" not in job.fingerprint(1)["optimizer"]
