@@ -43,6 +43,7 @@ from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
+from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
@@ -110,6 +111,12 @@ class Job(BaseModel):
         "auto",
         description="where parameters live: on parameter servers, or on the workers, each of which "
         "then hosts a part; auto: on parameter servers if the cluster has any",
+    )
+    exchange: Literal["auto", "board", "messages"] = Field(
+        "auto",
+        description="how gradients become parameters: over a board in the shared memory of one "
+        "host, where sync-replicas makes its steps without messages, or by messages to the ps; "
+        "auto: board without ps on one host, if the job allows it",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     epochs: Count = Field(
@@ -368,6 +375,17 @@ class Job(BaseModel):
     def update(self) -> Update:
         """Return what a ps does with one accepted gradient."""
         return Update(self.optimizer, self.l2, self.moving_average, groups=self.groups)
+
+    def obstacles_to_board(self) -> list[str]:
+        """Return what keeps the job from the exchange board, wherever its tasks are."""
+        is_lockstep = isinstance(policies.make_policy(self.policy), Lockstep)
+        found = {
+            f"the policy is {self.policy} instead of sync-replicas": not is_lockstep,
+            f"{self.optimizer!r} looks at whole variables": self.update().is_layered,
+            "ps_device is gpu": self.ps_device == "gpu",
+            "consistent_reads is on": self.consistent_reads,
+        }
+        return [obstacle for obstacle, is_there in found.items() if is_there]
 
     def initial_parameters(self, *, empty: bool = False) -> dict[str, Any]:
         """Return the initial values of the variables that are trained; ``empty``: any values.

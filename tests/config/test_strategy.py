@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from zmqtrain import Job
 from zmqtrain.config.cluster import Cluster, Role, Task
-from zmqtrain.config.strategy import local_ps, member, plan
+from zmqtrain.config.strategy import local_ps, member, plan, with_exchange
+from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
+from zmqtrain.models import MLP
+from zmqtrain.optim import LAMB, SGD
 
 AUTO, PS, MIRRORED = "auto", "parameter-server", "multi-worker-mirrored"
 TWO_PS = Cluster(("p:1", "q:1"), workers=3, chief=True)
@@ -80,3 +88,56 @@ def test_number_of_ps_on_one_host(strategy: str, ps: int | None, count: int) -> 
 def test_number_of_ps_that_contradicts_the_strategy_is_refused(strategy: str, ps: int) -> None:
     with pytest.raises(ConfigError, match=strategy):
         local_ps(strategy, ps, workers=3)
+
+
+HOSTED = Cluster(("", ""), 2, chief=True, hosted=True)
+ONE_PS = Cluster(("ipc:///tmp/ps-0",), 2, chief=True)
+FAR = Cluster(("127.0.0.1:1", "b:1"), 2, chief=True, hosted=True)
+
+
+def job(**fields: Any) -> Job:
+    rows = np.zeros((4, 2), np.float32)
+    defaults = {"model": MLP(2, 2, 2), "data": Arrays((rows,), (rows,)), "optimizer": SGD(0.1)}
+    return Job(**defaults | fields)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fields"),
+    [
+        (HOSTED, {}),
+        (HOSTED, {"exchange": "board"}),
+        (HOSTED, {"policy": "sync-replicas:aggregate=2"}),
+        (replace(HOSTED, ps=("127.0.0.1:1", "localhost:2")), {}),
+        (ONE_PS, {"exchange": "board", "policy": "sync-replicas"}),
+    ],
+)
+def test_workers_share_a_board_of_one_ps(cluster: Cluster, fields: dict[str, Any]) -> None:
+    found = with_exchange(cluster, job(**fields))
+    assert found == replace(cluster, ps=cluster.ps[:1], board=True)
+
+
+OBSTACLES: dict[str, tuple[Cluster, dict[str, Any], dict[str, Any]]] = {
+    "policy": (HOSTED, {"policy": "hogwild"}, {}),
+    "tokens": (HOSTED, {"policy": "sync-replicas:aggregate=1,tokens=2"}, {}),
+    "whole variables": (HOSTED, {"optimizer": LAMB(0.1)}, {}),
+    "consistent_reads": (HOSTED, {"consistent_reads": True}, {}),
+    "lane": (HOSTED, {}, {"lane": "tcp"}),
+    "crash_safe": (HOSTED, {}, {"crash_safe": False}),
+    "b:1": (FAR, {}, {}),
+    "2 ps": (replace(ONE_PS, ps=("", "")), {"policy": "sync-replicas"}, {}),
+    "hogwild": (ONE_PS, {}, {}),
+}
+
+
+@pytest.mark.parametrize("told", OBSTACLES)
+def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: str) -> None:
+    cluster, fields, flags = OBSTACLES[told]
+    assert with_exchange(cluster, job(**fields), **flags) == cluster
+    with pytest.raises(ConfigError) as caught:
+        with_exchange(cluster, job(exchange="board", **fields), **flags)
+    assert told in str(caught.value)
+
+
+def test_messages_are_exchanged_where_the_job_says_so() -> None:
+    assert with_exchange(HOSTED, job(exchange="messages")) == HOSTED
+    assert with_exchange(ONE_PS, job(policy="sync-replicas")) == ONE_PS

@@ -16,6 +16,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ExitCode
+from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.local import LocalExchange
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.server.server import ParameterServer
@@ -45,21 +46,24 @@ class Guest(JobActor):
         self.exchange: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
 
     async def main(self) -> int:
-        exchange = ParameterServerExchange(self, self.link_all())
+        kind = BoardExchange if self.board else ParameterServerExchange
+        exchange = kind(self, self.link_all())
         self.exchange.set_result(exchange)
         await self.stopping.wait()
         exchange.leave("the test is over")
         return 0
 
 
-def on_ps(ps: int, lane: Literal["memory", "tcp"]) -> OpenExchange:
+def on_ps(ps: int, lane: Literal["memory", "tcp"], *, board: bool = False) -> OpenExchange:
     @asynccontextmanager
     async def open_exchange(job: Job) -> AsyncIterator[Exchange]:
         transport = MemoryTransport()
 
         def config(role: Role, index: int = 0) -> TaskConfig:
             addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps))
-            return TaskConfig(role=role, job="job", index=index, ps=addresses, workers=1, lane=lane)
+            return TaskConfig(
+                role=role, job="job", index=index, ps=addresses, workers=1, lane=lane, board=board
+            )
 
         guest = Guest(config(Role.WORKER), job, transport)
         chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
@@ -81,6 +85,7 @@ KINDS: dict[str, OpenExchange] = {
     "local": local,
     "1 ps, in place": on_ps(1, "memory"),
     "2 ps, by messages": on_ps(2, "tcp"),
+    "over the board": on_ps(1, "memory", board=True),
 }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.test_honcho_runs import exit_codes, lines_of, start_honcho
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys
@@ -30,36 +32,38 @@ def kill(process: str) -> None:
     os.kill(int(process.rpartition(":")[2]), signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("exchange", "hosts"), [("messages", 2), ("board", 1)])
 def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
+    stage: Stage, check_counts: Callable[[Path], list[int]], exchange: str, hosts: int
 ) -> None:
     job = stage.job(
         "counting_job", gated=True, policy="sync-replicas:aggregate=2", aggregate=2, steps=STEPS,
         logdir=str(stage.logdir),
     )  # fmt: skip
-    run = stage.train(job, "--ps", 0, "--workers", 2)
+    run = stage.train(job, "--ps", 0, "--workers", 2, "--exchange", exchange)
     address = stage.run_address()
     for number in (1, 0):  # worker 0 hosts the leader
         before = stage.until_status(address, lambda s: s.step > 2, "the first steps")
         tasks = processes(before)
-        assert tasks[f"ps {number}"] == tasks[f"worker {number}"] != tasks["chief 0"]
+        for host in range(hosts):
+            assert tasks[f"ps {host}"] == tasks[f"worker {host}"] != tasks["chief 0"]
         kill(tasks[f"worker {number}"])
         stage.until_status(
             address,
             lambda s, old=tasks, n=number, step=before.step: (  # type: ignore[misc]
-                processes(s)[f"ps {n}"] == processes(s)[f"worker {n}"] != old[f"worker {n}"]
-                and s.step > step + 2
+                processes(s)[f"worker {n}"] != old[f"worker {n}"] and s.step > step + 4
             ),
             "steps of the next life",
         )
     stage.open_gate()
     summary = run.summary()
-    assert (summary["strategy"], summary["ps"], summary["workers"]) == (
-        "multi-worker-mirrored", 0, 2,
+    assert (summary["strategy"], summary["exchange"], summary["ps"], summary["workers"]) == (
+        "multi-worker-mirrored", exchange, 0, 2,
     )  # fmt: skip
     assert summary["global_step"] == STEPS
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == 2 * STEPS
-    assert run.lines("worker 1: this ps was killed at version .* of generation 1"), str(run)
+    line = f"worker {hosts - 1}: this ps was killed at version .* of generation 1"
+    assert run.lines(line), str(run)
 
 
 def test_honcho_without_ps_trains_on_the_workers(stage: Stage) -> None:

@@ -27,6 +27,7 @@ class JobActor(Actor):
         self.job_name = config.job
         self.workers = config.workers
         self.hosted = config.hosted
+        self.board = config.board
         self.lane = config.lane
         self.security = config.security
         self.ps_endpoints = [connect_endpoint(address) for address in config.ps]

@@ -379,6 +379,7 @@ class Chief(JobActor):
             final,
             job=self.job_name,
             strategy=MIRRORED if self.hosted else PARAMETER_SERVER,
+            exchange="board" if self.board else "messages",
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
             parameters=self.weights,

@@ -68,7 +68,7 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     with problems.caught():
         if config is not None:
             strategy = (flags["strategy"] or "auto") if job is None else job.strategy
-            config = config.under(strategy)
+            config = config.under(strategy, job)
             config = config if job is None else config.with_shards(job.shards_on(config.workers))
             _check_unused(config, flags, problems)
     with problems.caught():
@@ -291,6 +291,8 @@ def _summary(config: TaskConfig) -> str:
     chief = "a chief of its own" if config.chief else "the chief in worker 0"
     ps, workers = ", ".join(config.ps), counted(config.workers, "worker")
     parts = f"{len(config.ps)} ps ({ps}), {workers}"
-    if config.hosted:
+    if config.board:
+        parts = f"{workers}, which share a board of ps 0 ({ps}),"
+    elif config.hosted:
         parts = f"{workers}, of which {len(config.ps)} host a ps ({ps}),"
     return f"this is {config.task} of a cluster with {parts} and {chief}"

@@ -110,6 +110,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
                     _show_as_json if log_format == "json" else _show_as_text,
                     options.get("segment_dir"),
                     processes,
+                    lane=options.get("lane", "auto"),
+                    crash_safe=options.get("crash_safe", True),
                 )
                 summary = uvloop.run(running)
         except ZmqTrainError as error:

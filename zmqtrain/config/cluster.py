@@ -50,7 +50,8 @@ class Cluster:
     ``chief``: whether the chief is a separate task; if not, worker 0 hosts it.
     ``members``: where those who compute can listen, if it is known: the chief first if TF_CONFIG
     lists one, then the workers; "" for who has no address.
-    ``hosted``: whether worker i hosts ps i.
+    ``hosted``: whether worker i hosts ps i, as far as there is one.
+    ``board``: whether the workers share a board, in the memory of the only ps.
     """
 
     ps: tuple[str, ...]
@@ -58,6 +59,7 @@ class Cluster:
     chief: bool
     members: tuple[str, ...] = ()
     hosted: bool = False
+    board: bool = False
 
     @property
     def chief_host(self) -> Task:
@@ -105,6 +107,11 @@ def parse_address(text: str) -> Address:
             "[::1]:2222; put brackets around the IP address"
         )
     return Address(_host(host, text), _port(port, text))
+
+
+def is_of_this_host(address: str) -> bool:
+    """Say whether only tasks of this host can reach an address: "", a path, or loopback."""
+    return not address or address.startswith((IPC, UNIX)) or parse_address(address).is_loopback
 
 
 def canonical_address(text: str) -> str:

@@ -1,14 +1,18 @@
 """Where parameters live: which tasks a job's strategy makes of a cluster. Pure.
 
 ``parameter-server``: on ps. ``multi-worker-mirrored``: on the workers, each of which hosts a ps, so
-that no task of that role is started. ``auto``: on ps if the cluster has any.
+that no task of that role is started. ``auto``: on ps if the cluster has any. With a board there is
+one ps, which worker 0 hosts if no task is one.
 """
 
 from __future__ import annotations
 
-from zmqtrain.config.cluster import Cluster, Role, Task
+from dataclasses import replace
+
+from zmqtrain.config.cluster import Cluster, Role, Task, is_of_this_host
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
+from zmqtrain.job import Job
 
 MIRRORED = "multi-worker-mirrored"
 PARAMETER_SERVER = "parameter-server"
@@ -59,6 +63,32 @@ def member(task: Task, cluster: Cluster) -> Task:
     if not _chief_computes(cluster):
         return task
     return Task(Role.WORKER, 0 if task.role is Role.CHIEF else task.index + 1)
+
+
+def with_exchange(
+    planned: Cluster, job: Job, *, lane: str = "auto", crash_safe: bool = True
+) -> Cluster:
+    """Return the planned cluster with a board, if that is the job's exchange.
+
+    ``lane`` and ``crash_safe``: as all tasks are given them.
+
+    Raises:
+        ConfigError: it shall be, but cannot.
+    """
+    if job.exchange == "messages" or (job.exchange == "auto" and not planned.hosted):
+        return planned
+    found = job.hosted(planned.hosted).obstacles_to_board()
+    found += ["lane is tcp"] * (lane == "tcp") + ["crash_safe is off"] * (not crash_safe)
+    found += [f"{far} may be on another host" for far in planned.ps if not is_of_this_host(far)]
+    if len(planned.ps) > 1 and not planned.hosted:
+        found.append(f"there are {len(planned.ps)} ps instead of one")
+    if not found:
+        return replace(planned, ps=planned.ps[:1], board=True)
+    if job.exchange == "auto":
+        return planned
+    raise ConfigError(
+        f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use auto"
+    )
 
 
 def local_ps(strategy: str, ps: int | None, workers: int) -> int:

@@ -37,9 +37,10 @@ from zmqtrain.config.options import names_of, values_of
 from zmqtrain.config.resolvers import honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
-from zmqtrain.config.strategy import member, plan
+from zmqtrain.config.strategy import member, plan, with_exchange
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
+from zmqtrain.job import Job
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import Security
 
@@ -99,6 +100,7 @@ class TaskConfig(Timing):
         "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
     )
     hosted: bool = False  # whether worker i hosts ps i, if there is one
+    board: bool = False  # whether the workers share a board, in the memory of the only ps
     chief: bool = Field(
         True,
         description="whether the chief is a separate task; if not, worker 0 hosts it "
@@ -216,19 +218,23 @@ class TaskConfig(Timing):
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(self.ps, self.workers, self.chief, self.members, self.hosted)
+        return Cluster(self.ps, self.workers, self.chief, self.members, self.hosted, self.board)
 
-    def under(self, strategy: str) -> TaskConfig:
+    def under(self, strategy: str, job: Job | None = None) -> TaskConfig:
         """Return this configuration in the cluster that a job's strategy makes of it.
 
+        With the ``job``, its exchange is taken into account.
+
         Raises:
-            ConfigError: the strategy contradicts the cluster, or has no such task.
+            ConfigError: strategy or exchange contradict the cluster, or there is no such task.
         """
         is_chief_given = "chief" in self.model_fields_set
         given = self.cluster if is_chief_given else replace(self.cluster, chief=False)
         planned = plan(strategy, given)
+        if job is not None:
+            planned = with_exchange(planned, job, lane=self.lane, crash_safe=self.crash_safe)
         if not planned.hosted:
-            return self
+            return self.model_copy(update={"board": planned.board})
         task = member(self.task, given)
         return TaskConfig(
             **self.model_dump(exclude_unset=True)

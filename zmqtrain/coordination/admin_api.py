@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
@@ -168,6 +170,9 @@ class AdminApi:
         self._leader.peers.member(request)
         if coordinator is None:
             raise RefusedError("there is nothing to save: the job is not initialised")
+        self._leader.at_rest(partial(self._save, request, message, coordinator))
+
+    def _save(self, request: Request, message: Save, coordinator: Coordinator) -> None:
         if message.directory in self._saving:
             self._saving[message.directory].request = request
             return

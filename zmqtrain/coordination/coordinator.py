@@ -18,8 +18,10 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
+    Stepped,
 )
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.roster import Roster, roster_for
 from zmqtrain.policies import (
     Accumulate,
     Apply,
@@ -31,6 +33,7 @@ from zmqtrain.policies import (
     Release,
     make_policy,
 )
+from zmqtrain.policies.base import Lockstep
 from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
@@ -52,6 +55,7 @@ class Member:
     examples: int = 0  # in that batch
     loss: float = 0.0  # their mean
     finite: bool = True  # false if any of them saw a non-finite gradient
+    on_board: bool = False  # it has the shard mapped
 
 
 def _no_workers() -> dict[MemberState, set[int]]:
@@ -83,6 +87,8 @@ class Coordinator:
     applied: int = 0  # gradients that counted, accumulated ones included
     dropped: int = 0
     refused: int = 0  # pushes with non-finite gradients
+    makes_rosters: bool = False  # workers may make steps by themselves
+    roster: Roster | None = None  # that does; until it is over only Stepped is handled
     workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
 
     make_policy = staticmethod(make_policy)
@@ -107,15 +113,13 @@ class Coordinator:
                 return self._push_arrived(event)
             case PushesReported(shard, pushes):
                 return self._pushes_reported(shard, pushes)
-            case PullArrived(worker):
-                return self._pull_arrived(worker)
-            case Joined(worker, incarnation):
-                orders = self._left(worker)
-                self.members[worker] = Member(incarnation)
-                self.workers_by_state["joining"].add(worker)
-                return orders
-            case Left(worker):
-                return self._left(worker)
+            case PullArrived():
+                return self._pull_arrived(event)
+            case Stepped():
+                self._stepped(event)
+                return []
+            case Joined() | Left():
+                return self._life_changed(event)
             case Save(directory):
                 return [Order("snapshot", text=directory)]
             case SetRate(rate):
@@ -171,6 +175,13 @@ class Coordinator:
         """Say whether any of them is alive: a policy may wait for workers that never joined."""
         return any(worker in self.members for worker in workers)
 
+    def _life_changed(self, event: Joined | Left) -> list[Order]:
+        orders = self._left(event.worker)
+        if isinstance(event, Joined):
+            self.members[event.worker] = Member(event.incarnation)
+            self.workers_by_state["joining"].add(event.worker)
+        return orders
+
     def _left(self, worker: int) -> list[Order]:
         """Remove a worker: workers that waited for it are released, others get its batches."""
         member = self.members.pop(worker, None)
@@ -183,10 +194,42 @@ class Coordinator:
         decisions = self.policy.leave(worker) if is_in else []
         return [Order("leave", (worker,)), *self._orders(decisions)]
 
-    def _pull_arrived(self, worker: int) -> list[Order]:
-        member = self.members.get(worker)
+    def _stepped(self, event: Stepped) -> None:
+        roster = self.roster
+        if roster is None:
+            return
+        more, examples = event.steps - roster.made, event.examples - roster.examples
+        self.ledger.advance(roster.workers, more, examples, event.loss - roster.loss)
+        if isinstance(self.policy, Lockstep):
+            self.policy.advance(more)
+        self.version += more
+        self.applied += more * len(roster.workers)
+        roster.made, roster.examples, roster.loss = event.steps, event.examples, event.loss
+        if event.over:
+            self.roster = None
+
+    def _begin_roster(self, orders: list[Order]) -> None:
+        """Let the workers make steps by themselves, if all of them have been released just now."""
+        released = [order for order in orders if order.kind in ("admit", "release")]
+        workers = sorted(self.workers_by_state["computing"])
+        if (
+            len(released) != len(workers)
+            or len(workers) != len(self.members)
+            or not all(member.on_board for member in self.members.values())
+        ):
+            return
+        left = self.steps - self.version
+        roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
+        if roster is not None:  # they find it when they are released
+            batches = (roster.next_batch,)
+            order = Order("roster", roster.workers, sequence=roster.steps, batches=batches)
+            orders.insert(orders.index(released[0]), order)
+
+    def _pull_arrived(self, event: PullArrived) -> list[Order]:
+        worker, member = event.worker, self.members.get(event.worker)
         if member is None or member.state != "joining":
             return []
+        member.on_board = event.on_board
         self._change(worker, "waiting")
         return self._orders([] if self.finished else self.policy.join(worker))
 
@@ -248,6 +291,8 @@ class Coordinator:
         if self._is_stuck():
             self.next_policy = self.make_policy(self.policy.spec)
             self._let_go_on(self._at_barrier(orders, at_once), orders)
+        if self.makes_rosters and not self.closing and self.next_policy is None:
+            self._begin_roster(orders)
         if self.finished:
             self.next_policy = None
             self._end(orders)

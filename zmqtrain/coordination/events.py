@@ -29,9 +29,13 @@ class Left:
 
 @dataclass(slots=True)
 class PullArrived:
-    """A worker that has joined asks to begin."""
+    """A worker that has joined asks to begin.
+
+    ``on_board``: it has the shard mapped, so it can be in a roster.
+    """
 
     worker: int
+    on_board: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +63,19 @@ class PushesReported:
 
 
 @dataclass(slots=True)
+class Stepped:
+    """A roster has made so many steps since it began, of ``examples`` with this sum of losses.
+
+    ``over``: there will be no more.
+    """
+
+    steps: int
+    examples: int
+    loss: float
+    over: bool
+
+
+@dataclass(slots=True)
 class GivenUp:
     """The run cannot go on, for this reason: nothing more counts."""
 
@@ -67,6 +84,6 @@ class GivenUp:
 
 
 Event: TypeAlias = (
-    PushArrived | PushesReported | PullArrived | Joined | Left
+    PushArrived | PushesReported | PullArrived | Stepped | Joined | Left
     | SwitchPolicy | Save | Close | Extend | SetRate | GivenUp
 )  # fmt: skip

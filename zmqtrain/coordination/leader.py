@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from zmqtrain.actors.actor import Request
@@ -25,6 +26,7 @@ from zmqtrain.coordination.events import (
     PullArrived,
     PushArrived,
     PushesReported,
+    Stepped,
 )
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
@@ -78,8 +80,12 @@ class Leader:
         shards: int,
         workers: int,
         carry_out: Callable[[Sequence[Numbered]], None],
+        halt: Callable[[int | None], None] | None = None,
     ) -> None:
-        """``workers``: so many are expected. ``carry_out``: the host's executor of orders."""
+        """``workers``: so many are expected. ``carry_out``: the host's executor of orders.
+
+        ``halt``: end the roster, or only take the seat of a worker; None: there are no rosters.
+        """
         self.job = job
         self.peers = peers
         self.timing = timing
@@ -99,6 +105,8 @@ class Leader:
         self._journal = journal
         self._metrics = metrics
         self._carry_out = carry_out
+        self._halt = halt
+        self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
@@ -150,6 +158,7 @@ class Leader:
             ledger=ledger,
             lookahead=self.job.prefetch,
             learning_rate=learning_rate,
+            makes_rosters=self._halt is not None,
         )
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))
@@ -259,19 +268,51 @@ class Leader:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
 
     def holds_lease(self, worker: int, batch: int) -> bool:
-        """Say whether a push of this batch may come from this worker."""
+        """Say whether a push of this batch may come from this worker.
+
+        Who pushes has left the roster, so it is over, and the ledger knows it from here on.
+        """
+        self.at_rest(nothing)
         return self.coordinator is None or self.coordinator.ledger.holds(worker, batch)
+
+    def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
+        """Call when no roster is in force: at once, or as soon as it is over.
+
+        It is ended for that; for a ``worker``, who has died, with the last step that it is part of.
+        """
+        if self._halt is None or self.coordinator is None or self.coordinator.roster is None:
+            call()
+            return
+        self._later.append(call)
+        self._halt(worker)
+
+    def go_on(self) -> None:
+        """The roster is over: do what had to wait for that."""
+        calls, self._later = self._later, []
+        for call in calls:
+            self.at_rest(call)
+
+    def stepped(self, event: Stepped, losses: Mapping[int, float]) -> None:
+        """A roster is so far; ``losses``: the last of each worker."""
+        before = self.step
+        self._decide(event)
+        more = self.step - before
+        if not more:
+            return
+        self.throughput.observe(self.step, time.monotonic())
+        self.staleness.observe(0, more * len(losses))
+        for worker, self.loss in losses.items():
+            peer = self.peers.get("worker", worker)
+            if peer is not None:
+                peer.pushes, peer.loss = peer.pushes + more, self.loss
+        self._show_step(self.step)
 
     def applied(self, version: int, computed_on: Iterable[int], at: float) -> None:
         """The host's shard is at ``version``, by gradients computed on those versions."""
         self.throughput.observe(version, at)
         for base in computed_on:
             self.staleness.observe(max(0, version - 1 - base))
-        self._metrics.global_step.set(version)
-        if self._learning_rate is not None:
-            set_by_callback = self.coordinator.learning_rate if self.coordinator else None
-            own = self._learning_rate(version - 1)
-            self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
+        self._show_step(version)
 
     # Events and orders
 
@@ -285,6 +326,16 @@ class Leader:
         Returns those that the host has to carry out now. After the end nothing is decided any more.
         """
         if self.coordinator is None or self._is_over:
+            return ()
+        if self.coordinator.roster is not None:
+            self.at_rest(
+                partial(self.event, event), event.worker if isinstance(event, Left) else None
+            )
+            return ()
+        return self._decide(event)
+
+    def _decide(self, event: Event) -> Sequence[Numbered]:
+        if self.coordinator is None:
             return ()
         entry = pack(event)
         if not self._journal.append(entry):
@@ -334,6 +385,13 @@ class Leader:
             log.warning("a killed ps 0 will go back to the last checkpoint: %s", reason)
             self._journal.give_up()
         return not reason
+
+    def _show_step(self, version: int) -> None:
+        self._metrics.global_step.set(version)
+        if self._learning_rate is not None:
+            set_by_callback = self.coordinator.learning_rate if self.coordinator else None
+            own = self._learning_rate(version - 1)
+            self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 
     def _show_policy(self) -> None:
         bound = make_policy(self.policy).staleness_bound

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
@@ -112,6 +112,20 @@ class Ledger:
         """All pending batches were applied."""
         for worker in tuple(self.pending):
             self.count(worker)
+
+    def advance(self, workers: Sequence[int], steps: int, examples: int, loss: float) -> None:
+        """In each of so many steps, each worker counted its oldest batch and was given the next.
+
+        ``examples`` with this sum of losses were counted.
+        """
+        count, first = len(workers), self.next_batch
+        self.next_batch += steps * count
+        for place, worker in enumerate(workers):
+            held, given = self.leases[worker], range(first + place, self.next_batch, count)
+            self.leases[worker] = [*held[steps:], *given[max(0, steps - len(held)) :]]
+        self.examples += examples
+        self.pass_examples += examples
+        self.pass_loss += loss
 
     def give_back(self, worker: int) -> None:
         """The worker's last pending gradient was dropped: its batch is leased again."""

@@ -16,6 +16,7 @@ import msgpack
 from zmqtrain.coordination import events
 from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.roster import Roster
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.wire import messages
 
@@ -52,7 +53,7 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 """What the elements of a container are packed as."""
 
 _RECORDS = (
-    *(Member, Ledger, Coordinator),
+    *(Member, Ledger, Roster, Coordinator),
     *get_args(events.Event),
     *(messages.Order, messages.ReadyPush),
     *(messages.Pull, messages.PullReply, messages.Push, messages.PushReply),

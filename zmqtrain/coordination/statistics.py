@@ -14,8 +14,8 @@ class Staleness:
 
     counts: Counter[int] = field(default_factory=Counter)
 
-    def observe(self, versions: int) -> None:
-        self.counts[min(versions, MAX_TRACKED)] += 1
+    def observe(self, versions: int, gradients: int = 1) -> None:
+        self.counts[min(versions, MAX_TRACKED)] += gradients
 
     def summary(self) -> dict[str, float]:
         """Return mean, p50, p99 and max; zeros before the first observation."""

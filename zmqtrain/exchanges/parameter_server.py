@@ -20,6 +20,7 @@ from zmqtrain.errors import CheckpointError
 from zmqtrain.exchanges.lanes import Lane, open_lanes, read_parameters
 from zmqtrain.exchanges.overlap import Overlap
 from zmqtrain.store.segment import copy_consistently
+from zmqtrain.store.segment_layout import IN_FORCE
 from zmqtrain.training.exchange import Membership, StepReport, StepResult
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import Leave, Pull, PullReply, Push, PushReply
@@ -33,10 +34,10 @@ class ParameterServerExchange:
     def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:
         """``actor``: the worker's task. ``links``: one to each ps, the leader's first."""
         self._actor, self._links = actor, links
-        self._lanes: list[Lane] = []
+        self.lanes: list[Lane] = []
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         self._exact: list[Flat] = []  # what of them is carried byte by byte, if others change it
-        self._versions = [0] * len(links)  # of these
+        self.versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
         self._overlap: Overlap | None = None
@@ -49,16 +50,16 @@ class ParameterServerExchange:
             RefusedError, PeerLostError, ConfigError: some ps, or the lane to it, is not to be had.
         """
         self.is_finished, self._sequence = False, 0
-        self._lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
-        self._sources = [self._source(lane) for lane in self._lanes]
+        self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
+        self._sources = [self._source(lane) for lane in self.lanes]
         layouts = self._actor.job.layouts(len(self._links))
         self._exact = []
         if any(layout.averaged < layout.size for layout in layouts):
             self._exact = [zeros(layout.size - layout.averaged) for layout in layouts]
         if self._actor.job.overlap:
-            self._overlap = Overlap(self._links, self._lanes, layouts, self._actor.crash)
+            self._overlap = Overlap(self._links, self.lanes, layouts, self._actor.crash)
         reply = await self._answer(self._pull(), PullReply)
-        gradients = [lane.gradient for lane in self._lanes]
+        gradients = [lane.gradient for lane in self.lanes]
         return Membership(layouts, self._sources, gradients, reply.batches, reply.stop, self._exact)
 
     def begin(self) -> None:
@@ -73,10 +74,10 @@ class ParameterServerExchange:
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         reason = f"it has not answered push {self._sequence}"
         requests: list[Outstanding] = []
-        for shard, (link, lane) in enumerate(zip(self._links, self._lanes, strict=True)):
+        for shard, (link, lane) in enumerate(zip(self._links, self.lanes, strict=True)):
             push = Push(
                 self._sequence,
-                self._versions[shard],
+                self.versions[shard],
                 report.batch,
                 report.examples,
                 report.loss,
@@ -123,10 +124,10 @@ class ParameterServerExchange:
         return lane.parameters
 
     def _pull(self) -> list[Outstanding]:
-        message = Pull(",".join(lane.name for lane in self._lanes))
+        message = Pull(",".join(lane.name for lane in self.lanes))
         return [
             link.begin(message, out=lane.out, reason="it has not let us in yet")
-            for link, lane in zip(self._links, self._lanes, strict=True)
+            for link, lane in zip(self._links, self.lanes, strict=True)
         ]
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:
@@ -146,18 +147,25 @@ class ParameterServerExchange:
         for shard, reply in enumerate(replies):
             self._take_in(shard, reply, reply.expect(kind).version)
         if self._actor.job.consistent_reads:  # on tcp they are copies anyway
-            for link, lane, source in zip(self._links, self._lanes, self._sources, strict=True):
+            for link, lane, source in zip(self._links, self.lanes, self._sources, strict=True):
                 if lane.reached is not None:
                     await read_parameters(link, lane.reached, source)
         for shard, exact in enumerate(self._exact):
             await self._read_exact(shard, exact)
         return replies[0].expect(kind)
 
+    def take_in_exact(self) -> None:
+        """Copy what is carried byte by byte, which nobody changes now."""
+        for source, exact in zip(self._sources, self._exact, strict=False):
+            np.copyto(exact, source[len(source) - len(exact) :])
+
     async def _read_exact(self, shard: int, exact: Flat) -> None:
         """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
-        source, reached = self._sources[shard], self._lanes[shard].reached
+        source, reached = self._sources[shard], self.lanes[shard].reached
         tail = slice(len(source) - len(exact), None)
         if reached is None or self._actor.job.consistent_reads:  # the source is a copy
+            np.copyto(exact, source[tail])
+        elif reached.board[IN_FORCE]:  # it changes when this worker's next gradient is ready
             np.copyto(exact, source[tail])
         elif not copy_consistently(reached.words, source[tail], exact):
             whole = zeros(len(source))
@@ -165,7 +173,7 @@ class ParameterServerExchange:
             np.copyto(exact, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:
-        before = self._versions[shard]
+        before = self.versions[shard]
         if version < before and reply.generation == self._generations[shard]:
             raise CheckpointError(
                 f"{reply.sender} went back from version {before} to {version}: both it and the "
@@ -173,7 +181,7 @@ class ParameterServerExchange:
                 "logdir (--logdir DIR)"
             )
         self._generations[shard] = reply.generation
-        self._versions[shard] = version
+        self.versions[shard] = version
         self._actor.generation = max(self._actor.generation, reply.generation)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
@@ -32,7 +33,7 @@ class Worker(JobActor):
         super().__init__(config, job, transport)
         self._threads = config.threads
         self._dataset = dataset
-        self._exchange: ParameterServerExchange | None = None
+        self._exchange: ParameterServerExchange | BoardExchange | None = None
         self._training: TrainingLoop | None = None
         self.shutdown: Shutdown | None = None
         self.handlers = {Shutdown: self._on_shutdown}
@@ -42,7 +43,8 @@ class Worker(JobActor):
         return is_in, "training" if is_in else "joining"
 
     async def main(self) -> int:
-        exchange = self._exchange = ParameterServerExchange(self, self.link_all())
+        kind = BoardExchange if self.board else ParameterServerExchange
+        exchange = self._exchange = kind(self, self.link_all())
         if self._dataset is None:
             self._dataset = (await self.load_data())[0]
         loop = self._training = TrainingLoop(
@@ -58,7 +60,7 @@ class Worker(JobActor):
         finally:
             loop.close()
 
-    def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange) -> int:
+    def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange | BoardExchange) -> int:
         reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", loop.steps, reason)

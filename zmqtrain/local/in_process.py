@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zmqtrain.actors.actor import first_of
@@ -21,8 +21,8 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
-from zmqtrain.config.cluster import Role
-from zmqtrain.config.strategy import local_ps
+from zmqtrain.config.cluster import Cluster, Role
+from zmqtrain.config.strategy import local_ps, with_exchange
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
@@ -160,7 +160,9 @@ async def _run_cluster(
 ) -> Outcome:
     """Train on so many ps; 0: workers host them, which is the same within a process."""
     job = job.hosted(not ps)
-    shards = ps or job.shards_on(workers)
+    addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps or job.shards_on(workers)))
+    cluster = with_exchange(Cluster(addresses, workers, chief=True, hosted=not ps), job)
+    shards = len(cluster.ps)
     train, evaluation = await asyncio.to_thread(job.load_data)
     transport = MemoryTransport()
 
@@ -169,9 +171,7 @@ async def _run_cluster(
             role=role,
             job=job.name,
             index=index,
-            ps=tuple(f"ipc://memory/{shard}" for shard in range(shards)),
-            workers=workers,
-            hosted=not ps,
+            **asdict(cluster),
             lane="memory",
             **timing.model_dump(),
         )

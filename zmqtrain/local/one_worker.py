@@ -291,6 +291,7 @@ class LocalRun:
             parameters=self.weights,
             job=self._job.name,
             strategy="local",
+            exchange="local",
             ps=0,
             workers=1,
             checkpoint=self._saver.last,

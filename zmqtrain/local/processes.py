@@ -14,6 +14,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -23,8 +24,9 @@ from pydantic import Field
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
-from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS
+from zmqtrain.config.strategy import with_exchange
 from zmqtrain.config.task import MAX_THREADS, TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
@@ -203,11 +205,15 @@ async def run_processes(
     on_output: OnOutput,
     segment_dir: str | None = None,
     forked: Sequence[ForkedProcess] = (),
+    *,
+    lane: str = "auto",
+    crash_safe: bool = True,
 ) -> Summary:
     """Train ``job``; every task loads it from ``reference`` with the flags ``arguments``.
 
     ``segment_dir``: directory for the memory of the ps; None: the default in shared memory.
     ``forked``: processes that the first tasks become; others are started from scratch.
+    ``lane`` and ``crash_safe``: as the flags say.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -216,7 +222,7 @@ async def run_processes(
     failures: list[ChildError] = []
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
-        config = _chief_config(reference, cluster, directory)
+        config = _chief_config(reference, job, cluster, directory, lane, crash_safe)
         config = config.with_shards(job.shards_on(cluster.workers))
         transport = TransportByAddress()
         stack.callback(transport.close)
@@ -252,21 +258,20 @@ async def run_processes(
     return chief.summary
 
 
-def _chief_config(reference: str, cluster: LocalCluster, directory: Path) -> TaskConfig:
-    count = cluster.ps or cluster.workers
-    sockets = [directory / f"ps-{index}.sock" for index in range(count)]
+def _chief_config(
+    reference: str, job: Job, cluster: LocalCluster, directory: Path, lane: str, crash_safe: bool
+) -> TaskConfig:
+    sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps or cluster.workers)]
     if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
             f"{directory.parent} is too long a path for Unix sockets; set TMPDIR to a shorter one"
         )
-    addresses = tuple(f"ipc://{path}" for path in sockets)
+    ps, hosted = tuple(f"ipc://{path}" for path in sockets), not cluster.ps
+    tasks = Cluster(ps, cluster.workers, chief=True, members=ps if hosted else (), hosted=hosted)
     return TaskConfig(
         role=Role.CHIEF,
         job=reference,
-        ps=addresses,
-        workers=cluster.workers,
-        members=() if cluster.ps else addresses,
-        hosted=not cluster.ps,
+        **asdict(with_exchange(tasks, job, lane=lane, crash_safe=crash_safe)),
         metrics_port=0,
         **{name: getattr(cluster, name) for name in Timing.model_fields},
     )

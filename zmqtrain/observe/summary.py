@@ -30,6 +30,7 @@ class Summary:
     job: str
     policy: str
     strategy: str
+    exchange: str
     ps: int
     workers: int
     global_step: int

@@ -104,6 +104,18 @@ class Update:
     ) -> None:
         self.bind(parameters, slots).apply_mean([gradient], 1, step)
 
+    def check(self, step: int) -> None:
+        """Check that the rule can make this update.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if isinstance(self.rule, FormulaRule) and kernels.has_formula(self.rule):
+            self.rule.hyperparameters(step)
+            return
+        nothing = np.empty(0, np.float32)  # what a rule raises, it raises for an empty block, too
+        self.rule.update(nothing, nothing, {slot.name: nothing for slot in self.rule.slots}, step)
+
     @property
     def is_layered(self) -> bool:
         """Whether the update of an element depends on norms of its variable."""

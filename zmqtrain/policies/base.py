@@ -65,6 +65,20 @@ class Held:
 
 
 @runtime_checkable
+class Lockstep(Protocol):
+    """A policy whose workers may make steps by themselves: each is the mean of all gradients."""
+
+    @property
+    def is_level(self) -> bool:
+        """Whether every live worker computes on the current version, and the step takes all."""
+        ...
+
+    def advance(self, steps: int) -> None:
+        """The workers have made so many steps, and compute on the version after them."""
+        ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """The rule of a run. Workers are named by their index.
 

@@ -80,6 +80,16 @@ class SyncReplicas:
         reason = f"step {self.version} has {self.counted} of {self._needed()} gradients"
         return [Held(worker, reason, by) for worker in sorted(self.waiting)]
 
+    @property
+    def is_level(self) -> bool:
+        count = len(self.computing)
+        all_in = set(self.computing.values()) == {self.version} and not self.waiting
+        return all_in and not self.counted and self._needed() == self.hands == count
+
+    def advance(self, steps: int) -> None:
+        self.version += steps
+        self.computing = dict.fromkeys(self.computing, self.version)
+
     def _needed(self) -> int:
         return self.aggregate or max(1, self.hands)
 

@@ -124,7 +124,7 @@ def _command(role: Role) -> click.Command:
 
 def _planned(config: TaskConfig, job: Job) -> TaskConfig:
     """Return the configuration of a task under the job's strategy."""
-    planned = config.under(job.strategy)
+    planned = config.under(job.strategy, job)
     planned = planned.with_shards(job.shards_on(planned.workers))
     if planned.task != config.task:
         setup_logging(str(planned.task), config.log_level, config.log_format)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from zmqtrain.coordination.delivery import Numbered
@@ -18,6 +18,9 @@ class Decider(Protocol):
 
     def reported(self, report: Report) -> None:
         """Handle the outcome of orders."""
+
+    def at_rest(self, call: Callable[[], None]) -> None:
+        """Call as soon as no roster of workers changes the shard by itself."""
 
     def begin(self) -> bool:
         """Begin with the shard's new generation; requests may be answered from now on.

@@ -51,6 +51,13 @@ class PolicyChanged:
 
 
 @dataclass(slots=True)
+class RosterBegins:
+    """From this order on workers make steps by themselves."""
+
+    order: Order
+
+
+@dataclass(slots=True)
 class ReleasedUndecided:
     """A worker may go on after a push that was decided on before it arrived here."""
 
@@ -74,7 +81,13 @@ class NotWritten:
 
 
 Report: TypeAlias = (
-    Applied | UpdateRefused | PolicyChanged | ReleasedUndecided | Written | NotWritten
+    Applied
+    | UpdateRefused
+    | PolicyChanged
+    | RosterBegins
+    | ReleasedUndecided
+    | Written
+    | NotWritten
 )
 """Outcomes of orders, beside answers to workers."""
 
@@ -138,6 +151,8 @@ class Executor:
                     put(None, partial(self._rate_set, number, order))
                 case "switch":
                     put(None, partial(self._switched, number, order))
+                case "roster":
+                    put(None, partial(self._rostered, number, order))
                 case "leave":
                     put(None, partial(self._done, number))
         self._work.run()
@@ -203,6 +218,10 @@ class Executor:
 
     def _rate_set(self, number: int, order: Order, _: object) -> None:
         self._state.shard.learning_rate = float(order.text) if order.text else None
+        self._done(number)
+
+    def _rostered(self, number: int, order: Order, _: object) -> None:
+        self._report(RosterBegins(order))
         self._done(number)
 
     def _answered(self, number: int, order: Order, _: object) -> None:

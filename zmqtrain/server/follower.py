@@ -140,6 +140,9 @@ class Follower:
                 text = f"{self._state.task}: {error}"
                 self._spawn(self._deliver(ShardFailed(directory, text)))
 
+    def at_rest(self, call: Callable[[], None]) -> None:
+        call()  # rosters are of jobs with one shard
+
     def begin(self) -> bool:
         """Each generation numbers its orders from 1; the first may switch the policy."""
         self._taken = self._state.orders = 0

@@ -12,7 +12,15 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import FencedError
-from zmqtrain.server.executor import Applied, NotWritten, Report, UpdateRefused, Written
+from zmqtrain.server.board_host import BoardHost
+from zmqtrain.server.executor import (
+    Applied,
+    NotWritten,
+    Report,
+    RosterBegins,
+    UpdateRefused,
+    Written,
+)
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
 
@@ -28,17 +36,20 @@ class LeaderHost:
         *,
         fingerprint: Mapping[str, str],
         carry_out: Callable[[Sequence[Numbered]], None],
+        board: BoardHost,
     ) -> None:
         self._state = state
         self._leader = leader
         self._admin = admin
         self._fingerprint = fingerprint
         self._carry_out = carry_out
+        self._board = board
 
     def arrived(self, worker: Worker) -> Sequence[Numbered]:
         push = worker.pushed
         if push is None:
-            return self._leader.arrived(PullArrived(worker.index))
+            on_board = self._board.reaches(worker.index)
+            return self._leader.arrived(PullArrived(worker.index, on_board))
         return self._leader.arrived(
             PushArrived(
                 worker.index, push.sequence, push.batch, push.examples, push.finite, push.loss
@@ -55,12 +66,17 @@ class LeaderHost:
         match report:
             case Applied(version=version, pushes=pushes, at=at):
                 self._leader.applied(version, [push.version for push in pushes], at)
+            case RosterBegins(order):
+                self._board.begin(order)
             case UpdateRefused(error):
                 self._leader.fail(error.exit_code, str(error))
             case Written(directory, file):
                 self._admin.written(directory, file)
             case NotWritten(directory, error):
                 self._admin.not_written(directory, error)
+
+    def at_rest(self, call: Callable[[], None]) -> None:
+        self._leader.at_rest(call)
 
     def begin(self) -> bool:
         state = self._state
@@ -73,5 +89,7 @@ class LeaderHost:
 
     def recover(self) -> None:
         self._leader.recover(self._state.generation)
+        coordinator = self._leader.coordinator
+        self._board.recover(is_over=coordinator is None or coordinator.roster is None)
         for worker, _ in self._state.pending():
             self._carry_out(self.arrived(worker))

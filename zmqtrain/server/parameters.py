@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class ParameterAccess:
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
         self._peers.member(request)
-        self._executor.after_orders(partial(self._initialize, request, message))
+        self._at_rest(partial(self._initialize, request, message))
 
     def on_read(self, request: Request, message: Read) -> None:
         if not self._state.initialised:
@@ -52,7 +53,10 @@ class ParameterAccess:
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         if message.average and AVERAGE not in self._state.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
-        self._executor.after_orders(partial(self._show, request, message))
+        self._at_rest(partial(self._show, request, message))
+
+    def _at_rest(self, call: Callable[[], None]) -> None:
+        self._decider.at_rest(partial(self._executor.after_orders, call))
 
     def _show(self, request: Request, message: Read) -> None:
         shard = self._state.shard

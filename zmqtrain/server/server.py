@@ -25,6 +25,7 @@ from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.job import Job
+from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
 from zmqtrain.server.chief_watch import ChiefWatch
 from zmqtrain.server.decider import Decider
@@ -103,6 +104,7 @@ class ParameterServer(JobActor):
         self._shut_down = asyncio.Event()
         self._chief = ChiefWatch(config)
         self._executor: Executor | None = None
+        self._board_host: BoardHost | None = None  # where the leader is
         self._members: Members
         self._decider: Decider
 
@@ -150,6 +152,8 @@ class ParameterServer(JobActor):
             self._chief.check(self.peers)
             if self.leader is not None:
                 self.leader.watch()
+            if self._board_host is not None:
+                self._board_host.tell()
 
     @property
     def end(self) -> Shutdown | None:
@@ -247,6 +251,14 @@ class ParameterServer(JobActor):
             heartbeat_s=timing.heartbeat_s,
             crash=self.crash,
         )
+        board = self._board_host = BoardHost(
+            state,
+            report=lambda *given: leader.stepped(*given),
+            go_on=lambda: leader.go_on(),
+            end_leases=self._members.end_leases,
+            spawn=self.spawn,
+            patience_s=timing.peer_timeout_s,
+        )
         leader = self.leader = Leader(
             self.job,
             self.peers,
@@ -257,6 +269,7 @@ class ParameterServer(JobActor):
             shards=self.shards,
             workers=self.workers,
             carry_out=executor.carry_out,
+            halt=board.halt if self.board else None,
         )
         admin = self._admin = AdminApi(
             leader, self._host_status, can_save=bool(self.job.logdir), crash=self.crash
@@ -267,6 +280,7 @@ class ParameterServer(JobActor):
             admin,
             fingerprint=self.fingerprint,
             carry_out=executor.carry_out,
+            board=board,
         )
         self._members.on_life, self._members.on_end = self._decider.joined, leader.left
         if others:
@@ -317,6 +331,8 @@ class ParameterServer(JobActor):
     def _host_status(self) -> HostStatus:
         if self._executor is not None:
             self._executor.count()  # the leader has the figures of all updates so far
+        if self._board_host is not None:
+            self._board_host.tell()
         state = self.state
         task = TaskStatus(
             role=self.task.role.value,

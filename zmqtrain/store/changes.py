@@ -14,7 +14,7 @@ while nothing is noted, the kind of a change that is done, and its negative whil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -30,6 +30,7 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import (
     ACCUMULATED,
     CLOCK,
+    IN_FORCE,
     ORDERS,
     VERSION,
 )
@@ -116,6 +117,31 @@ class Changes:
             raise
         self._finish(change)
 
+    def check(self, step: int) -> None:
+        """Check that the rule can make update ``step``.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        self._update.check(step)
+
+    def begin_parts(self, numbers: Iterable[int]) -> None:
+        """Nothing of the next update of these parts is done."""
+        for number in numbers:
+            self._parts[number].begin()
+
+    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+        """Make, or finish, update ``step`` of these parts, which is not noted.
+
+        The rule is not layered and does not refuse it. The mean is of the gradients in ``buffers``,
+        which weigh the same.
+        """
+        gradients = [self._memory.gradient(buffer) for buffer in buffers]
+        mean = Mean(gradients, None, len(gradients))
+        for number in numbers:
+            self._parts[number].resume(of_sum=False)
+            self._parts[number].update(mean, step, None)
+
     def repair(self) -> Change | None:
         """Finish what a killed process left, in a segment that was adopted.
 
@@ -128,7 +154,8 @@ class Changes:
                 part.resume(of_sum=change.kind == ACCUMULATE)
             self._carry_out(change)
             self._finish(change)
-        words[CLOCK] += words[CLOCK] % 2
+        if not self._segment.board[IN_FORCE]:
+            words[CLOCK] += words[CLOCK] % 2
         return change
 
     def last(self) -> Change | None:

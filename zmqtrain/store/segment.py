@@ -28,6 +28,7 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import SegmentError
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_layout import (
+    BOARD_LINE,
     CHANGE_NBYTES,
     CLOCK,
     FIXED,
@@ -38,6 +39,7 @@ from zmqtrain.store.segment_layout import (
     MAX_WORKERS,
     PROGRESS_AT,
     PROGRESS_STRIDE,
+    SEATS,
     WORDS,
     WORDS_AT,
     SegmentLayout,
@@ -77,6 +79,7 @@ class Segment:
         whole = memoryview(memory)
         self.words = _words(memory)
         self.change = whole[layout.change_at : layout.change_at + CHANGE_NBYTES].cast("q")
+        self.board = _board(memory, layout)
         self.marks = whole[layout.marks_at : layout.marks_at + MAX_WORKERS * MARK_NBYTES]
         self.journal = whole[layout.journal_at : layout.journal_at + 2 * JOURNAL_NBYTES]
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
@@ -208,6 +211,7 @@ class Reached(Protocol):
     lane: _Lane
     nonce: str
     words: memoryview
+    board: NDArray[np.int64]
     parameters: Flat
     slots: dict[str, Flat]
 
@@ -217,6 +221,9 @@ class Reached(Protocol):
         Raises:
             SegmentError: another process holds it, or the segment has none of this number.
         """
+
+    def whole(self) -> Segment:
+        """Return all of it, to be written to as its ps does, for as long as this object lives."""
 
 
 def reach(name: str, layout: SegmentLayout) -> Reached:
@@ -252,6 +259,7 @@ class _Mapping:
         self.nonce = nonce.hex()
         memory = self._map(layout.gradients_at, 0, mmap.PROT_READ)
         self.words = _words(memory)
+        self.board = _board(memory, layout)
         self.parameters = _flat(memory, layout.parameters_at, layout.size)
         self.slots = {name: _flat(memory, at, layout.size) for name, at in layout.slots_at.items()}
 
@@ -265,6 +273,9 @@ class _Mapping:
         except OSError as error:
             raise SegmentError(f"gradient {number} is held by another process") from error
         return _flat(memory, 0, layout.size)
+
+    def whole(self) -> Segment:
+        return Segment(self._layout, self._path, self._descriptor, self.nonce)
 
     def _map(self, nbytes: int, at: int, access: int) -> mmap.mmap:
         """Map a range that the file holds: an access beyond its end would kill the process."""
@@ -287,6 +298,7 @@ class _Inside:
         self._segment = segment
         self.nonce = segment.nonce
         self.words = segment.words
+        self.board = segment.board
         self.parameters = _read_only(segment.parameters)
         self.slots = {key: _read_only(slot) for key, slot in segment.slots.items()}
 
@@ -294,6 +306,9 @@ class _Inside:
         if self._segment.holders.setdefault(number, self) is not self:
             raise SegmentError(f"gradient {number} is held by another task")
         return self._segment.gradient(number)
+
+    def whole(self) -> Segment:
+        return self._segment
 
 
 def is_owned(path: Path) -> bool:
@@ -357,6 +372,10 @@ def _read_only(flat: Flat) -> Flat:
 
 def _words(memory: mmap.mmap) -> memoryview:
     return memoryview(memory)[WORDS_AT : WORDS_AT + 8 * WORDS].cast("q")
+
+
+def _board(memory: mmap.mmap, layout: SegmentLayout) -> NDArray[np.int64]:
+    return np.frombuffer(memory, np.int64, BOARD_LINE * (1 + SEATS), layout.board_at)
 
 
 def _check_layout(name: str, layout: SegmentLayout, size: int, slots: int) -> None:

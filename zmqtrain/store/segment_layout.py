@@ -5,6 +5,7 @@ for gradients are locked one by one:
 
     header        magic, layout version, nonce; then the words that change, named below
     change        the update under way: see changes.py
+    board         words of the workers that make steps by themselves: see board.py
     marks         each worker's last request and answer: see marks.py and server/state.py
     journal       what the leader decided: see journal.py
     redo          for each part of the shard, new values of a block of its parameters and of every
@@ -26,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 10
+LAYOUT_VERSION = 11
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -73,6 +74,18 @@ JOURNAL_ROOM_NBYTES = 256 << 10
 """What a half is filled with at least: some 8,000 events, replayed in a fraction of a second.
 """
 
+SEATS = 64
+"""Workers at most that make steps by themselves."""
+
+MAX_STEPS = 1 << 30
+"""Steps that they make at most, until the ps has its say again."""
+
+IN_FORCE = 1
+"""Word of the board: whether such workers change the shard."""
+
+BOARD_LINE = 16
+"""Words of a line of the board, 128 bytes: two workers that write share no cache line."""
+
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""
 
@@ -102,7 +115,8 @@ class SegmentLayout:
         self.redo_size = min(REDO_SIZE, max(size, 1))
         self.stride = _pages(4 * size)
         self.change_at = PAGE
-        self.marks_at = self.change_at + _pages(CHANGE_NBYTES)
+        self.board_at = self.change_at + _pages(CHANGE_NBYTES)
+        self.marks_at = self.board_at + _pages(8 * BOARD_LINE * (1 + SEATS))
         self.journal_at = self.marks_at + _pages(MAX_WORKERS * MARK_NBYTES)
         self.redo_at = self.journal_at + _pages(2 * JOURNAL_NBYTES)
         self.factors_at = self.redo_at + _pages(self._redo_stride * len(self.parts))

@@ -5,7 +5,7 @@ All arithmetic on parameters happens here. Nothing here decides; the orders come
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
@@ -170,6 +171,30 @@ class Shard:
         examples = before + sum(one.examples for one in staged)
         unit = self._batch_size if before or kind == ACCUMULATE else staged[0].examples
         self._changes.make(Change(kind, staged, examples, unit, self.version, before > 0, order))
+
+    def take_over_rate(self) -> None:
+        """Use the learning rate that another process has set in the segment, if one has."""
+        if self.learning_rate is not None:
+            self._changes = self._bind()
+
+    def can_update(self, examples: int, step: int) -> bool:
+        """Say whether update ``step`` can be made by parts, of gradients of so many examples.
+
+        They have to weigh the same, and the rule needs a learning rate for it.
+        """
+        try:
+            self._changes.check(step)
+        except ConfigError:
+            return False
+        return examples == self._batch_size
+
+    def begin_parts(self, numbers: Iterable[int]) -> None:
+        """Nothing of the next update of these parts is done."""
+        self._changes.begin_parts(numbers)
+
+    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+        """Make, or finish, update ``step`` of these parts: by the mean of these gradients."""
+        self._changes.update_parts(numbers, buffers, step)
 
 
 def segment_layout(layout: ShardLayout, update: Update) -> SegmentLayout:

@@ -267,12 +267,13 @@ class Order:
     ``workers``: those concerned (all contributors, in summing order, for reduce). ``text``: the
     reason of a drop, the spec of a switch, the directory of a snapshot, the learning rate ("": the
     optimizer's own). An admission answers the pull of a worker's life ``incarnation``, a release
-    its push ``sequence``.
+    its push ``sequence``. A roster makes up to ``sequence`` steps by itself; ``batches``: the
+    first that nobody was given.
     """
 
     kind: Literal[
         "apply", "accumulate", "reduce", "drop",
-        "admit", "release", "switch", "snapshot", "leave", "rate",
+        "admit", "release", "switch", "snapshot", "leave", "rate", "roster",
     ]  # fmt: skip
     workers: tuple[int, ...] = ()
     text: str = ""

@@ -59,18 +59,24 @@ def compiled(trace: Trace, *, guarded: bool) -> Loop:
         NotImplementedError: the formula uses what has no counterpart here.
     """
     function = _function(trace, guarded)
+    module, engine = engine_of(function.module)
+    address = engine.get_function_address(function.name)
+    types = [_IN_C[argument.type] for argument in function.args]
+    run: Any = ctypes.CFUNCTYPE(None, *types)(address)
+    return Loop(run, module, engine)
+
+
+def engine_of(source: ir.Module) -> tuple[llvm.ModuleRef, llvm.ExecutionEngine]:
+    """Compile a module; return it as LLVM optimised it, and the owner of the compiled code."""
     with _lock:
-        module, machine = llvm.parse_assembly(str(function.module)), target_machine()
+        module, machine = llvm.parse_assembly(str(source)), target_machine()
         module.triple, module.data_layout = machine.triple, str(machine.target_data)
         options = llvm.create_pipeline_tuning_options(speed_level=3)
         passes = llvm.create_pass_builder(machine, options)
         passes.getModulePassManager().run(module, passes)
         engine = llvm.create_mcjit_compiler(module, machine)
         engine.finalize_object()
-        address = engine.get_function_address(function.name)
-    types = [_IN_C[argument.type] for argument in function.args]
-    run: Any = ctypes.CFUNCTYPE(None, *types)(address)
-    return Loop(run, module, engine)
+    return module, engine
 
 
 def target_machine() -> llvm.TargetMachine:

@@ -1,0 +1,226 @@
+"""What a roster makes is what the coordinator would have decided step by step."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived, Stepped
+from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.coordination.state import pack, unpack
+from zmqtrain.policies import make_policy
+from zmqtrain.wire.messages import Close, Extend, Order
+
+EXAMPLES = 10
+
+
+def coordinator(workers: int, *, makes_rosters: bool = True, **fields: Any) -> Coordinator:
+    policy = make_policy(fields.pop("policy", "sync-replicas"))
+    given = {"steps": 50, "lookahead": 1, "shards": 1, "workers": workers} | fields
+    return Coordinator(policy, makes_rosters=makes_rosters, **given)
+
+
+class Job:
+    """A coordinator, and workers that compute what they hold in order, with their sequences."""
+
+    def __init__(self, made: Coordinator) -> None:
+        self.made = made
+        self.sequences: dict[int, int] = {}
+        self.orders: list[Order] = []
+
+    def join(self, worker: int, *, on_board: bool = True) -> None:
+        self.sequences[worker] = 0
+        self._handle(Joined(worker, 1))
+        self._handle(PullArrived(worker, on_board))
+
+    def leave(self, worker: int) -> None:
+        self._handle(Left(worker))
+
+    def push(self, worker: int) -> None:
+        self.sequences[worker] += 1
+        batch = self.made.ledger.leases[worker][0]
+        loss = loss_of(batch)
+        self._handle(PushArrived(worker, self.sequences[worker], batch, EXAMPLES, True, loss))
+
+    def step(self) -> None:
+        for worker in sorted(self.made.workers_by_state["computing"]):
+            self.push(worker)
+
+    def end_roster(self, steps: int) -> list[int]:
+        """The roster makes so many steps; return the batches that they were of."""
+        roster = self.made.roster
+        assert roster is not None
+        held = {worker: list(self.made.ledger.leases[worker]) for worker in roster.workers}
+        counted, following = [], roster.next_batch
+        for _ in range(steps):
+            for worker in roster.workers:
+                held[worker].append(following)
+                following += 1
+                counted.append(held[worker].pop(0))
+        losses = EXAMPLES * sum(map(loss_of, counted))
+        self._handle(Stepped(steps, EXAMPLES * len(counted), losses, over=True))
+        return counted
+
+    def _handle(self, event: Any) -> None:
+        self.orders = self.made.handle(unpack(pack(event)))
+
+    @property
+    def rosters(self) -> list[Order]:
+        return [order for order in self.orders if order.kind == "roster"]
+
+
+def loss_of(batch: int) -> float:
+    return batch % 7 / 8
+
+
+def state(made: Coordinator) -> dict[str, Any]:
+    ledger = made.ledger
+    return {
+        "version": made.version,
+        "applied": made.applied,
+        "policy": vars(made.policy),
+        "states": made.workers_by_state,
+        "leases": ledger.leases,
+        "next": ledger.next_batch,
+        "open": ledger.open_batches(),
+        "outstanding": ledger.outstanding,
+        "examples": (ledger.examples, ledger.pass_examples),
+        "loss": pytest.approx(ledger.pass_loss),
+        "finished": made.finished,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    lookahead=st.integers(0, 3),
+    limit=st.none() | st.integers(5, 150),
+    aggregate=st.sampled_from(["", ":aggregate=2"]),
+)
+def test_rosters_leave_the_coordinator_as_steps_by_messages_do(
+    seed: int, lookahead: int, limit: int | None, aggregate: str
+) -> None:
+    chosen = random.Random(seed)
+    fields = {"lookahead": lookahead, "policy": f"sync-replicas{aggregate}"}
+    one, other = (
+        Job(coordinator(2, makes_rosters=makes, ledger=Ledger(limit=limit), **fields))
+        for makes in (True, False)
+    )
+    for worker in (0, 1):
+        for job in (one, other):
+            job.join(worker)
+    for turn in range(40):
+        if one.made.roster is not None:
+            steps = chosen.randint(0, min(one.made.roster.steps, 12))
+            one.end_roster(steps)
+            for _ in range(steps):
+                other.step()
+        elif chosen.random() < 0.2:
+            worker = chosen.choice([0, 1, 2, 3])
+            action = Job.leave if worker in one.made.members else Job.join
+            for job in (one, other):
+                action(job, worker)
+        elif computing := sorted(one.made.workers_by_state["computing"]):
+            worker = chosen.choice(computing)
+            for job in (one, other):
+                job.push(worker)
+        assert state(one.made) == state(other.made), f"turn {turn}"
+
+
+def test_roster_begins_with_the_order_that_comes_before_all_are_released() -> None:
+    job = Job(coordinator(2))
+    job.join(1)
+    assert not job.orders
+    job.join(0)
+    kinds = [(order.kind, order.workers) for order in job.orders]
+    assert kinds == [("roster", (0, 1)), ("admit", (0,)), ("admit", (1,))]
+    (roster,) = job.rosters
+    assert (roster.sequence, roster.batches) == (49, (4,))
+
+
+def test_roster_counts_again_what_is_told_twice_only_once() -> None:
+    job = Job(coordinator(1))
+    job.join(0)
+    for over in (False, False, True, True):
+        job.made.handle(Stepped(3, 30, 1.5, over=over))
+    assert job.made.version == 3
+    assert job.made.applied == 3
+    assert (job.made.ledger.examples, job.made.ledger.pass_loss) == (30, 1.5)
+    assert job.made.ledger.leases == {0: [3, 4]}
+
+
+def test_last_step_and_the_last_batches_of_a_pass_are_decided_one_by_one() -> None:
+    last = Job(coordinator(2, steps=2))
+    last.join(0)
+    last.join(1)
+    assert last.rosters[0].sequence == 1
+    at_end = Job(coordinator(2, steps=1))
+    at_end.join(0)
+    at_end.join(1)
+    assert not at_end.rosters
+    pass_end = Job(coordinator(2, ledger=Ledger(limit=9)))
+    pass_end.join(0)
+    pass_end.join(1)
+    assert pass_end.rosters[0].sequence == 2
+
+
+@pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=1"])
+def test_other_policies_have_no_rosters(policy: str) -> None:
+    job = Job(coordinator(2, policy=policy))
+    job.join(0)
+    job.join(1)
+    job.step()
+    assert not job.rosters
+
+
+def test_worker_that_is_not_on_the_board_keeps_all_from_it() -> None:
+    job = Job(coordinator(2))
+    job.join(0)
+    job.join(1, on_board=False)
+    job.step()
+    assert not job.rosters
+    job.leave(1)
+    for _ in range(2):  # the batches that came back go first
+        assert not job.rosters
+        job.step()
+    assert job.rosters[0].workers == (0,)
+
+
+def test_batches_that_came_back_are_counted_before_a_roster_begins() -> None:
+    job = Job(coordinator(3))
+    for worker in range(3):
+        job.join(worker)
+    job.end_roster(0)
+    job.leave(1)
+    assert job.made.ledger.returned == [1, 4]
+    job.step()
+    assert job.rosters[0].batches == (6,)
+    assert job.made.ledger.leases == {0: [3, 1], 2: [5, 4]}
+
+
+def test_run_that_ends_has_no_rosters() -> None:
+    job = Job(coordinator(2))
+    job.join(0)
+    job.join(1)
+    job.end_roster(2)
+    job.made.handle(Close())
+    job.step()
+    assert not job.rosters
+    assert job.made.finished
+
+
+def test_next_pass_begins_with_a_roster() -> None:
+    job = Job(coordinator(2, ledger=Ledger(limit=4)))
+    job.join(0)
+    job.join(1)
+    assert not job.rosters
+    job.step()
+    job.step()
+    assert job.made.is_pass_over
+    orders = job.made.handle(Extend(40))
+    assert [order.kind for order in orders] == ["switch", "roster", "release", "release"]

@@ -1,0 +1,369 @@
+"""The board: members that make steps by themselves, killed anywhere, against a ps's updates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kills import dying_at
+from zmqtrain.optim import SGD, Adam, Flat, Update, redo
+from zmqtrain.store import board as boards
+from zmqtrain.store import changes, parts, words
+from zmqtrain.store import segment_layout as segments
+from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat, owned
+from zmqtrain.store.layout import ShardLayout, Variable
+from zmqtrain.store.placement import place
+from zmqtrain.store.segment import Segment
+from zmqtrain.store.segment_layout import CLOCK
+from zmqtrain.store.shard import Shard, segment_layout
+
+VARIABLES = (
+    Variable("w", (3000,)),
+    Variable("b", (1005,)),
+    Variable("mean", (7,), "float32", "state"),
+    Variable("count", (2,), "int64", "state"),
+)
+UPDATE = Update(Adam(0.1), l2=0.01, moving_average=0.9, fused=False)
+BEGAN = 5
+INTERRUPTED = (boards.__file__, changes.__file__, parts.__file__, redo.__file__)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the trained elements in four; a part takes two blocks."""
+    monkeypatch.setattr(segments, "PART_SIZE", 1024)
+    monkeypatch.setattr(segments, "REDO_SIZE", 600)
+
+
+def layout() -> ShardLayout:
+    return place(VARIABLES, 1, partition_nbytes=0)[0]
+
+
+def gradient(step: int, member: int) -> Flat:
+    return np.random.default_rng((step, member)).standard_normal(layout().size, np.float32)
+
+
+def begin(path: Path | None = None, update: Update = UPDATE) -> Shard:
+    """Make a shard at version ``BEGAN``."""
+    memory = segment_layout(layout(), update)
+    segment = Segment.private(memory) if path is None else Segment.create(memory, path)
+    shard = Shard(layout(), update, segment, safe=True, batch_size=10)
+    shard.initialize(np.ones(layout().size, np.float32), version=BEGAN)
+    return shard
+
+
+def expected(members: int, steps: int, update: Update = UPDATE) -> tuple[bytes, ...]:
+    """Return what a ps makes of these gradients."""
+    shard = begin(update=update)
+    for step in range(steps):
+        for member in range(members):
+            shard.segment.gradient(member)[:] = gradient(step, member)
+            shard.stage(member, member, examples=10)
+        shard.reduce(tuple(range(members)))
+    return contents(shard)
+
+
+def contents(shard: Shard) -> tuple[bytes, ...]:
+    return tuple(array.tobytes() for array in (shard.parameters, *shard.slots.values()))
+
+
+def opened(shard: Shard, members: int, steps: int = 100) -> Board:
+    board = Board(shard.segment)
+    board.open(BEGAN, steps, 40, [Holder(member, 7, member) for member in range(members)])
+    return board
+
+
+def seat(shard: Shard, member: int) -> Seat:
+    """Return a seat as a process of its own has it."""
+    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    found = Board(shard.segment).seat_of(member, 7, own)
+    assert found is not None
+    return found
+
+
+def make_ready(shard: Shard, member: Seat) -> bool:
+    shard.segment.gradient(member.place)[:] = gradient(member.steps, member.place)
+    return member.offer(10, 0.5)
+
+
+@given(sizes=st.lists(st.integers(0, 10), min_size=1, max_size=12), members=st.integers(1, 17))
+def test_every_part_has_one_owner_and_nobody_much_more_than_a_share(
+    sizes: list[int], members: int
+) -> None:
+    found = owned(sizes, members)
+    assert len(found) == members
+    assert [part for own in found for part in own] == list(range(len(sizes)))
+    for own in found:
+        assert sum(sizes[part] for part in own) <= sum(sizes) / members + max(sizes)
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "late"),
+    [
+        ((4, 6, 8), 4, -1),
+        ((4, 6, 8), 6, 0),
+        ((6, 4, 4), 6, 1),
+        ((4, 5, 8), 6, 1),  # taken goes first
+        ((4, 5, 8), 4, -1),
+        ((5, 4, 5), 6, 2),
+        ((-1,), 0, 0),
+    ],
+)
+def test_word_that_is_behind_is_found(values: tuple[int, ...], target: int, late: int) -> None:
+    memory = np.zeros((len(values), 3), np.int64)
+    memory[:, 1] = values
+    assert words.behind(memory[0, 1:].ctypes.data, len(values), 3, target) == late
+
+
+def test_word_is_changed_only_by_who_knows_its_value() -> None:
+    memory = np.array([3], np.int64)
+    assert not words.swap(memory.ctypes.data, 2, 9)
+    assert words.swap(memory.ctypes.data, 3, 1 << 40 | 9)
+    assert memory[0] == 1 << 40 | 9
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 6])
+def test_steps_on_the_board_give_the_bits_of_a_ps(members: int) -> None:
+    shard = begin()
+    board = opened(shard, members)
+    seats = [seat(shard, member) for member in range(members)]
+    batches = []
+    for step in range(4):
+        for each in seats:
+            assert make_ready(shard, each)
+            assert (each.missing(MADE) < 0) == (each.place == members - 1)
+        for each in reversed(seats):
+            each.update()
+            assert (each.missing(DONE) < 0) == (each.place == 0)
+        batches += [each.end_step() for each in seats]
+        assert board.made == board.sealed == step + 1
+        assert not board.is_over
+        assert shard.segment.words[CLOCK] % 2 == 1
+    assert batches == list(range(40, 40 + 4 * members))
+    assert board.figures(0, 4) == (40, 20.0, 0.5)
+    assert board.figures(0, 3) == (30, 15.0, 0.5)
+    board.take(0)
+    assert board.is_over
+    board.close()
+    assert shard.version == BEGAN + 4
+    assert contents(shard) == expected(members, 4)
+    assert shard.segment.words[CLOCK] % 2 == 0
+
+
+def test_member_whose_seat_is_taken_makes_no_gradient_ready() -> None:
+    shard = begin()
+    board = opened(shard, 2)
+    first, second = seat(shard, 0), seat(shard, 1)
+    assert make_ready(shard, first)
+    board.take(1)
+    assert not make_ready(shard, second)
+    assert first.missing(MADE) == 1
+    assert first.is_over(1)
+    assert board.is_over
+    assert (board.made, board.sealed) == (0, 0)
+
+
+def test_gradient_that_was_ready_when_its_seat_was_taken_counts() -> None:
+    shard = begin()
+    board = opened(shard, 2)
+    first, second = seat(shard, 0), seat(shard, 1)
+    assert make_ready(shard, first)
+    board.take(0)
+    assert not board.is_over
+    assert make_ready(shard, second)
+    assert second.missing(MADE) == -1
+    assert not board.is_over
+    second.update()
+    assert board.lacks(0)
+    board.finish(0, shard)
+    assert board.is_over
+    assert contents(shard) == expected(2, 1)
+
+
+def test_late_member_of_an_older_roster_changes_nothing() -> None:
+    shard = begin()
+    board = opened(shard, 2)
+    late = seat(shard, 0)
+    board.take(0)
+    board.close()
+    opened(shard, 2)
+    assert not make_ready(shard, late)
+    assert board.made == 0
+    assert seat(shard, 0).missing(MADE) == 0
+    assert Board(shard.segment).seat_of(0, 6, shard) is None
+
+
+def test_gradient_that_weighs_less_is_pushed() -> None:
+    shard = begin()
+    opened(shard, 1)
+    assert not seat(shard, 0).offer(9, 0.5)
+    assert seat(shard, 0).offer(10, 0.5)
+
+
+def test_member_uses_the_learning_rate_that_the_ps_was_given() -> None:
+    shard = begin(update=Update(SGD(0.1), fused=False))
+    opened(shard, 1)
+    own = Shard(shard.layout, shard.rule, shard.segment, safe=True, batch_size=10)
+    shard.learning_rate = 0.0
+    only = Board(shard.segment).seat_of(0, 7, own)
+    assert only is not None
+    assert make_ready(shard, only)
+    only.update()
+    assert (shard.parameters[: layout().trained] == 1).all()
+
+
+def test_roster_ends_with_its_last_step() -> None:
+    shard = begin()
+    board = opened(shard, 1, steps=1)
+    only = seat(shard, 0)
+    assert make_ready(shard, only)
+    only.update()
+    only.end_step()
+    assert not make_ready(shard, only)
+    board.take(0)
+    assert board.is_over
+    assert board.made == 1
+
+
+def test_member_that_is_gone_before_the_roster_begins_ends_it() -> None:
+    shard = begin()
+    board = Board(shard.segment)
+    board.open(BEGAN, 9, 0, [Holder(0, 7, 0), Holder(1, 0, -1)])
+    assert board.is_over
+    board.close()
+    assert shard.version == BEGAN
+
+
+def deaths(path: Path) -> Iterator[tuple[int, Shard, Board, Seat]]:
+    """Yield (line, shard, board, survivor) for a death of member 0 at every line of a step."""
+    line = 0
+    while True:
+        shard = begin(path)
+        board = opened(shard, 2)
+        dying, survivor = seat(shard, 0), seat(shard, 1)
+        assert make_ready(shard, survivor)
+
+        def step(dying: Seat = dying, shard: Shard = shard) -> None:
+            make_ready(shard, dying)
+            dying.update()
+            dying.end_step()
+
+        died = dying_at(line, step, INTERRUPTED)
+        yield line, shard, board, survivor
+        shard.segment.remove()
+        if not died:
+            return
+        line += 1
+
+
+def test_step_of_a_member_killed_at_any_line_is_made_or_never_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    found = {True: 0, False: 0}
+    initial, after = expected(2, 0), expected(2, 1)
+    for _, shard, board, survivor in deaths(tmp_path / "board"):
+        board.take(0)
+        is_made = survivor.missing(MADE) < 0
+        if is_made:
+            survivor.update()
+        else:
+            assert survivor.is_over(survivor.missing(MADE))
+        if board.lacks(0):
+            board.finish(0, shard)
+        assert board.is_over
+        board.close()
+        assert shard.version == BEGAN + is_made
+        assert contents(shard) == (after if is_made else initial)
+        found[is_made] += 1
+    assert min(found.values()) > 10
+
+
+def test_slice_whose_finisher_is_killed_too_is_finished_by_the_next(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    after, line = expected(2, 1), 0
+    while True:
+        shard = begin(tmp_path / "board")
+        board = opened(shard, 2)
+        dying, survivor = seat(shard, 0), seat(shard, 1)
+        make_ready(shard, dying)
+        make_ready(shard, survivor)
+        assert dying_at(60, dying.update, INTERRUPTED)
+        survivor.update()
+        board.take(0)
+        died = dying_at(line, lambda: board.finish(0, shard), INTERRUPTED)  # noqa: B023
+        if died and board.lacks(0):
+            board.finish(0, shard)
+        assert board.is_over
+        assert contents(shard) == after
+        shard.segment.remove()
+        if not died:
+            return
+        line += 7
+
+
+@dataclass
+class Member:
+    """A member that computes, waits and updates in small moves, in any order with others."""
+
+    seat: Seat
+    shard: Shard
+    pushes: dict[int, int]  # member -> step of the gradient that it pushes at the end
+
+    def live(self) -> Iterator[None]:
+        while True:
+            yield
+            if not make_ready(self.shard, self.seat):
+                break
+            yield
+            while (late := self.seat.missing(MADE)) >= 0:
+                if self.seat.is_over(late):
+                    self.pushes[self.seat.place] = self.seat.steps
+                    return
+                yield
+            yield
+            self.seat.update()
+            while self.seat.missing(DONE) >= 0:
+                yield
+            self.seat.end_step()
+        self.pushes[self.seat.place] = self.seat.steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(members=st.integers(1, 4), seed=st.integers(0, 2**32), dying=st.integers(0, 2))
+def test_members_in_any_order_that_die_anywhere_agree_on_every_step(
+    members: int, seed: int, dying: int
+) -> None:
+    chosen = random.Random(seed)
+    update = Update(SGD(0.1), fused=False)
+    shard = begin(update=update)
+    board = opened(shard, members)
+    pushes: dict[int, int] = {}
+    alive = {place: Member(seat(shard, place), shard, pushes).live() for place in range(members)}
+    dead: set[int] = set()
+    for turn in range(400):
+        if turn == 300:
+            for place in range(members):
+                board.take(place)
+        if alive and len(dead) < dying and chosen.random() < 0.01:
+            dead.add(chosen.choice(sorted(alive)))
+        for place in dead:
+            alive.pop(place, None)
+            board.take(place)
+            if board.lacks(place):
+                board.finish(place, shard)
+        if alive:
+            place = chosen.choice(sorted(alive))
+            if next(alive[place], "over") == "over":
+                del alive[place]
+    assert not alive
+    assert board.is_over
+    assert set(pushes) == set(range(members)) - dead
+    assert set(pushes.values()) <= {board.made}
+    board.close()
+    assert contents(shard) == expected(members, shard.version - BEGAN, update)

@@ -1,0 +1,203 @@
+"""The exchange over the board: workers of one host make steps in its ps's memory by themselves.
+
+Whenever the ps has its say (at the begin, when someone joins, leaves or dies, for a checkpoint) the
+workers push by messages, as ever. With the answer they find their seats on the board, and go on
+there until one is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from zmqtrain.actors.link import Link
+from zmqtrain.actors.task import JobActor
+from zmqtrain.compute.offload import Offload
+from zmqtrain.errors import ConfigError
+from zmqtrain.exchanges.parameter_server import ParameterServerExchange
+from zmqtrain.store.board import DONE, MADE, Board, Seat
+from zmqtrain.store.shard import Shard
+from zmqtrain.training.exchange import Membership, StepReport, StepResult
+
+LOOK_S = 50e-6
+"""For so long a word is looked at again and again: others are seldom further apart."""
+
+BLOCK_S = 0.002
+"""For so long the event loop may stand still: for a wait, or without a turn between two steps."""
+
+WAIT_S = 0.1
+"""A thread waits for so long at once; between two waits the ps may have been given up."""
+
+TURNS = 8
+"""Of the event loop, for workers of one process, before a thread waits."""
+
+
+class BoardExchange:
+    """One worker's exchange with the board of a ps."""
+
+    def __init__(self, actor: JobActor, links: Sequence[Link]) -> None:
+        """``links``: one, to the ps."""
+        self._actor = actor
+        (self._link,) = links
+        self._messages = ParameterServerExchange(actor, links)
+        self._seat: Seat | None = None
+        self._place: tuple[Board, Shard] | None = None  # of this membership, once it was needed
+        self._updating = Offload("update")
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="wait")
+        self._turned_at = 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        return self._messages.is_finished
+
+    async def join(self) -> Membership:
+        self._seat = self._place = None
+        membership = await self._messages.join()
+        if self._messages.lanes[0].reached is None:
+            raise ConfigError(
+                f"exchange is board, but tensors travel to {self._link.peer} by tcp; expected all "
+                "tasks on one host, with room in shared memory; use exchange auto"
+            )
+        self._take_seat()
+        return membership
+
+    def begin(self) -> None:
+        if self._seat is None:
+            self._messages.begin()
+
+    def written(self, names: Sequence[str]) -> None:
+        if self._seat is None:
+            self._messages.written(names)
+
+    def finish(self, report: StepReport) -> Awaitable[StepResult]:
+        seat = self._seat
+        if seat is None:
+            return self._push(report)
+        if report.finite and seat.offer(report.examples, report.loss):
+            return self._step(seat, report)
+        return self._push_after_all(report)
+
+    async def wait_for_end(self) -> None:
+        await self._messages.wait_for_end()
+
+    def leave(self, reason: str) -> None:
+        self._messages.leave(reason)
+        self._waiting.shutdown(wait=False)
+        self._updating.close()
+
+    def _push(self, report: StepReport) -> Awaitable[StepResult]:
+        return self._seated(self._messages.finish(report))
+
+    def _push_after_all(self, report: StepReport) -> Awaitable[StepResult]:
+        """The roster is over, or ends by what this push tells the ps."""
+        self._seat = None
+        self._messages.begin()
+        return self._push(report)
+
+    async def _seated(self, answer: Awaitable[StepResult]) -> StepResult:
+        result = await answer
+        self._take_seat()
+        return result
+
+    def _take_seat(self) -> None:
+        """Look on the board whether a roster has begun."""
+        actor, reached = self._actor, self._messages.lanes[0].reached
+        if self._place is None and reached is not None:
+            segment, job = reached.whole(), actor.job
+            is_shared = segment.path is not None
+            layout, size = job.layouts(1)[0], job.batch_size
+            shard = Shard(layout, job.update(), segment, safe=is_shared, batch_size=size)
+            self._place = Board(segment), shard
+        if self._place is not None:
+            board, shard = self._place
+            self._seat = board.seat_of(actor.task.index, actor.incarnation, shard)
+
+    async def _step(self, seat: Seat, report: StepReport) -> StepResult:
+        began_at = time.perf_counter()
+        if not await self._until(seat, MADE):
+            return await self._push_after_all(report)
+        held_s = time.perf_counter() - began_at
+        await self._updating.run(seat.update)
+        began_at = time.perf_counter()
+        await self._until(seat, DONE)
+        batch = seat.end_step()
+        self._messages.versions[0] = seat.version
+        self._messages.take_in_exact()
+        held_s += await self._turn() - began_at
+        return StepResult("applied", (batch,), held_s=held_s)
+
+    async def _turn(self) -> float:
+        """Let the event loop have a turn if it has had none for long; return the time."""
+        now = time.perf_counter()
+        if now - self._turned_at > BLOCK_S:
+            await asyncio.sleep(0)
+            now = self._turned_at = time.perf_counter()
+        return now
+
+    async def _until(self, seat: Seat, word: int) -> bool:
+        """Wait until all have raised a word; False: someone will not make a gradient ready.
+
+        Raises:
+            FencedError, PeerLostError: the ps does not know us any more, or is given up.
+        """
+        late = await self._shortly(seat, word)
+        if late < 0 or self._is_over(seat, word, late):
+            return late < 0
+        loop, entered = asyncio.get_running_loop(), None
+        try:
+            while late >= 0 and not self._is_over(seat, word, late):
+                if entered is None or entered[0] != late:
+                    self._end_wait(entered)
+                    entered = late, self._begin_wait(seat, word, late)
+                wait = partial(seat.wait, late, word, WAIT_S)
+                await loop.run_in_executor(self._waiting, wait)
+                self._link.check()
+                late = seat.missing(word)
+        finally:
+            self._end_wait(entered)
+        self._turned_at = time.perf_counter()
+        return late < 0
+
+    async def _shortly(self, seat: Seat, word: int) -> int:
+        """Look for a short time; return whose word is missing then, -1: nobody's."""
+        late = seat.missing(word)
+        if seat.is_private:  # the others need this event loop
+            for _ in range(TURNS):
+                if late < 0:
+                    break
+                await asyncio.sleep(0)
+                late = seat.missing(word)
+            return late
+        until = time.perf_counter() + LOOK_S
+        while late >= 0 and time.perf_counter() < until:
+            late = seat.missing(word)
+        until += BLOCK_S
+        while late >= 0 and not self._is_over(seat, word, late):
+            left_s = until - time.perf_counter()
+            if left_s <= 0:
+                break
+            seat.wait(late, word, left_s)
+            late = seat.missing(word)
+        return late
+
+    @staticmethod
+    def _is_over(seat: Seat, word: int, late: int) -> bool:
+        return word == MADE and seat.is_over(late)
+
+    def _begin_wait(self, seat: Seat, word: int, late: int) -> int:
+        worker, step, lease_s = seat.holders[late].worker, seat.version, self._actor.timing.lease_s
+        if word == MADE:
+            reason = (
+                f"step {step} lacks its gradient; if it dies, or is silent for {lease_s:g} s, the "
+                "others go on without it"
+            )
+        else:
+            reason = f"step {step} lacks its update; if it dies, the ps finishes that"
+        return self._actor.waits.begin(f"worker {worker}", reason)
+
+    def _end_wait(self, entered: tuple[int, int] | None) -> None:
+        if entered is not None:
+            self._actor.waits.end(entered[1])

@@ -1,0 +1,163 @@
+"""The ps's part in a roster: it opens the board, looks after the dead, and ends the roster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from zmqtrain.coordination.events import Stepped
+from zmqtrain.errors import PeerLostError
+from zmqtrain.server.members import within
+from zmqtrain.server.state import ShardState
+from zmqtrain.store import words
+from zmqtrain.store.board import Board, Holder
+from zmqtrain.wire.messages import Order
+
+LOOK_S = 0.05
+"""Between two looks whether all members live."""
+
+SOON_S = 0.002
+"""The same while a roster ends."""
+
+NOBODY = Holder(-1, 0, -1)
+
+
+class BoardHost:
+    """Opens the board for the leader's rosters, and tells the leader how far they are."""
+
+    def __init__(
+        self,
+        state: ShardState,
+        *,
+        report: Callable[[Stepped, Mapping[int, float]], None],
+        go_on: Callable[[], None],
+        end_leases: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], bool],
+        patience_s: float,
+    ) -> None:
+        """``report`` is given how far a roster is, and the last loss of each worker.
+
+        ``go_on`` is called when one is over and the shard is at rest. ``end_leases``: find out who
+        has died. ``patience_s``: for a member that lives, but does not end its update.
+        """
+        self._state = state
+        self._board = Board(state.shard.segment)
+        self._report = report
+        self._go_on = go_on
+        self._end_leases = end_leases
+        self._spawn = spawn
+        self._patience_s = patience_s
+        self._unopened: list[int | None] = []  # halts of the roster that is ordered, not open
+        self._ends = asyncio.Event()  # the roster does
+        self._is_watched = False
+        self._stuck_since: float | None = None
+
+    def reaches(self, index: int) -> bool:
+        """Say whether a worker has the shard mapped, and what it does there outlives it."""
+        worker, shard = self._state.workers.get(index), self._state.shard
+        survives = shard.safe or shard.segment.path is None
+        is_mapped = worker is not None and worker.lane in ("memory", "shm")
+        return is_mapped and survives and words.are_there()
+
+    def begin(self, order: Order) -> None:
+        """Put a roster in force, before its members are released."""
+        lives = [self._state.workers.get(index) for index in order.workers]
+        holders = [
+            NOBODY if life is None else Holder(life.index, life.incarnation, life.buffer)
+            for life in lives
+        ]
+        (next_batch,) = order.batches
+        self._board.open(self._state.version, order.sequence, next_batch, holders)
+        self._ends.clear()
+        self._watch_over()
+        halts, self._unopened = self._unopened, []
+        for worker in halts:
+            self.halt(worker)
+
+    def recover(self, *, is_over: bool) -> None:
+        """Go on where a killed ps was; ``is_over``: the leader knows that the roster is."""
+        if self._board.in_force and is_over:
+            self._board.close()
+        elif self._board.in_force:
+            self._watch_over()
+
+    def halt(self, worker: int | None = None) -> None:
+        """End the roster with the step under way; a ``worker``: as soon as its word allows.
+
+        A worker that has died may have made its gradient ready: then the step under way counts it.
+        """
+        if not self._board.in_force:
+            self._unopened.append(worker)
+            return
+        for place, holder in enumerate(self._board.holders):
+            if worker in (None, holder.worker):
+                self._board.take(place)
+        self._ends.set()
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell the leader how far the roster is, and whether it is over."""
+        board = self._board
+        if not board.in_force:
+            return
+        self._finish_for_the_dead()
+        over = board.is_over
+        steps = board.made if over else board.sealed
+        figures = {
+            holder.worker: board.figures(place, steps) for place, holder in enumerate(board.holders)
+        }
+        examples = sum(each.examples for each in figures.values())
+        loss = sum(each.loss for each in figures.values())
+        losses = {worker: each.last for worker, each in figures.items()}
+        self._report(Stepped(steps, examples, loss, over), losses if steps else {})
+        if over:
+            board.close()
+            self._go_on()
+
+    def _watch_over(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._spawn(self._watch())
+
+    async def _watch(self) -> None:
+        while self._board.in_force:
+            if await within(LOOK_S, self._ends):
+                await asyncio.sleep(SOON_S)
+                self.tell()
+            else:
+                self._look()
+        self._is_watched = False
+
+    def _look(self) -> None:
+        """End the leases of members that have died."""
+        segment, board = self._state.shard.segment, self._board
+        holders = enumerate(board.holders)
+        here = [holder.buffer for place, holder in holders if not board.is_taken(place)]
+        if segment.path is not None and not all(map(segment.is_held, here)):
+            self._end_leases()
+
+    def _finish_for_the_dead(self) -> None:
+        """Do what dead members left undone of a step that all gradients are ready for.
+
+        Raises:
+            PeerLostError: a member that lives does not end its update.
+        """
+        board, segment, now = self._board, self._state.shard.segment, time.monotonic()
+        stuck = [place for place, _ in enumerate(board.holders) if board.lacks(place)]
+        for place in stuck:
+            holder = board.holders[place]
+            if not board.is_taken(place):
+                continue
+            if not segment.is_held(holder.buffer):
+                board.finish(place, self._state.shard)
+            elif self._stuck_since is None:
+                self._stuck_since = now
+            elif now - self._stuck_since > self._patience_s:
+                raise PeerLostError(
+                    f"worker {holder.worker} has been updating its slice for {self._patience_s:g} "
+                    "s: it is stopped, and nobody else may touch it; end that process"
+                )
+        if not stuck:
+            self._stuck_since = None
