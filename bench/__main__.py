@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from bench.all_reduce import all_reduce_command
 from bench.compression import compression_command
 from bench.headline import headline_command
 from bench.kernels import kernels_command
@@ -17,6 +18,7 @@ from bench.train import train_command
 
 COMMANDS: tuple[click.Command, ...] = (
     push_pull_command,
+    all_reduce_command,
     kernels_command,
     train_command,
     memory_command,

@@ -46,7 +46,14 @@ class Blob:
 
 
 def make_job(
-    megabytes: float, steps: int, rule: str, mode: str, device: str, ps_device: str
+    megabytes: float,
+    steps: int,
+    rule: str,
+    mode: str,
+    device: str,
+    ps_device: str,
+    policy: str,
+    exchange: str,
 ) -> Job:
     """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
     return dataless_job(
@@ -56,5 +63,7 @@ def make_job(
         prefetch=0,
         device=device,
         ps_device=ps_device,
+        policy=policy,
+        exchange=exchange,
         partition_nbytes=256 * 1024,
     )

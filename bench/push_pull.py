@@ -44,7 +44,8 @@ class PushPull(Workload):
 
     ``crash_safe`` says nothing on lane memory, where nothing outlives the process. ``encrypted``:
     every task has a key, and what travels on lane tcp is encrypted. ``device``: where the worker's
-    arrays lie, cpu or gpu; ``ps_device``: where the ps's do.
+    arrays lie, cpu or gpu; ``ps_device``: where the ps's do. ``policy`` and ``exchange``: of the
+    job.
     """
 
     rule: str = "sgd"
@@ -52,17 +53,22 @@ class PushPull(Workload):
     encrypted: bool = False
     device: str = "cpu"
     ps_device: str = "cpu"
+    policy: str = "hogwild"
+    exchange: str = "messages"
 
 
 def measure(workload: PushPull) -> dict[str, Any]:
     """Return one row of results. Worker 0 and the chief run in this process."""
+    per_step = workload.workers if workload.policy == "sync-replicas" else 1
     arguments: dict[str, Any] = {
         "megabytes": workload.megabytes,
-        "steps": steps_for(workload.megabytes) * workload.workers,
+        "steps": steps_for(workload.megabytes) * workload.workers // per_step,
         "rule": workload.rule,
         "mode": workload.mode,
         "device": workload.device,
         "ps_device": workload.ps_device,
+        "policy": workload.policy,
+        "exchange": workload.exchange,
     }
     job = make_job(**arguments)
     with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
@@ -91,6 +97,7 @@ async def _run(
                 index=index,
                 ps=addresses,
                 workers=workload.workers,
+                board=workload.exchange == "board",
                 lane=workload.lane,
                 crash_safe=workload.crash_safe,
                 keys=keys,

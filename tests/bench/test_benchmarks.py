@@ -25,6 +25,10 @@ SMALL = "--hidden 0 --steps 40 --workers 1"
 
 RUNS: dict[str, tuple[str, set[str]]] = {
     "push-pull": ("--lane tcp --keys --megabytes 0.01", TIMES | {"lane", "encrypted"}),
+    "all-reduce": (
+        "--exchange board --megabytes 0.01",
+        TIMES | {"exchange", "megabytes", "workers", "update"},
+    ),
     "kernels": ("--rule sgd --megabytes 0.01", {"bench", "rule", "megabytes"}),
     "train": (f"--job digits {SMALL}", {"steps_per_second", "accuracy", "loss"}),
     "memory": (
