@@ -83,7 +83,7 @@ def test_tf_config_without_ps_makes_a_cluster_whose_chief_computes_and_keys_hold
     add_keys(keys, {owner: make_pair() for owner in owners})
     chief, *workers = (f"127.0.0.1:{port}" for port in stage.free_ports(3))
     cluster = {"chief": [chief], "worker": workers}
-    job = stage.job(gated=True, steps=60)
+    job = stage.job(gated=True, steps=300)
     started = []
     for role, index in (("chief", 0), ("worker", 0), ("worker", 1)):
         config = {"cluster": cluster, "task": {"type": role, "index": index}}
@@ -104,4 +104,4 @@ def test_tf_config_without_ps_makes_a_cluster_whose_chief_computes_and_keys_hold
     stage.until(told, "the first step")
     stage.open_gate()
     assert [task.exit_code() for task in started] == [0, 0, 0], stage.report
-    assert "policy sync-replicas, 3 workers without ps\nglobal step 60," in started[0].output
+    assert "policy sync-replicas, 3 workers without ps\nglobal step 300," in started[0].output
