@@ -179,6 +179,21 @@ def test_buffers_are_state_that_a_step_reads_and_renews() -> None:
     assert "cache" not in step.values
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_buffer_that_appears_later_is_refused_if_it_is_state(persistent: bool) -> None:
+    class Late(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            self.register_buffer("seen", torch.zeros(1), persistent=persistent)
+            return super().forward(x)
+
+    step = Step(lambda: Late(5, 3))
+    if persistent:
+        with pytest.raises(ConfigError, match="appears later: seen"):
+            step()
+    else:
+        assert np.isfinite(step())
+
+
 def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
     step = Step(partial(net, nn.BatchNorm1d(4)))
     step()

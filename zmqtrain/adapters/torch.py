@@ -92,6 +92,8 @@ class TorchModel:
         self._out: Gradients | None = None
         self._gradients: GradientViews | None = None
         self._buffers: list[_Buffer] = []
+        self._modules: list[Any] = []  # that may have buffers
+        self._persistent = 0  # how many of them belong to the state
         self._is_double = False
         self._unused: set[str] = set()  # that have been reported
 
@@ -163,11 +165,18 @@ class TorchModel:
         """End a step after ``backward()``: gradients and buffers are complete; return the loss.
 
         Raises:
-            ConfigError: a gradient is sparse.
+            ConfigError: a gradient is sparse, or a buffer has appeared in the step.
         """
         self._running.complete()
         for buffer in self._buffers:
             buffer.store()
+        if self._persistent != sum(map(_persistent, self._modules)):
+            known = [name for name, _ in _buffers(self._initial(0))]
+            late = [name for name, _ in _buffers(self._module) if name not in known]
+            raise ConfigError(
+                f"{self!r} has a buffer that appears later: {', '.join(late)}; expected all of "
+                "them from the first step on: register it in __init__, or with persistent=False"
+            )
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     @property
@@ -286,7 +295,8 @@ class TorchModel:
         if self._gradients is not None:
             self._gradients.close()
         self._gradients = None if out is None else GradientViews(self, out, self._unused)
-        self._buffers = []
+        self._buffers, self._modules = [], list(module.modules())
+        self._persistent = sum(map(_persistent, self._modules))
         for name, parameter in module.named_parameters():
             if name in parameters:
                 parameter.data = tensor_over(parameters[name])
@@ -351,6 +361,11 @@ def _buffers(module: Any) -> list[tuple[str, Any]]:
     """Return the buffers that the module's ``state_dict`` has, by name."""
     names = module.state_dict(keep_vars=True).keys()
     return [(name, buffer) for name, buffer in module.named_buffers() if name in names]
+
+
+def _persistent(module: Any) -> int:
+    """Return how many buffers of its own, without those of its parts, belong to the state."""
+    return len(module._buffers) - len(module._non_persistent_buffers_set)
 
 
 def _are_classes(outputs: Any, targets: Any) -> bool:
