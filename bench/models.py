@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,12 @@ from zmqtrain.training.evaluation import evaluate
 from zmqtrain.wire.messages import Status
 
 SIDES = ("ours", "plain", "ddp")
+MODELS = {
+    "torch": ("cnn", "mobilenet", "gpt"),
+    "jax": ("cnn",),
+    "keras-torch": ("cnn", "mobilenet"),
+    "keras-jax": ("cnn", "mobilenet"),
+}
 DDP_PROCESSES = 2
 WARM_UP = 0.3  # of the batches, that are not timed: imports and compilers still run beside them
 TIMEOUT_S = 600.0
@@ -43,7 +50,12 @@ class Work:
 
     @property
     def reference(self) -> str:
-        return str(ROOT / "examples" / f"{self.framework}_{self.model}.py")
+        return str(ROOT / "examples" / f"{self.library}_{self.model}.py")
+
+    @property
+    def library(self) -> str:
+        """What the model is written in: the framework, Keras's backend left out."""
+        return self.framework.partition("-")[0]
 
     @property
     def steps(self) -> int:
@@ -115,7 +127,7 @@ def _ours(work: Work) -> dict[str, Any]:
 
 def _theirs(work: Work, side: str) -> dict[str, Any]:
     processes = DDP_PROCESSES if side == "ddp" else 1
-    command = [sys.executable, "-m", f"bench.{work.framework}_loop", work.reference]
+    command = [sys.executable, "-m", f"bench.{work.library}_loop", work.reference]
     numbers = (work.batches, processes, work.threads)
     return json_lines_of([*command, *map(str, numbers)], timeout_s=TIMEOUT_S)[-1]
 
@@ -138,7 +150,7 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
 
 
 @click.command("models")
-@click.option("--framework", type=click.Choice(["torch", "jax"]), default="torch")
+@click.option("--framework", type=click.Choice(list(MODELS)), default="torch")
 @click.option("--model", type=click.Choice(list(BATCHES)), default="cnn")
 @click.option("--workers", type=click.IntRange(1, 64), default=1)
 @click.option("--policy", type=spec_for(make_policy), default="sync-replicas")
@@ -153,17 +165,22 @@ def models_command(
     """Train a framework's model (in examples/) with a cluster and in the framework's own loop.
 
     plain is one process, ddp two of torch's DistributedDataParallel over gloo; both have torch's
-    fused AdamW. JAX has the model cnn, and plain is one jitted step with optax. Rates leave the
-    start out.
+    fused AdamW. JAX has the model cnn, and plain is one jitted step with optax. Keras has cnn and
+    mobilenet, and plain is its model.fit. Rates leave the start out.
 
     \b
     Examples:
       python -m bench models --model gpt
       python -m bench models --model cnn --workers 2 --policy hogwild --against plain,ddp --json
       python -m bench models --framework jax
+      python -m bench models --framework keras-torch --model mobilenet
     """
-    if options["framework"] == "jax" and (options["model"] != "cnn" or "ddp" in against):
-        raise click.BadParameter("with jax there is the model cnn, against plain")
+    framework = options["framework"]
+    if options["model"] not in MODELS[framework] or (framework != "torch" and "ddp" in against):
+        models = " and ".join(MODELS[framework])
+        raise click.BadParameter(f"with {framework} there is {models}; ddp is torch's alone")
+    if framework.startswith("keras-"):
+        os.environ["KERAS_BACKEND"] = framework.removeprefix("keras-")  # of all processes
     work = Work(batches=batches or BATCHES[options["model"]], **options)
     try:
         report(rows_of(work, ("ours", *against), rounds), as_json=as_json)

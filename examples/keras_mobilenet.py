@@ -25,6 +25,9 @@ def build():
     net = keras.applications.MobileNetV2(
         input_tensor=x, weights=None, classes=10, classifier_activation=None
     )
+    for layer in net.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.9  # with Keras's 0.999 the statistics need thousands of steps
     model = keras.Model(inputs, net.output, name="mobilenet")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.002), loss, metrics=["accuracy"])
