@@ -1,107 +1,76 @@
-"""TensorFlow's ``Example``: a record of named lists, as protocol buffers encode it.
-
-See https://protobuf.dev/programming-guides/encoding and tensorflow/core/example/feature.proto:
-Example.features = 1; Features.feature = 1, a map with key = 1 and value = 2; a Feature has one of
-bytes_list = 1, float_list = 2, int64_list = 3; each list has value = 1.
-"""
+"""TensorFlow's ``Example``: a record of named lists, read by protobuf."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zmqtrain.data.files import needs
 from zmqtrain.errors import DataError
 
-Feature: TypeAlias = list[bytes] | NDArray[Any]
-"""Texts of bytes, a float32 array or an int64 array, each of one dimension."""
-
-VARINT, BYTES = 0, 2  # kinds of fields
-NBYTES = {1: 8, 5: 4}  # of other kinds
-TEXTS, FLOATS = 1, 2  # kinds of lists
+SCHEMA = """
+name: "example.proto" syntax: "proto3"
+message_type { name: "BytesList"
+  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "FloatList"
+  field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Int64List"
+  field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type_name: ".BytesList" type: TYPE_MESSAGE oneof_index: 0 }
+  field { name: "float_list" number: 2 type_name: ".FloatList" type: TYPE_MESSAGE oneof_index: 0 }
+  field { name: "int64_list" number: 3 type_name: ".Int64List" type: TYPE_MESSAGE oneof_index: 0 } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 type_name: ".Features.FeatureEntry" type: TYPE_MESSAGE
+    label: LABEL_REPEATED }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type_name: ".Feature" type: TYPE_MESSAGE } } }
+message_type { name: "Example"
+  field { name: "features" number: 1 type_name: ".Features" type: TYPE_MESSAGE } }
+"""
+"""What tensorflow/core/example/example.proto and feature.proto declare."""
 
 
 def parse_example(record: bytes) -> dict[str, Any]:
-    """Return the features of an encoded Example by name, each a :data:`Feature`.
+    """Return the features of an encoded Example by name.
+
+    Each is a list of bytes, a float32 array or an int64 array (n,).
 
     Raises:
-        DataError: it is no Example.
+        ConfigError: protobuf is not installed.
+        DataError: the record is no Example.
     """
-    features: dict[str, Feature] = {}
+    Example = _example_class()
+    from google.protobuf.message import DecodeError
+
     try:
-        for part in _contents(record, 1):
-            for entry in _contents(part, 1):
-                (name,) = _contents(entry, 1)
-                for kind, values in _fields(b"".join(_contents(entry, 2))):
-                    features[name.decode()] = _list(kind, _contents(values, 1))
-    except (IndexError, ValueError) as error:
+        features = Example.FromString(record).features.feature
+    except DecodeError as error:
         raise DataError(
             f"a record of {len(record)} bytes is not an Example ({error}); expected what "
             "tf.train.Example's SerializeToString returns; parse it as what it is"
         ) from error
-    return features
+    return {name: _values(feature) for name, feature in features.items()}
 
 
-def _list(kind: int, values: list[bytes]) -> Feature:
-    """Return a list of values; numbers may be packed into one field, or have a field each."""
-    if kind == TEXTS:
-        return values
-    content = b"".join(values)
-    return np.frombuffer(content, "<f4") if kind == FLOATS else _integers(content)
+def _values(feature: Any) -> Any:
+    match feature.WhichOneof("kind"):
+        case "float_list":
+            return np.array(feature.float_list.value, np.float32)
+        case "int64_list":
+            return np.array(feature.int64_list.value, np.int64)
+    return list(feature.bytes_list.value)
 
 
-def _contents(message: bytes, number: int) -> list[bytes]:
-    return [content for found, content in _fields(message) if found == number]
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each field; the content of an integer is its encoding.
-
-    Raises:
-        ValueError, IndexError: the message is cut or damaged.
-    """
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == BYTES:
-            nbytes, at = _varint(message, at)
-            end = at + nbytes
-        elif kind == VARINT:
-            end = _varint(message, at)[1]
-        elif kind in NBYTES:
-            end = at + NBYTES[kind]
-        else:
-            raise ValueError(f"a field of kind {kind}")
-        if end > len(message):
-            raise ValueError("it is cut short")
-        yield key >> 3, message[at:end]
-        at = end
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number at this place, and the place behind it."""
-    value, shift = 0, 0
-    while True:
-        byte = message[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-
-
-def _integers(content: bytes) -> NDArray[np.int64]:
-    """Decode numbers one behind another: seven bits a byte, the lowest first."""
-    if not content:
-        return np.empty(0, np.int64)
-    data = np.frombuffer(content, np.uint8)
-    if data[-1] >= 128:
-        raise ValueError("a number is cut short")
-    ends = np.flatnonzero(data < 128) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    places = np.arange(data.size) - np.repeat(starts, ends - starts)
-    bits = (data & 127).astype(np.uint64) << (7 * places).astype(np.uint64)
-    return np.add.reduceat(bits, starts).view(np.int64)
+@lru_cache(maxsize=1)
+def _example_class() -> Any:
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+    except ImportError:
+        raise needs("protobuf") from None
+    pool = descriptor_pool.DescriptorPool()  # of its own: TensorFlow may be loaded, too
+    pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
