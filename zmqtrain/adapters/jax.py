@@ -72,7 +72,8 @@ class JaxModel:
 
         ``predict(parameters, inputs)`` returns outputs, one row an example, for the batch's first
         array. ``metrics(parameters, batch)`` returns mean measures beside the loss; without it,
-        accuracy is measured if ``predict`` returns scores and the batch has numbers of classes.
+        accuracy is measured if ``predict`` returns scores and the second array has numbers of
+        classes.
 
         ``has_state``: ``init`` returns (parameters, state), and ``loss`` (loss, new state); all
         functions but ``init`` take the state after the parameters. It is a pytree that a step
@@ -222,8 +223,8 @@ class JaxModel:
             measures = {"loss": self._loss_of(values, batch, None)[0], **measures}
         if self._metrics is None and self._predict is not None:
             outputs = self._predict(*trees, inputs[0])
-            if _are_classes(outputs, batch[-1]):
-                measures["accuracy"] = (outputs.argmax(1) == batch[-1]).mean()
+            if len(batch) > 1 and _are_classes(outputs, batch[1]):
+                measures["accuracy"] = (outputs.argmax(1) == batch[1]).mean()
         return measures
 
     def _apply(self, values: Leaves, inputs: Batch) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
@@ -53,7 +54,8 @@ class Update:
     Non-finite values cause no warning here: gradients are checked when they arrive.
 
     ``groups`` has, by patterns of variables' names such as "*.bias", other options: those of the
-    rule, or ``l2``. The first pattern that fits a name counts; group 0 is of those without one.
+    rule, or ``l2``. The first pattern that fits a name counts; group 0 is of those without one. A
+    group's own learning rate stays when callbacks set another one.
 
     A rule that is a formula is compiled to one pass over memory, with the same result.
     ``fused=False`` uses NumPy; it does not change the update, so it is not in its ``repr``.
@@ -312,10 +314,13 @@ class BoundUpdate:
         if factors is None and len(self._runs) == 1:
             yield block, self._runs[0].group, None
             return
-        for piece, variable, group in self._runs if factors is None else self._pieces:
-            start, stop = max(piece.start, block.start), min(piece.stop, block.stop)
-            if start < stop or block.start == block.stop:
-                yield slice(start, stop), group, None if factors is None else factors[variable]
+        pieces = self._runs if factors is None else self._pieces
+        behind = bisect_right(pieces, block.start, key=lambda piece: piece.where.start)
+        for where, variable, group in pieces[max(behind - 1, 0) :]:
+            if where.start >= max(block.stop, block.start + 1):
+                return
+            piece = slice(max(where.start, block.start), min(where.stop, block.stop))
+            yield piece, group, None if factors is None else factors[variable]
 
 
 def _runs(pieces: Pieces) -> list[Piece]:
