@@ -22,10 +22,15 @@ class Host:
 
     generation = 1
 
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
     async def read_parameters(self, average: bool = False) -> Any:
         return LinearRegression(2).parameters(0)
 
-    async def write_parameters(self, weights: Any) -> None: ...
+    async def write_parameters(self, weights: Any) -> None:
+        self.written.append(weights)
+
     async def set_learning_rate(self, rate: float | None) -> None: ...
 
 
@@ -47,3 +52,19 @@ async def test_training_that_has_ended_and_goes_back_is_not_at_its_end(last: int
     assert await epochs.begin(Progress(2 * last, 2 * last, 1.0)) is None  # nothing was lost
     assert await epochs.begin(Progress(2, 2, 1.0)) == 4
     assert not epochs.ended and epochs.history.epoch == [0]
+
+
+@pytest.mark.parametrize(("batch", "hooks"), [(0, 2), (2, 1), (3, 0)])
+async def test_weights_that_are_set_at_a_begin_do_not_replace_what_was_learned_since(
+    batch: int, hooks: int
+) -> None:
+    def fill(*arguments: Any) -> None:
+        filler.model.set_weights([value + 1 for value in filler.model.get_weights()])
+
+    filler, host = LambdaCallback(on_train_begin=fill, on_epoch_begin=fill), Host()
+    data = Arrays((np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)), None)
+    model, sgd = LinearRegression(2), SGD(0.1)
+    job = Job(model=model, data=data, optimizer=sgd, batch_size=2, epochs=3, callbacks=[filler])
+    epochs = Epochs(job, 4, Evaluator(job, None, Metrics("chief"), host.read_parameters), host)
+    await epochs.begin(Progress(batch, batch, 1.0))
+    assert len(host.written) == hooks

@@ -129,7 +129,7 @@ class Epochs:
             self._epoch, self._batch = done, 0
             await self._show(at.step)
             await self._call("on_epoch_begin", done, {})
-            await self._use_weights()
+            await self._use_weights(goes_on=at.uncounted % self.batches > 0)
             await self._use_rate()
             if self._follows_batches:
                 self._callbacks.call("on_train_batch_begin", 0, {})
@@ -213,9 +213,15 @@ class Epochs:
     async def _call(self, hook: str, *arguments: Any) -> None:
         await asyncio.to_thread(self._callbacks.call, hook, *arguments)
 
-    async def _use_weights(self) -> None:
-        """Go on with the weights that callbacks have set, if they have."""
-        if self.model.weights_changed:
+    async def _use_weights(self, *, goes_on: bool = False) -> None:
+        """Go on with the weights that callbacks have set, if they have.
+
+        ``goes_on``: what they were set for has begun before: what was learned since is kept.
+        """
+        if self.model.weights_changed and goes_on:
+            log.warning("the job goes on: weights that a callback has set at a begin are not used")
+            self.model.show(await self._host.read_parameters(self._job.evaluate_average))
+        elif self.model.weights_changed:
             await self._host.write_parameters(self.model.weights)
             self._evaluator.forget()
             self.model.show(self.model.weights)
@@ -268,4 +274,4 @@ class Epochs:
         await self._call("on_train_begin", {})
         self._callbacks.restore(self._records[-1]["callbacks"] if self._records else [])
         self._note_rate()
-        await self._use_weights()
+        await self._use_weights(goes_on=step > 0)
