@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgpack
@@ -34,6 +35,23 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Return what :func:`pack` packed."""
     return msgpack.unpackb(data, ext_hook=_kind, list_hook=_decode, strict_map_key=False)
+
+
+class ListPacker:
+    """Packs lists of ``size`` elements; one that is the same object as in the list before is not
+    packed again, so nobody may change it."""
+
+    def __init__(self, size: int) -> None:
+        self._head = _PACKER.pack_array_header(size)
+        self._before: list[Any] = [self] * size
+        self._packed = [b""] * size
+
+    def pack(self, elements: list[Any]) -> bytes:
+        """Return the bytes of such a list."""
+        known = zip(elements, self._before, self._packed, strict=True)
+        self._packed = [packed if each is old else pack(each) for each, old, packed in known]
+        self._before = elements
+        return b"".join((self._head, *self._packed))
 
 
 @dataclass(slots=True)
@@ -63,15 +81,18 @@ _RECORDS = (
 _KINDS = (*_CONTAINERS, *_RECORDS, Policy)
 _MARKS = {kind: msgpack.ExtType(code, b"") for code, kind in enumerate(_KINDS)}
 _FIELDS: dict[type, list[str]] = {kind: [field.name for field in fields(kind)] for kind in _RECORDS}
+_VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items() if len(names) > 1}
 
 
 def _encode(value: Any) -> list[Any]:
     """Return a list: what kind the value is of, then what it holds."""
     kind = type(value)
-    if kind in _FIELDS:
-        return [_MARKS[kind], *[getattr(value, name) for name in _FIELDS[kind]]]
     if kind in _CONTAINERS:
         return [_MARKS[kind], *_CONTAINERS[kind](value)]
+    if kind in _VALUES:
+        return [_MARKS[kind], *_VALUES[kind](value)]
+    if kind in _FIELDS:
+        return [_MARKS[kind], *[getattr(value, name) for name in _FIELDS[kind]]]
     if isinstance(value, Policy):
         return [_MARKS[Policy], value.spec, vars(value)]
     raise TypeError(f"{value!r:.80} is no plain data")

@@ -51,10 +51,9 @@ def recover(state: ShardState, peers: PeerTable) -> None:
 
 
 def _worker(index: int, known: list[Any], change: Change | None) -> Worker:
-    incarnation, identity, lane, buffer, reply, early, *request = known
+    incarnation, identity, lane, buffer, reply, early, message, result, reason = known
     worker = Worker(index, incarnation, identity, lane, buffer, None, reply, early)
-    if request:
-        message, result, reason = request
+    if message is not None:
         result = result or _result_by(change, worker, message)
         worker.pending = Pending(message, None, result, reason)
     return worker

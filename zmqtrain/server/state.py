@@ -10,12 +10,15 @@ from typing import Literal, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Task
 from zmqtrain.coordination.membership import Peer
-from zmqtrain.coordination.state import pack
+from zmqtrain.coordination.state import ListPacker, pack
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
+
+KNOWN = 10
+"""Values in the mark of a live worker."""
 
 Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
 """What became of a push."""
@@ -73,6 +76,7 @@ class Worker:
     early: Order | None = None  # the last one to answer a request that had not come yet
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     unacknowledged_nbytes: int = 0  # of them
+    packer: ListPacker = field(default_factory=lambda: ListPacker(KNOWN))  # of its marks
 
     def __str__(self) -> str:
         return f"worker {self.index}"
@@ -159,7 +163,7 @@ class ShardState:
     def leave(self, index: int) -> Worker | None:
         """Forget a worker, and return it; what it has staged stays."""
         worker = self.workers.pop(index, None)
-        self._write(index, [self._staged(index)])
+        self._keep_staged(index)
         return worker
 
     def forget_workers(self) -> None:
@@ -169,28 +173,35 @@ class ShardState:
 
     def keep(self, worker: Worker) -> None:
         """Keep what is known of a worker for the next life of this ps."""
+        if not self.shard.safe:
+            return
         staged, pending = self._staged(worker.index), worker.pending
-        known: list[object] = [
-            *(staged, worker.incarnation, worker.identity, worker.lane, worker.buffer),
-            *(worker.reply, worker.early),
-        ]
+        asked: tuple[object, ...] = (None, None, "")
         if pending is not None:
-            known += [pending.message, pending.result, pending.reason]
-        if not self._write(worker.index, known):
-            self._write(worker.index, [staged])  # too much to be kept: it will join again
+            asked = (pending.message, pending.result, pending.reason)
+        mark = worker.packer.pack(
+            [
+                *(staged, worker.incarnation, worker.identity, worker.lane, worker.buffer),
+                *(worker.reply, worker.early, *asked),
+            ]
+        )
+        if not self.marks.write(worker.index, mark):
+            self._keep_staged(worker.index)  # too much to be kept: it will join again
 
     def decided(self, index: int, result: Result, reason: str = "") -> Push | None:
         """Note what became of the push that a worker waits for; return it if still pending."""
         worker = self.workers.get(index)
-        if worker is None or worker.pending is None or worker.pushed is None:
+        push = worker.pushed if worker is not None else None
+        if worker is None or worker.pending is None or push is None:
             return None
         worker.pending.result, worker.pending.reason = result, reason
         self.keep(worker)
-        return worker.pushed
+        return push
 
     def _staged(self, index: int) -> list[int]:
         """Return the contribution that a worker has staged, nothing if it has not."""
         return [*(self.shard.staged(index) or ())]
 
-    def _write(self, index: int, known: list[object]) -> bool:
-        return not self.shard.safe or self.marks.write(index, pack(known))
+    def _keep_staged(self, index: int) -> None:
+        if self.shard.safe:
+            self.marks.write(index, pack([self._staged(index)]))

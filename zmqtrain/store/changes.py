@@ -88,6 +88,7 @@ class Changes:
         self._sizes, self._rules = sizes, rules_of(update, pieces)
         self._memory = memory
         self._update = update
+        self._is_layered = update.is_layered
         self._safe = safe
         self._team = ThreadTeam(threads)
         self._parts = [
@@ -106,7 +107,7 @@ class Changes:
         words = self._segment.words
         words[CLOCK] += 1
         try:
-            if change.kind == UPDATE and self._update.is_layered:
+            if change.kind == UPDATE and self._is_layered:
                 self._measure(change)
             if self._safe:
                 self._note(change)
@@ -187,14 +188,15 @@ class Changes:
 
     def _carry_out(self, change: Change) -> None:
         """Make or finish a change: state after the rest, for the update rule may refuse."""
-        for parts in (self._trained, self._state):
-            self._team.run(self._calls(change, parts))
+        self._team.run(self._calls(change, self._trained))
+        if self._state:
+            self._team.run(self._calls(change, self._state))
 
     def _calls(self, change: Change, parts: Sequence[Part]) -> list[Call]:
         """Return the calls, in any order, that finish a change of these parts."""
         mean = self._mean(change)
         if change.kind == UPDATE:
-            factors = self._segment.factors if self._update.is_layered else None
+            factors = self._segment.factors if self._is_layered else None
             return [partial(part.update, mean, change.step, factors) for part in parts]
         (gradient,), (weight,) = mean.gradients, mean.weights or (1,)
         begin = not change.with_sum
