@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from tests.chief.test_progress import STATUS
+from tests.exchanges.test_contract import make_job
+from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Parameters
+from zmqtrain.wire.messages import Message, Parameters, Status
+
+
+class Shard:
+    """A link to a shard that is at one version after another."""
+
+    def __init__(self, versions: list[int]) -> None:
+        self.versions = versions
+
+    async def request(self, message: Message, reason: str) -> Envelope:
+        return Envelope(Parameters(self.versions.pop(0)), Sender("ps", 0))
+
+
+class ToldChief(Chief):
+    """A chief that is told of one status after another."""
+
+    def __init__(self, told: list[tuple[int, bool]], versions: list[int]) -> None:
+        config = TaskConfig(role=Role.CHIEF, job="job", ps=("ipc://memory/0",), workers=1)
+        super().__init__(config, make_job(), MemoryTransport(), lambda status: None)
+        self._told = told
+        self._links = [cast(Link, Shard(versions))]
+
+    async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
+        step, delivered = self._told.pop(0)
+        return replace(STATUS, step=step, all_delivered=delivered)
 
 
 @pytest.mark.parametrize(
@@ -31,15 +61,7 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
 ) -> None:
     """``told``: step and whether all is delivered, of one status after another."""
 
-    async def status() -> Any:
-        step, delivered = told.pop(0)
-        return SimpleNamespace(step=step, all_delivered=delivered)
-
-    async def request(message: Any, reason: str) -> Any:
-        return Envelope(Parameters(versions.pop(0)), Sender("ps", 0))
-
-    chief: Any = SimpleNamespace(status=status, _links=[SimpleNamespace(request=request)])
     with caplog.at_level(logging.WARNING):
-        await Chief._wait_for_shards(chief)
+        await ToldChief(told, versions)._wait_for_shards()
     assert (told, versions) == ([], [])
     assert ("the shards end at versions" in caplog.text) is is_given_up

@@ -223,7 +223,10 @@ def test_faulty_step_of_the_job_is_an_error(
 
 def test_job_that_learns_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    assert check(capsys, "--job", f"{tmp_path}/job.py:good")[1].startswith("ok: ")
+    code, said = check(capsys, "--job", f"{tmp_path}/job.py:good")
+    assert code == ExitCode.OK
+    task, step = said.splitlines()
+    assert task.startswith("ok: this is ") and step.startswith("ok: one step of ")
 
 
 def test_directory_without_room_for_the_shard_is_an_error(

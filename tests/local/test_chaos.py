@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -161,14 +160,28 @@ def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:
     assert report.done == [] and report.lost() == []
 
 
-def test_job_that_answers_no_more_is_an_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def status() -> Any:
-        raise PeerLostError("no answer")
+@pytest.mark.parametrize("answers", [0, 1, 2])
+def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
+    answers: int, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer before the first act there is nothing to report."""
+    given = [job.status() for _ in range(answers)]
+
+    def status() -> Status:
+        if not given:
+            raise PeerLostError("no answer")
+        return given.pop(0)
 
     monkeypatch.setattr(chaos, "BACK_S", 0.0)
     monkeypatch.setattr(job, "status", status)
-    with pytest.raises(PeerLostError, match="the job has not answered for 0 s: no answer"):
-        Chaos(job, lambda line: None).run(1, [], 1)
+    text = "the job has not answered for 0 s: no answer"
+    if not answers:
+        with pytest.raises(PeerLostError, match=text):
+            Chaos(job, lambda line: None).run(1, [KILL], 1)
+        return
+    report = Chaos(job, lambda line: None).run(1, [KILL], 1)
+    assert report.silent == text
+    assert len(report.done) == answers - 1 and report.lost() == []
 
 
 @pytest.mark.parametrize("text", ["worker", "worker=", "worker=-1", "cook=3", "worker=nan"])

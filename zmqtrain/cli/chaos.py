@@ -88,6 +88,8 @@ def chaos_command(
         show_json(chaos_json(report))
     else:
         show(chaos_view(report))
+    if report.silent:
+        raise PeerLostError(report.silent)
     if lost := report.lost():
         names = ", ".join(sorted({done.act.task for done in lost}))
         raise PeerLostError(f"{names} did not come back; does a supervisor restart it?")

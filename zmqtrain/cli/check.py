@@ -84,6 +84,10 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     if problems.errors or config is None:
         return ExitCode.USAGE
     click.echo(f"ok: {_summary(config)}")
+    if job is not None:
+        click.echo(
+            f"ok: one step of {flags['job']} works: its data, its model and its gradient fit"
+        )
     return ExitCode.OK
 
 

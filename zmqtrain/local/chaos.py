@@ -118,6 +118,7 @@ class Report:
     steps: int = 0  # that the job made meanwhile
     longest_silence_s: float = 0.0  # longest time for the job to answer
     ended: str = ""  # why the job ended, "" if it goes on
+    silent: str = ""  # that it answers no more, "" if it does
 
     def recoveries_s(self, role: str) -> list[float]:
         """Return how long killed tasks of a role took to be back, sorted."""
@@ -129,7 +130,9 @@ class Report:
 
     def lost(self) -> list[Done]:
         """Return the acts whose tasks never came back."""
-        return [] if self.ended else [done for done in self.done if done.back_s is None]
+        return (
+            [] if self.ended or self.silent else [done for done in self.done if done.back_s is None]
+        )
 
 
 class Chaos:
@@ -142,10 +145,10 @@ class Chaos:
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
     def run(self, seed: int, acts: Sequence[Act], seconds: float) -> Report:
-        """Carry out the acts, then wait until all tasks are back.
+        """Carry out the acts, then wait until all tasks are back, or the job is gone.
 
         Raises:
-            PeerLostError: the job does not answer for too long.
+            PeerLostError: the job did not answer even before the first act.
         """
         report = Report(seed)
         first = self._status(report)
@@ -163,6 +166,8 @@ class Chaos:
                 if now - began >= seconds and not pending and self._is_settled(report, now):
                     break
                 time.sleep(POLL_S)
+        except PeerLostError as error:
+            report.silent = str(error)
         finally:
             self._resume(float("inf"))
         return report
