@@ -76,7 +76,14 @@ SAME_JOB = "both tasks must run the same job with the same number of ps"
             [GRADIENT],
             "worker 0 pushes batch 99, which it has no lease on",
         ),
-        (replace(PUSH, examples=0), [GRADIENT], "a push of 0 examples, expected at least 1"),
+        *(
+            (
+                replace(PUSH, examples=examples),
+                [GRADIENT],
+                f"a push of {examples} examples, expected 1 to 2147483647",
+            )
+            for examples in (0, 1 << 31)
+        ),
     ],
 )
 async def test_wrong_push_is_refused_and_a_right_one_counts(

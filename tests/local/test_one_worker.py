@@ -35,7 +35,7 @@ def digits_job(**fields: Any) -> Job:
 
 def figures(summary: Summary) -> dict[str, Any]:
     """Return what is the same wherever one worker trained."""
-    others = {"strategy", "ps", "seconds", "steps_per_second", "checkpoint"}
+    others = {"strategy", "exchange", "ps", "seconds", "steps_per_second", "checkpoint"}
     return {name: value for name, value in asdict(summary).items() if name not in others}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import tempfile
@@ -91,6 +92,27 @@ def test_mistyped_variable_is_told(
     assert launch.launch(Role.PS, ["--job", "nowhere.py", "--workers", "1"]) == ExitCode.USAGE
     told = capsys.readouterr().err
     assert "ZMQTRAIN_WORKER is set" in told
+
+
+def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(
+        "from zmqtrain import Job\n"
+        "from zmqtrain.data import NoisyLine\n"
+        "from zmqtrain.models import LinearRegression\n"
+        "from zmqtrain.optim import SGD\n"
+        "job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), own_loop=True)\n"
+    )
+    cluster = {"chief": ["127.0.0.1:2222"], "worker": ["127.0.0.1:2223"]}
+    task = {"type": "chief", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    ran = []
+    monkeypatch.setattr(launch.script, "run", lambda task, path: ran.append(path) or 0)
+    monkeypatch.setattr(launch.uvloop, "run", lambda main: main.close() or ExitCode.CRASH)
+    assert launch.launch(Role.CHIEF, ["--job", str(path)]) == ExitCode.OK
+    assert ran == [str(path)]
 
 
 def parse_task(text: str) -> Task:

@@ -340,8 +340,9 @@ class Chief(JobActor):
             return
         if self.job.logdir is None and None in self._segments:
             raise ConfigError(
-                "a callback sets weights between epochs, and some ps is on another host; expected "
-                "a directory in which all ps find them: give the job a logdir"
+                "a callback sets weights between epochs, and some ps has no memory that the chief "
+                "maps (it is on another host, or the lane is tcp); expected a directory in which "
+                "all ps find them: give the job a logdir"
             )
         weights = {**weights, **self.job.frozen()}  # every task has these already
         async with self._saver.with_weights(weights, self.generation + 1) as path:
@@ -382,7 +383,7 @@ class Chief(JobActor):
             exchange="board" if self.board else "messages",
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
-            parameters=self.weights,
+            parameters=await self.read_parameters(),
             checkpoint=self._saver.last,
             **asdict(conclusion),
         )

@@ -288,7 +288,7 @@ class LocalRun:
         self._on_progress(status)
         return Summary.of(
             status,
-            parameters=self.weights,
+            parameters=await self.read_parameters(),
             job=self._job.name,
             strategy="local",
             exchange="local",

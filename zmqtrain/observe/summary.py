@@ -48,7 +48,7 @@ class Summary:
 
     @classmethod
     def of(cls, status: Status, *, parameters: Mapping[str, Any], **fields: Any) -> Summary:
-        """Return the summary of a run with this last status and these parameters.
+        """Return the summary of a run with this last status and these parameters, no averages.
 
         ``fields`` are the others.
         """

@@ -107,7 +107,7 @@ def _command(role: Role) -> click.Command:
         config = _planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
-        if role is Role.WORKER and job.own_loop:
+        if config.role is Role.WORKER and job.own_loop:
             overrides = values_of(Job, flags)
             task = script.ScriptTask(job, overrides, partial(_serve, config))
             return run_process(config, partial(script.run, task, config.job))

@@ -23,6 +23,7 @@ from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push,
 log = logging.getLogger(__name__)
 
 WINDOW_NBYTES = 8 << 20
+EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 """Bytes of chunks that a worker may send to a ps without acknowledgement."""
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
@@ -161,8 +162,10 @@ class Receiver:
         self._check_turn(request, push.sequence, worker)
         if worker.buffer < 0:
             raise ProtocolError(f"push {push.sequence} of {worker} came without a pull before it")
-        if not 1 <= push.examples < COUNT_LIMIT:
-            raise ProtocolError(f"a push of {push.examples} examples, expected at least 1")
+        if not 1 <= push.examples < EXAMPLES_LIMIT:
+            raise ProtocolError(
+                f"a push of {push.examples} examples, expected 1 to {EXAMPLES_LIMIT - 1}"
+            )
         if not 0 <= push.version < COUNT_LIMIT or not 0 <= push.batch < COUNT_LIMIT:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
