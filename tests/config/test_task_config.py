@@ -207,6 +207,7 @@ WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
     "no worker at all": (Role.WORKER, {"workers": ()}, {}, ["--workers", "at least 1"]),
     "one address twice": (Role.WORKER, {"ps": "h:1,H:1"}, {}, ["--ps", "h:1"]),
     "worker index": (Role.WORKER, {"workers": 2, "index": 2}, {}, ["--index", "2", "--workers"]),
+    "ps of a cluster without": (Role.PS, {"ps": "0"}, {}, ["--ps", "do not start this task"]),
     "ps index": (Role.PS, {"index": 1}, {}, ["--index", "1", "--ps"]),
     "chief index": (Role.CHIEF, {"index": 1}, {}, ["--index", "1"]),
     "chief that is not to be": (Role.CHIEF, {"chief": False}, {}, ["--chief"]),

@@ -193,6 +193,11 @@ class TaskConfig(Timing):
                 "honcho the cluster has none and worker 0 hosts it; do not start this task, or "
                 "give every task --chief"
             )
+        if self.role is Role.PS and not self.ps:
+            raise ConfigError(
+                f"this task was started as a ps, but {names_of('ps')} or TF_CONFIG gives none, so "
+                f"each worker hosts one; do not start this task, or give {names_of('ps')}"
+            )
         count = {Role.PS: len(self.ps), Role.WORKER: self.workers, Role.CHIEF: 1}[self.role]
         if self.index >= count:
             more = {Role.PS: "ps", Role.WORKER: "workers"}.get(self.role)
