@@ -61,7 +61,8 @@ def windows(text):
 
 def make_job(network, **fields):
     folder = Path(__file__).parent.parent
-    text = b"".join((folder / name).read_bytes() for name in ("README.md", "DESIGN.md"))
+    pages = sorted([*folder.glob("*.md"), *folder.glob("docs/*.md")])
+    text = b"".join(page.read_bytes() for page in pages)
     numbers = np.frombuffer(text, np.uint8).astype(np.int64)
     border = len(numbers) * 9 // 10
     return Job(
