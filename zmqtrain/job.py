@@ -116,7 +116,7 @@ class Job(BaseModel):
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or by messages to the ps; "
-        "auto: board without ps on one host, if the job allows it",
+        "auto: messages",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     epochs: Count = Field(

@@ -105,14 +105,13 @@ def job(**fields: Any) -> Job:
     ("cluster", "fields"),
     [
         (HOSTED, {}),
-        (HOSTED, {"exchange": "board"}),
         (HOSTED, {"policy": "sync-replicas:aggregate=2"}),
         (replace(HOSTED, ps=("127.0.0.1:1", "localhost:2")), {}),
-        (ONE_PS, {"exchange": "board", "policy": "sync-replicas"}),
+        (ONE_PS, {"policy": "sync-replicas"}),
     ],
 )
 def test_workers_share_a_board_of_one_ps(cluster: Cluster, fields: dict[str, Any]) -> None:
-    found = with_exchange(cluster, job(**fields))
+    found = with_exchange(cluster, job(exchange="board", **fields))
     assert found == replace(cluster, ps=cluster.ps[:1], board=True)
 
 
@@ -138,6 +137,7 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: 
     assert told in str(caught.value)
 
 
-def test_messages_are_exchanged_where_the_job_says_so() -> None:
+def test_messages_are_exchanged_unless_the_job_says_board() -> None:
+    assert with_exchange(HOSTED, job()) == HOSTED
     assert with_exchange(HOSTED, job(exchange="messages")) == HOSTED
     assert with_exchange(ONE_PS, job(policy="sync-replicas")) == ONE_PS

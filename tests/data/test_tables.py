@@ -150,3 +150,11 @@ def test_tables_of_other_libraries_ask_for_their_columns() -> None:
         with pytest.raises(DataError, match=rf"zmqtrain\.data\.{reader}\("):
             as_dataset(table)
     assert isinstance(as_dataset((np.zeros(3),)), ArrayDataset)
+
+
+def test_columns_of_a_shuffled_frame_are_read_by_row() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [0.0, 1.0, 2.0], "y": [0, 1, 2]}).iloc[[2, 0, 1]]
+    dataset = as_dataset((frame[["x"]], frame["y"]))
+    x, y = dataset.take(np.array([0, 2]))
+    assert (x[:, 0].tolist(), y.tolist()) == ([2.0, 1.0], [2, 1])

@@ -187,6 +187,18 @@ def test_gradient_that_was_ready_when_its_seat_was_taken_counts() -> None:
     assert contents(shard) == expected(2, 1)
 
 
+def test_member_that_is_ready_and_then_taken_is_not_over_for_one_that_looked_before() -> None:
+    shard = begin()
+    board = opened(shard, 2)
+    first, second = seat(shard, 0), seat(shard, 1)
+    assert make_ready(shard, first)
+    late = first.missing(MADE)
+    assert make_ready(shard, second)
+    board.take(late)
+    assert not first.is_over(late)
+    assert first.missing(MADE) == -1
+
+
 def test_late_member_of_an_older_roster_changes_nothing() -> None:
     shard = begin()
     board = opened(shard, 2)
@@ -194,7 +206,9 @@ def test_late_member_of_an_older_roster_changes_nothing() -> None:
     board.take(0)
     board.close()
     opened(shard, 2)
+    before = shard.segment.board.tolist()
     assert not make_ready(shard, late)
+    assert shard.segment.board.tolist() == before
     assert board.made == 0
     assert seat(shard, 0).missing(MADE) == 0
     assert Board(shard.segment).seat_of(0, 6, shard) is None
@@ -322,6 +336,7 @@ class Member:
                 break
             yield
             while (late := self.seat.missing(MADE)) >= 0:
+                yield
                 if self.seat.is_over(late):
                     self.pushes[self.seat.place] = self.seat.steps
                     return

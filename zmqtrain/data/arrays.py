@@ -138,7 +138,7 @@ def as_dataset(examples: Any) -> Dataset:
 
         return TorchDataset(examples)
     parts = examples if isinstance(examples, tuple | list) else (examples,)
-    arrays = [_mapped(part) if isinstance(part, str | Path) else part for part in parts]
+    arrays = [_mapped(part) if isinstance(part, str | Path) else _by_row(part) for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
         kinds = ", ".join(type(array).__name__ for array in arrays)
         raise DataError(
@@ -146,6 +146,11 @@ def as_dataset(examples: Any) -> Dataset:
             "with __len__ and take(indices); convert lists with numpy.array"
         )
     return ArrayDataset(*arrays)
+
+
+def _by_row(part: Any) -> Any:
+    """Return columns of pandas, whose rows are known by labels, as an array; others as they are."""
+    return np.asarray(part) if type(part).__module__.partition(".")[0] == "pandas" else part
 
 
 def _mapped(path: str | Path) -> NDArray[Any]:
@@ -213,5 +218,5 @@ def _described(arrays: tuple[Any, ...]) -> str:
     """Types and shapes: equal on every task that made the same arrays, and short."""
     return ", ".join(
         str(array) if isinstance(array, str | Path) else f"{array.dtype} {array.shape}"
-        for array in arrays
+        for array in map(_by_row, arrays)
     )

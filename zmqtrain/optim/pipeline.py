@@ -107,11 +107,13 @@ class Update:
         self.bind(parameters, slots).apply_mean([gradient], 1, step)
 
     def check(self, step: int) -> None:
-        """Check that the rule can make this update.
+        """Check that the rule, and those of all groups, can make this update.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: one cannot.
         """
+        for update in self.by_group()[1:]:
+            update.check(step)
         if isinstance(self.rule, FormulaRule) and kernels.has_formula(self.rule):
             self.rule.hyperparameters(step)
             return

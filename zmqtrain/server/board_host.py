@@ -114,6 +114,7 @@ class BoardHost:
         self._report(Stepped(steps, examples, loss, over), losses if steps else {})
         if over:
             board.close()
+            self._stuck_since = None
             self._go_on()
 
     def _watch_over(self) -> None:

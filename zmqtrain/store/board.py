@@ -235,6 +235,8 @@ class Seat:
 
         False: it is to be pushed, for the roster is over, or the update is not made by parts.
         """
+        if self._board._value(self.place, MADE) != (self._number << _ABOVE | 2 * self.steps):
+            return False  # what follows is written where a later roster may write
         if self.steps == self._limit or not self._shard.can_update(examples, self.version):
             return False
         self._shard.begin_parts(self._own)
@@ -252,8 +254,12 @@ class Seat:
         self._board.wait(place, word, self._number, self.steps + 1, limit_s)
 
     def is_over(self, place: int) -> bool:
-        """Say whether this member, whose gradient is missing, will not make it ready."""
-        return self._board.is_taken(place)
+        """Say whether this member will not make its gradient of this step ready.
+
+        Its seat may be taken also after it has.
+        """
+        value = self._board._value(place, MADE)
+        return bool(value & 1) and value < (self._number << _ABOVE | 2 * (self.steps + 1))
 
     def update(self) -> None:
         """Apply all gradients, which are ready, to this member's slice of the shard."""
