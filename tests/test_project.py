@@ -10,6 +10,7 @@ import pytest
 
 import zmqtrain
 from zmqtrain.cli.main import COMMANDS
+from zmqtrain.config.restarts import advice
 from zmqtrain.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent
@@ -106,11 +107,11 @@ def test_readme_lists_every_file_and_folder_of_the_package() -> None:
         assert (PACKAGE / name).exists(), f"README's tree names {name}, which is not there"
 
 
-def test_every_exit_code_is_documented() -> None:
+def test_every_exit_code_is_documented_with_its_advice() -> None:
     table = DOCS["clusters.md"].split("## How a task ends")[1].split("##")[0]
-    rows = re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
-    listed = {int(code) for row in rows for code in row.split(",")}
-    assert listed == set(ExitCode)
+    rows = re.findall(r"^\| ([\d, ]+) \|.*\| *([^|]*?) *\|$", table, re.MULTILINE)
+    listed = {int(code): word for codes, word in rows for code in codes.split(",")}
+    assert listed == {code: advice(code) for code in ExitCode}
 
 
 def test_readme_names_every_command() -> None:

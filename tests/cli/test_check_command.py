@@ -115,12 +115,19 @@ def test_task_of_the_environment_is_looked_at(
 ) -> None:
     cluster = {"ps": ["127.0.0.1:1", "127.0.0.2:1"], "worker": ["127.0.0.3:1"]}
     monkeypatch.setenv("TF_CONFIG", tf_config("worker", 0, **cluster))
-    assert "worker 0 of a cluster with 2 ps" in check(capsys)[1]
+    said = check(capsys)[1]
+    assert "worker 0 of a cluster with 2 ps" in said
+    assert "its role by TF_CONFIG, its index by TF_CONFIG" in said
     monkeypatch.delenv("TF_CONFIG")
     monkeypatch.setenv("HONCHO_PROCESS_NAME", "chief.1")
     monkeypatch.setenv("ZMQTRAIN_PS", "1")
     monkeypatch.setenv("ZMQTRAIN_WORKERS", "1")
     assert "this is chief 0" in check(capsys)[1]
+    monkeypatch.delenv("HONCHO_PROCESS_NAME")
+    monkeypatch.setenv("ZMQTRAIN_ROLE", "worker")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    said = check(capsys)[1]
+    assert "its role by ZMQTRAIN_ROLE, its index by JOB_COMPLETION_INDEX" in said
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,22 @@ COUNTS = {"ps": 3, "worker": 4, "chief": 1}
         ({}, HONCHO | {"TF_CONFIG": TF}, 2),
         ({"index": 4}, HONCHO | {"TF_CONFIG": TF}, 4),
         ({"index": None}, HONCHO, 3),
+        ({"workers": "5"}, {"JOB_COMPLETION_INDEX": "4"}, 4),
+        ({"workers": "5", "index": 1}, {"JOB_COMPLETION_INDEX": "4"}, 1),
+        ({"workers": "5"}, {"SLURM_ARRAY_TASK_ID": "3", "SLURM_PROCID": "0"}, 3),
+        ({"workers": "5"}, {"SLURM_ARRAY_TASK_ID": "", "SLURM_PROCID": "2"}, 2),
+        ({}, HONCHO | {"SLURM_PROCID": "1"}, 3),
     ],
 )
 def test_index_comes_from_the_first_source_that_says_it(
     flags: dict[str, Any], environ: dict[str, str], index: int
 ) -> None:
     assert load(flags=flags, environ=environ, counts=COUNTS).task == Task(Role.WORKER, index)
+
+
+def test_chief_of_an_engine_is_chief_0_whatever_its_process_is_called() -> None:
+    environ = {"SLURM_PROCID": "2", "JOB_COMPLETION_INDEX": "1"}
+    assert load(Role.CHIEF, environ=environ).task == Task(Role.CHIEF, 0)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +233,12 @@ WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
         {},
         tf_config({"ps": ["p:1"], "worker": ["w:1"]}),
         ["TF_CONFIG", "--index"],
+    ),
+    "engine's index that is none": (
+        Role.WORKER,
+        {},
+        {"JOB_COMPLETION_INDEX": "two"},
+        ["JOB_COMPLETION_INDEX", "--index"],
     ),
     "honcho's name of another role": (Role.PS, {}, HONCHO, ["worker.4", "zmqtrain.roles.worker"]),
     "honcho's name of no role": (

@@ -25,6 +25,12 @@ from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Shutdown
 
 FEW = 256  # files
+TF_CONFIG = json.dumps(
+    {
+        "cluster": {"ps": ["a:2222", "b:2222"], "worker": ["c:2222"]},
+        "task": {"type": "ps", "index": 1},
+    }
+)
 
 
 def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves() -> None:
@@ -37,6 +43,44 @@ def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves() ->
         assert launch.run_process(config_of("127.0.0.1:2222"), allowed) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "started"),
+    [
+        (["--role", "ps"], {}, Task(Role.PS, 0)),
+        (["--role", "ps"], {"ZMQTRAIN_ROLE": "worker"}, Task(Role.PS, 0)),
+        ([], {"ZMQTRAIN_ROLE": "chief", "SLURM_PROCID": "3"}, Task(Role.CHIEF, 0)),
+        (
+            ["--workers", "4"],
+            {"ZMQTRAIN_ROLE": "worker", "SLURM_PROCID": "3"},
+            Task(Role.WORKER, 3),
+        ),
+        ([], {"TF_CONFIG": TF_CONFIG}, Task(Role.PS, 1)),
+    ],
+)
+def test_one_entry_starts_the_task_of_every_role(
+    arguments: list[str],
+    environ: dict[str, str],
+    started: Task,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = []
+
+    def note(config: TaskConfig, run: object) -> int:
+        tasks.append(config.task)
+        return 0
+
+    monkeypatch.setattr(launch, "run_process", note)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert launch.launch(None, ["--job", "examples/digits.py", *arguments]) == 0
+    assert tasks == [started]
+
+
+def test_task_without_a_role_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.launch(None, ["--job", "examples/digits.py"]) == ExitCode.USAGE
+    assert "--role (or ZMQTRAIN_ROLE)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

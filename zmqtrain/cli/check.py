@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy as np
 from zmqtrain.cli.output import counted
 from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
+from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
-from zmqtrain.config.task import ENVIRON, TaskConfig, load_task
+from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job, load_job
@@ -55,11 +56,12 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
       TF_CONFIG='{"cluster": ...}' zmqtrain check --reach
     """
     problems = Problems()
-    task = Role(role) if role else _role_of_environment()
+    task, role_from = (Role(role), "--role") if role else _role_of_environment()
     problems.warnings += mistyped(ENVIRON, TaskConfig, Job)
     config = job = None
+    index_from = ""
     with problems.caught():
-        _check_index(flags, problems)
+        index_from = "" if task is Role.CHIEF else _check_index(flags, problems)
         # A task needs a job, a check does not.
         config = load_task(task, flags | {"job": flags["job"] or "not given"})
     with problems.caught():
@@ -84,6 +86,9 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
     if problems.errors or config is None:
         return ExitCode.USAGE
     click.echo(f"ok: {_summary(config)}")
+    sources = {"role": role_from, "index": index_from}
+    if named := [f"its {what} by {source}" for what, source in sources.items() if source]:
+        click.echo(f"ok: {', '.join(named)}")
     if job is not None:
         click.echo(
             f"ok: one step of {flags['job']} works: its data, its model and its gradient fit"
@@ -108,29 +113,37 @@ class Problems:
             self.errors.append(advice.format(text) if advice else text)
 
 
-def _role_of_environment() -> Role:
-    """Return the role that TF_CONFIG or honcho names, else a worker."""
-    try:
-        task = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task
-    except ConfigError:  # reported when the configuration is loaded
-        task = None
-    if task is not None:
-        return task.role
+def _role_of_environment() -> tuple[Role, str]:
+    """Return the role that a variable names, and which; else that of a worker, and ""."""
+    role = None
+    with suppress(ConfigError):  # reported when the configuration is loaded
+        role = role_of_process(ENVIRON)
+    if role is not None:
+        return role, ROLE if ENVIRON.get(ROLE, "").strip() else TF_CONFIG
     process = process_of(ENVIRON)
-    return Role(process.type) if process and process.type in set(Role) else Role.WORKER
+    if process and process.type in set(Role):
+        return Role(process.type), PROCESS_NAME
+    return Role.WORKER, ""
 
 
-def _check_index(flags: Mapping[str, Any], problems: Problems) -> None:
-    """Warn if two sources give different indices: two tasks could get the same one."""
+def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
+    """Return which source of the index counts, "" if none gives one.
+
+    Warn if two sources give different indices: two tasks could get the same one.
+    """
     task, process = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task, process_of(ENVIRON)
     given = {names_of("index"): flags["index"]}
     given |= {TF_CONFIG: task.index} if task else {}
     given |= {PROCESS_NAME: process.index} if process else {}
     known = {source: index for source, index in given.items() if index is not None}
+    variable = variable_of_index(ENVIRON)
+    if variable is not None and not known:
+        return variable
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} says {index}" for source, index in known.items())
         problems.warnings.append(f"the index is given twice: {texts}; {first} counts")
+    return next(iter(known), "")
 
 
 def _check_unused(config: TaskConfig, flags: Mapping[str, Any], problems: Problems) -> None:

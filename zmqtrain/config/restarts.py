@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import takewhile
 from typing import TypeAlias
 
@@ -15,12 +16,30 @@ LONGEST_DELAY_S = 30.0
 HEALTHY_S = 5.0
 """A process that ran for this long was healthy: the delays start again from the first."""
 
-_WANTED = frozenset({ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED})
-"""A process that was stopped by SIGINT or SIGTERM is not restarted."""
 
-_FINAL = frozenset(set(ExitCode) - {ExitCode.PEER_LOST})
-"""Exit codes after which a restart would not help. Unknown codes and other signals are crashes,
-after which it may help."""
+class Advice(StrEnum):
+    """What to do with a task that has ended; the words are those of docs/clusters.md."""
+
+    DONE = ""  # it ended as wanted
+    NO = "no"  # the next life would end in the same way
+    ELSEWHERE = "by an engine"  # it was told to leave: only who told it to knows
+    YES = "yes"
+
+
+def advice(exit_code: int) -> Advice:
+    """Return what to do with a task that ended so; a signal n that killed it is 128 + n.
+
+    Other codes than those of :class:`ExitCode` are crashes, after which a restart may help.
+    """
+    match exit_code:
+        case ExitCode.OK:
+            return Advice.DONE
+        case ExitCode.INTERRUPTED | ExitCode.TERMINATED:
+            return Advice.ELSEWHERE
+        case ExitCode.PEER_LOST:
+            return Advice.YES
+        case _:
+            return Advice.NO if exit_code in set(ExitCode) else Advice.YES
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +108,11 @@ def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Decision
     do not all restart at the same moment.
     """
     last = endings[-1]
-    if last.exit_code in _WANTED:
-        return End()
-    if last.returncode in _FINAL:
-        return End("a restart would not help")
+    match advice(last.exit_code):
+        case Advice.DONE | Advice.ELSEWHERE:
+            return End()
+        case Advice.NO:
+            return End("a restart would not help")
     counted = sum(last.ended_at - each.ended_at < limits.within_s for each in endings[:-1])
     if counted >= limits.max_restarts:
         return End(f"{limits.max_restarts} restarts within {limits.within_s:g} s are used up")

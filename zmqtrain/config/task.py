@@ -1,7 +1,8 @@
 """The configuration of a task; no other module of zmqtrain reads options.
 
 A value comes from the first of: its flag, its variable ``ZMQTRAIN_*``, TF_CONFIG (cluster and
-index), honcho (cluster and index), its default. Each option is declared once, as a field below.
+index), honcho (cluster and index), the engine (index), its default. Each option is declared once,
+as a field below.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from zmqtrain.config.cluster import (
     parse_workers,
 )
 from zmqtrain.config.options import names_of, values_of
-from zmqtrain.config.resolvers import honcho, tf_config
+from zmqtrain.config.resolvers import engine, honcho, tf_config
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG
 from zmqtrain.config.strategy import member, plan, with_exchange
@@ -50,7 +51,7 @@ ENVIRON: Mapping[str, str] = os.environ
 SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
 """Variable with the Unix time at which the supervisor of this process began; see local/."""
 
-RESOLVERS = (tf_config.resolve, honcho.resolve)
+RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
 """Sources of the cluster around this process; each adds what those before it did not find.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
@@ -77,8 +78,8 @@ class TaskConfig(Timing):
     index: int = Field(
         0,
         ge=0,
-        description="number of this task within its role, from 0 (default: from TF_CONFIG or "
-        "honcho)",
+        description="number of this task within its role, from 0 (default: from TF_CONFIG, honcho, "
+        "JOB_COMPLETION_INDEX, SLURM_ARRAY_TASK_ID or SLURM_PROCID)",
     )
     base_port: int = Field(
         2222,
@@ -301,11 +302,11 @@ class TaskConfig(Timing):
 
 
 ROLE = "ZMQTRAIN_ROLE"
-"""Variable with the role of a process whose script calls fit; TF_CONFIG may say it instead."""
+"""Variable with the role of a process, for roles.task and scripts that call fit."""
 
 
-def role_of_script(environ: Mapping[str, str] = ENVIRON) -> Role | None:
-    """Return the role that the variables give to this process; None: it is no task of a cluster.
+def role_of_process(environ: Mapping[str, str] = ENVIRON) -> Role | None:
+    """Return the role that ``ZMQTRAIN_ROLE`` or TF_CONFIG gives to this process, if one does.
 
     Raises:
         ConfigError: TF_CONFIG has a mistake, or there is no such role.

@@ -26,10 +26,11 @@ from zmqtrain.config.invoke import invoke
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import (
     ENVIRON,
+    ROLE,
     SUPERVISED_SINCE,
     TaskConfig,
     load_task,
-    role_of_script,
+    role_of_process,
 )
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
@@ -53,6 +54,11 @@ CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job h
 log = logging.getLogger(__name__)
 
 _EXAMPLES = {
+    None: """
+        \b
+        A worker as an engine starts it; its index is JOB_COMPLETION_INDEX, or Slurm's:
+          python -m zmqtrain.roles.task --role worker --job job.py --ps a:2222,b:2222 --workers 4
+        """,
     Role.PS: """
         \b
         One ps on this host, at the default address:
@@ -79,27 +85,37 @@ _EXAMPLES = {
         """,
 }
 _DOES = {
+    None: "Do what --role, ZMQTRAIN_ROLE or TF_CONFIG says.",
     Role.PS: "Keep a shard of the parameters and apply updates to it.",
     Role.WORKER: "Compute gradients and push them.",
     Role.CHIEF: "Begin the job, watch it, evaluate, save, and end it.",
 }
 
 
-def launch(role: Role, arguments: Sequence[str] | None = None) -> int:
-    """Run one task from flags, variables and TF_CONFIG; return the process's exit code."""
+def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
+    """Run one task from flags, variables and TF_CONFIG; return the process's exit code.
+
+    ``role``: None for the one that --role, ZMQTRAIN_ROLE or TF_CONFIG names.
+    """
     with contextlib.suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed
         faulthandler.enable()  # shows where a model's compiled code crashed
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    with contextlib.suppress(OSError):  # Linux only: the name in top and pgrep
-        Path("/proc/self/comm").write_text(f"zmqtrain {role}")
-    return invoke(_command(role), f"python -m zmqtrain.roles.{role}", arguments)
+    return invoke(_command(role), f"python -m zmqtrain.roles.{role or 'task'}", arguments)
 
 
-def _command(role: Role) -> click.Command:
+def _command(of: Role | None) -> click.Command:
     @options_of(TaskConfig)
     @options_of(Job, optional=True)
-    def run(**flags: Any) -> int:
-        config = load_task(role, flags)
+    def run(role: str | None = None, **flags: Any) -> int:
+        named = of or (Role(role) if role else role_of_process())
+        if named is None:
+            raise ConfigError(
+                f"the role of this task is not given; expected {', '.join(Role)}; give --role (or "
+                f"{ROLE}), or TF_CONFIG with a task section"
+            )
+        with contextlib.suppress(OSError):  # Linux only: the name in top and pgrep
+            Path("/proc/self/comm").write_text(f"zmqtrain {named}")
+        config = load_task(named, flags)
         setup_logging(str(config.task), config.log_level, config.log_format)
         for text in mistyped(ENVIRON, TaskConfig, Job):
             log.warning("%s", text)
@@ -113,11 +129,15 @@ def _command(role: Role) -> click.Command:
             return run_process(config, partial(script.run, task, config.job))
         return run_process(config, lambda: uvloop.run(_serve(config, job)))
 
+    options = getattr(run, "__click_params__", [])[::-1]
+    if of is None:
+        kinds = click.Choice([str(role) for role in Role])
+        options.insert(0, click.Option(["--role"], type=kinds, help="what this task does"))
     return click.Command(
-        str(role),
-        params=getattr(run, "__click_params__", [])[::-1],
+        str(of or "task"),
+        params=options,
         callback=run,
-        help=f"{_DOES[role]}\n{_EXAMPLES[role]}",
+        help=f"{_DOES[of]}\n{_EXAMPLES[of]}",
         context_settings={"max_content_width": 100},
     )
 
@@ -192,7 +212,7 @@ def task_of_script(name: str) -> TaskConfig | None:
     Raises:
         ConfigError: a variable has a mistake.
     """
-    role = role_of_script()
+    role = role_of_process()
     if role is None:
         return None
 

@@ -1,0 +1,11 @@
+"""Start a task of the role that --role, ZMQTRAIN_ROLE or TF_CONFIG names:
+`python -m zmqtrain.roles.task`."""
+
+from __future__ import annotations
+
+import sys
+
+from zmqtrain.roles.launch import launch
+
+if __name__ == "__main__":
+    sys.exit(launch(None))
