@@ -16,7 +16,7 @@ from bench.processes import json_lines_of
 from bench.push_pull import PushPull, measure
 
 GLOO = "gloo"
-EXCHANGES = ("board", "messages", GLOO)
+EXCHANGES = ("board", "direct", GLOO)
 RANKS = 2  # of gloo
 TIMEOUT_S = 120.0
 
@@ -62,7 +62,7 @@ def can_run(exchange: str, workers: int) -> bool:
     "exchanges",
     type=list_of(click.Choice(EXCHANGES), "exchange"),
     default=",".join(EXCHANGES),
-    help="board; messages, to one ps; gloo, without an update, if PyTorch is installed",
+    help="board; direct, to one ps; gloo, without an update, if PyTorch is installed",
 )
 @click.option(
     "--megabytes", "sizes", type=sizes_type, default="0.0003,13,100", help="sizes of a gradient"

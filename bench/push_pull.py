@@ -54,7 +54,7 @@ class PushPull(Workload):
     device: str = "cpu"
     ps_device: str = "cpu"
     policy: str = "hogwild"
-    exchange: str = "messages"
+    exchange: str = "direct"
 
 
 def measure(workload: PushPull) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from simulation.stand_ins import memory_of, put_back, unlock
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
-from zmqtrain.chief.chief import RETRYABLE, Chief
+from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset

@@ -13,6 +13,9 @@ from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import Any
 
+RETRYABLE = 128
+"""Least exit code that says: a restart may help."""
+
 
 class ExitCode(IntEnum):
     """How a process of zmqtrain ends."""

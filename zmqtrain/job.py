@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -73,6 +74,21 @@ def _compression_spec(spec: str) -> str:
     return spec
 
 
+_NO_EXCHANGES = {
+    "ring": "direct moves the bytes of a ring in two latencies, whatever the number of workers",
+    "one-shot": "below partition_nbytes direct makes one round trip",
+    "to-one": "with partition_nbytes above the model's size direct has one owner",
+    "nccl": "tensors of GPUs go through the memory of the host",
+}
+"""Exchanges that other systems have, and why there is none of that name."""
+
+
+def _exchange_name(name: Any) -> Any:
+    if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
+        raise ValueError(f"expected auto, board or direct; there is no {name} here: {reason}")
+    return "direct" if name == "messages" else name  # its name before
+
+
 MIRRORED_POLICY = "sync-replicas"
 """The policy of a job that names none, under the strategy multi-worker-mirrored."""
 
@@ -80,6 +96,7 @@ Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
+Exchange = Annotated[Literal["auto", "board", "direct"], BeforeValidator(_exchange_name)]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 
@@ -112,11 +129,11 @@ class Job(BaseModel):
         description="where parameters live: on parameter servers, or on the workers, each of which "
         "then hosts a part; auto: on parameter servers if the cluster has any",
     )
-    exchange: Literal["auto", "board", "messages"] = Field(
+    exchange: Exchange = Field(
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
-        "host, where sync-replicas makes its steps without messages, or by messages to the ps; "
-        "auto: messages",
+        "host, where sync-replicas makes its steps without messages, or direct, by messages to "
+        "those who hold a part of the parameters, ps or workers; auto: direct",
     )
     batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
     epochs: Count = Field(

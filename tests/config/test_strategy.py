@@ -20,7 +20,7 @@ AUTO, PS, MIRRORED = "auto", "parameter-server", "multi-worker-mirrored"
 TWO_PS = Cluster(("p:1", "q:1"), workers=3, chief=True)
 WORKERS = Cluster((), 2, chief=False, members=("w:1", "v:1"))
 LOCAL = Cluster((), workers=2, chief=True)
-CHIEF = Cluster((), 2, chief=True, members=("c:1", "w:1", "v:1"))
+CHIEF = Cluster((), 2, chief=True, members=("w:1", "v:1"), chief_address="c:1")
 WITH_PS = Cluster(("p:1",), 2, chief=False, members=("w:1", "v:1"))  # as in a tutorial
 
 
@@ -49,6 +49,9 @@ def test_plan(strategy: str, cluster: Cluster, planned: Cluster) -> None:
         (PS, WORKERS, "no ps"),
         (AUTO, Cluster((), 3, chief=False, members=("w:1",)), "--workers (or ZMQTRAIN_WORKERS) is"),
         (AUTO, Cluster((), 2, chief=False, members=("w:1", "")), "w:1"),
+        (AUTO, replace(CHIEF, workers=3), "--workers (or ZMQTRAIN_WORKERS) is 3"),
+        (AUTO, Cluster((), 2, chief=False, members=("w:1", "w:1")), "--workers (or ZMQTRAIN_WORK"),
+        (AUTO, replace(CHIEF, chief_address="v:1"), "lists v:1 twice"),
     ],
 )
 def test_contradiction_is_told(strategy: str, cluster: Cluster, told: str) -> None:
@@ -137,7 +140,7 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: 
     assert told in str(caught.value)
 
 
-def test_messages_are_exchanged_unless_the_job_says_board() -> None:
+def test_exchange_is_direct_unless_the_job_says_board() -> None:
     assert with_exchange(HOSTED, job()) == HOSTED
-    assert with_exchange(HOSTED, job(exchange="messages")) == HOSTED
+    assert with_exchange(HOSTED, job(exchange="direct")) == HOSTED
     assert with_exchange(ONE_PS, job(policy="sync-replicas")) == ONE_PS

@@ -29,7 +29,8 @@ TF = json.dumps(
         "task": {"type": "worker", "index": 2},
     }
 )
-MEMBERS = ("c:1", *(f"w{i}:1" for i in range(5)))
+MEMBERS = tuple(f"w{i}:1" for i in range(5))
+OF_TF: Any = {"workers": 5, "chief": True, "members": MEMBERS, "chief_address": "c:1"}
 HONCHO = {"HONCHO_PROCESS_NAME": "worker.4"}
 LOCAL = tuple(f"127.0.0.1:{port}" for port in range(2222, 2230))
 
@@ -86,13 +87,21 @@ def test_chief_of_an_engine_is_chief_0_whatever_its_process_is_called() -> None:
         ({}, {}, Cluster(LOCAL[:1], workers=1, chief=True)),
         ({}, {"TF_CONFIG": ""}, Cluster(LOCAL[:1], workers=1, chief=True)),
         ({}, HONCHO, Cluster(LOCAL[:3], workers=4, chief=True)),
-        ({}, HONCHO | {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), 5, True, MEMBERS)),
+        (
+            {},
+            HONCHO | {"TF_CONFIG": TF},
+            Cluster(("p:1", "q:1"), **OF_TF),
+        ),
         (
             {"ps": "z:1", "workers": 3},
             {"TF_CONFIG": TF},
-            Cluster(("z:1",), 3, True, MEMBERS),
+            Cluster(("z:1",), **OF_TF | {"workers": 3}),
         ),
-        ({"chief": False}, {"TF_CONFIG": TF}, Cluster(("p:1", "q:1"), 5, False, MEMBERS)),
+        (
+            {"chief": False},
+            {"TF_CONFIG": TF},
+            Cluster(("p:1", "q:1"), **OF_TF | {"chief": False}),
+        ),
         ({"ps": "0", "workers": ("", "")}, {}, Cluster((), workers=2, chief=True)),
         ({"workers": ("h:1", "i:1")}, {}, Cluster(LOCAL[:1], 2, True, ("h:1", "i:1"))),
         ({"chief": False}, {}, Cluster(LOCAL[:1], workers=1, chief=False)),

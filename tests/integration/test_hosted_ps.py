@@ -32,7 +32,7 @@ def kill(process: str) -> None:
     os.kill(int(process.rpartition(":")[2]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("exchange", "hosts"), [("messages", 2), ("board", 1)])
+@pytest.mark.parametrize(("exchange", "hosts"), [("direct", 2), ("board", 1)])
 def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
     stage: Stage, check_counts: Callable[[Path], list[int]], exchange: str, hosts: int
 ) -> None:

@@ -30,6 +30,7 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.config.strategy import MIRRORED, PARAMETER_SERVER
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
+    RETRYABLE,
     CheckpointError,
     ConfigError,
     DataError,
@@ -62,7 +63,6 @@ from zmqtrain.wire.messages import (
     Status,
 )
 
-RETRYABLE = 128  # least exit code that says: a restart may help
 WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
 
 log = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ class Chief(JobActor):
             final,
             job=self.job_name,
             strategy=MIRRORED if self.hosted else PARAMETER_SERVER,
-            exchange="board" if self.board else "messages",
+            exchange="board" if self.board else "direct",
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
             parameters=await self.read_parameters(),

@@ -48,10 +48,10 @@ class Cluster:
     ``ps``: address of ps i at position i.
     ``workers``: how many workers the job expects; a worker may know a smaller number.
     ``chief``: whether the chief is a separate task; if not, worker 0 hosts it.
-    ``members``: where those who compute can listen, if it is known: the chief first if TF_CONFIG
-    lists one, then the workers; "" for who has no address.
+    ``members``: where the workers can listen, if it is known; "" for who has no address.
     ``hosted``: whether worker i hosts ps i, as far as there is one.
     ``board``: whether the workers share a board, in the memory of the only ps.
+    ``chief_address``: where the chief can listen, if TF_CONFIG says so.
     """
 
     ps: tuple[str, ...]
@@ -60,6 +60,7 @@ class Cluster:
     members: tuple[str, ...] = ()
     hosted: bool = False
     board: bool = False
+    chief_address: str = ""
 
     @property
     def chief_host(self) -> Task:

@@ -21,8 +21,8 @@ PARAMETER_SERVER = "parameter-server"
 def plan(strategy: str, cluster: Cluster) -> Cluster:
     """Return the cluster that trains a job of this strategy.
 
-    A chief that TF_CONFIG lists among the members computes, as in TensorFlow: it is worker 0, which
-    hosts the chief. An address "" is one of this host.
+    A chief that has an address computes, as in TensorFlow: it is worker 0, which hosts the chief.
+    An address "" is one of this host.
 
     Raises:
         ConfigError: the strategy contradicts the cluster.
@@ -35,17 +35,24 @@ def plan(strategy: str, cluster: Cluster) -> Cluster:
     if strategy != MIRRORED and cluster.ps:
         return cluster
     members = cluster.members or ("",) * cluster.workers
-    if len(members) not in (cluster.workers, cluster.workers + 1):
+    if len(members) != cluster.workers:
         raise ConfigError(
-            f"{names_of('workers')} is {cluster.workers}, but TF_CONFIG lists {len(members)} tasks "
-            f"that compute; expected {cluster.workers}; correct one of them"
+            f"{names_of('workers')} is {cluster.workers}, but TF_CONFIG lists {len(members)} "
+            f"workers; expected {cluster.workers}; correct one of them"
         )
+    if cluster.chief_address:
+        members = (cluster.chief_address, *members)
     if any(members) and not all(members):
         raise ConfigError(
             f"TF_CONFIG lists {', '.join(filter(None, members))}, but not all workers; expected an "
             "address for each, since without ps all of them listen; add the others"
         )
-    chief = cluster.chief and not _chief_computes(cluster)
+    if twice := [address for address in members if address and members.count(address) > 1]:
+        raise ConfigError(
+            f"{names_of('workers')} or TF_CONFIG lists {twice[0]} twice; expected a different "
+            "address for each worker, since without ps all of them listen; correct one"
+        )
+    chief = cluster.chief and not cluster.chief_address
     return Cluster(members, len(members), chief, hosted=True)
 
 
@@ -60,7 +67,7 @@ def member(task: Task, cluster: Cluster) -> Task:
             f"this task was started as a ps, but under {names_of('strategy')} {MIRRORED} each "
             "worker hosts one; do not start this task"
         )
-    if not _chief_computes(cluster):
+    if not cluster.chief_address:
         return task
     return Task(Role.WORKER, 0 if task.role is Role.CHIEF else task.index + 1)
 
@@ -85,7 +92,7 @@ def with_exchange(
     if not found:
         return replace(planned, ps=planned.ps[:1], board=True)
     raise ConfigError(
-        f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use messages"
+        f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use direct"
     )
 
 
@@ -102,7 +109,3 @@ def local_ps(strategy: str, ps: int | None, workers: int) -> int:
             f"expected 0; leave it out, or use {PARAMETER_SERVER}"
         )
     return 0 if planned.hosted else len(planned.ps)
-
-
-def _chief_computes(cluster: Cluster) -> bool:
-    return len(cluster.members) == cluster.workers + 1

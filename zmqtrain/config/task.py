@@ -55,7 +55,7 @@ RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
 """Sources of the cluster around this process; each adds what those before it did not find.
 
 A resolver gets the role, the options known so far and the variables. It returns what it finds of
-index, ps, workers, members and chief.
+index, ps, workers, members, chief and its address.
 """
 
 MAX_THREADS = 1024
@@ -107,6 +107,7 @@ class TaskConfig(Timing):
         description="whether the chief is a separate task; if not, worker 0 hosts it "
         "(default: from TF_CONFIG or honcho; without ps it is not)",
     )
+    chief_address: str = ""  # where TF_CONFIG has the chief listen
     bind: str | None = Field(
         None,
         min_length=1,
@@ -224,7 +225,15 @@ class TaskConfig(Timing):
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(self.ps, self.workers, self.chief, self.members, self.hosted, self.board)
+        return Cluster(
+            self.ps,
+            self.workers,
+            self.chief,
+            self.members,
+            self.hosted,
+            self.board,
+            self.chief_address,
+        )
 
     def under(self, strategy: str, job: Job | None = None) -> TaskConfig:
         """Return this configuration in the cluster that a job's strategy makes of it.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import METRICS_PORTS, TaskConfig
-from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.errors import RETRYABLE, ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.observe import health
 from zmqtrain.roles import signals
 
@@ -40,25 +40,45 @@ def allow_descriptors(peers: int) -> None:
         )
 
 
-async def run_all(actors: Sequence[JobActor]) -> list[int]:
-    """Run all actors; an error of one ends the others.
+async def run_all(actors: Sequence[JobActor], *, serve_on: bool = False) -> list[int]:
+    """Run all actors; an error of one ends the others, which know it by then.
 
-    When the first one has ended, the others are stopped.
+    When the first one has ended, the others are stopped. With ``serve_on`` an error of the last
+    one, a worker that has joined, is raised when the others have ended, unless a restart may mend
+    it: the job needs the part of the parameters that they hold.
     """
-    others = actors[1:]
-    tasks = [asyncio.ensure_future(actor.run()) for actor in actors]
+    *hosts, last = actors
+    tasks = [asyncio.ensure_future(actor.run()) for actor in hosts]
+    tasks.append(asyncio.ensure_future(_run_beside(tasks[:], last) if serve_on else last.run()))
 
     def stop_others(ended: asyncio.Task[int]) -> None:
         if not ended.cancelled() and ended.exception() is None:
-            for actor in others:
+            for actor in actors[1:]:
                 actor.stop(ended.result())
 
     tasks[0].add_done_callback(stop_others)
     try:
         return list(await asyncio.gather(*tasks))
+    except ZmqTrainError as error:
+        left = [(actor, task) for actor, task in zip(actors, tasks, strict=True) if not task.done()]
+        for actor, _ in left:
+            actor.crash(error)
+        if left:
+            await asyncio.wait([task for _, task in left])
+        raise
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _run_beside(hosts: Sequence[asyncio.Future[int]], worker: JobActor) -> int:
+    try:
+        return await worker.run()
+    except ZmqTrainError as error:
+        if hosts and worker.ready()[0] and error.exit_code < RETRYABLE:
+            log.error("%s; the job goes on without %s, and needs its ps", error, worker.task)
+            await asyncio.wait(hosts)
+        raise
 
 
 def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStack) -> None:

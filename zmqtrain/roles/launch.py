@@ -301,7 +301,9 @@ async def _serve(
         if isinstance(actors[0], Chief):
             stack.enter_context(claimed(job.logdir))
         try:
-            results = await run_all(actors)
+            # zmqtrain run ends with the first mistake of a worker, and needs to see it.
+            is_of_run = config.ps[0].startswith(IPC)
+            results = await run_all(actors, serve_on=config.as_ps is not None and not is_of_run)
         finally:
             ignore_signals()
             _note_end(actors, config)

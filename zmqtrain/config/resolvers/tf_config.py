@@ -44,7 +44,7 @@ class TfConfig:
 
 
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what TF_CONFIG says of index, ps, workers, members and chief.
+    """Return what TF_CONFIG says of index, ps, workers, members, chief and its address.
 
     ``known``: options from flags and variables; TF_CONFIG may omit these.
 
@@ -80,10 +80,11 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
 def _of_whole(config: TfConfig) -> dict[str, Any]:
     workers, chief = config.addresses_of(Role.WORKER), config.addresses_of(Role.CHIEF)
     count = max(workers, default=-1) + 1
-    return {
+    of_chief = {"chief_address": next(iter(chief.values()))} if chief else {}
+    return of_chief | {
         "ps": config.addresses_of(Role.PS),
         "workers": count,
-        "members": (*chief.values(), *(workers.get(index, "") for index in range(count))),
+        "members": tuple(workers.get(index, "") for index in range(count)),
         "chief": bool(chief),
     }
 
