@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test test-frameworks lint format fuzz hosts headline soak clean
+.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -49,6 +49,9 @@ lint: $(STAMP)  ## check style and types only
 format: $(STAMP)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+examples: $(STAMP)  ## write the examples of deploy/kubernetes and deploy/slurm again
+	$(BIN)/python -m tests.clusters.examples
 
 hosts: $(STAMP)  ## test a job over several hosts whose links break (Linux, root)
 	$(BIN)/pytest -m '' tests/hosts

@@ -13,6 +13,7 @@ import click
 from zmqtrain.cli.numbers import seconds_type
 from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
@@ -33,8 +34,8 @@ def _wait_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 @click.command("policy")
-@click.argument("spec")
 @about_a_job
+@click.argument("spec")
 @_wait_option("the barrier at which the policy changes")
 def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     """Change the policy of a running job to SPEC.
@@ -57,6 +58,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     Examples:
       zmqtrain policy sync-replicas
       zmqtrain policy bounded-staleness:4 --ps host:2222
+      zmqtrain policy digits-x7k2 sync-replicas     # a submitted job
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the roles look for module:attr there, too
@@ -107,20 +109,30 @@ def stop_command(job: RemoteJob, *, wait_s: float) -> None:
     commands resume. All tasks end with exit code 130, and supervisors do not restart them. Prints
     how the job ended. The job ends even if this command stops waiting.
 
+    A submitted job is also removed from its engine, with its keys. Of one that does not run, or
+    has ended, nothing else is left to do.
+
     \b
     Examples:
       zmqtrain stop                         # the one job on this host
       zmqtrain stop --ps host:2222 --wait-s 600     # long steps, a large checkpoint
     """
+    click.echo(job.unreachable or _stopped(job, wait_s))
+    if job.submitted is not None:
+        engine_of(job.submitted).remove(job.submitted)
+        job.submitted.forget()
+        click.echo(f"{job.name} is removed from its engine")
+
+
+def _stopped(job: RemoteJob, wait_s: float) -> str:
+    """Stop a job; say how it ended."""
     job.status()
     try:
-        done = job.ask(RequestStop(), Done, wait_s)
+        return job.ask(RequestStop(), Done, wait_s).text
     except PeerLostError:
         if job.has_ended():
-            click.echo("the job has ended")
-            return
+            return "the job has ended"
         raise PeerLostError(no_end(job.status(), wait_s)) from None
-    click.echo(done.text)
 
 
 def no_end(status: Status, waited_s: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,12 +13,14 @@ import click
 
 from zmqtrain.actors.client import ask
 from zmqtrain.cli.numbers import seconds_type
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
 from zmqtrain.config.task import ENVIRON, TaskConfig
-from zmqtrain.errors import ConfigError, ProtocolError
+from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
@@ -42,13 +44,17 @@ Reply = TypeVar("Reply", bound=Message)
 class RemoteJob:
     """A running job, reached by the address of its ps 0.
 
-    ``name`` is the job file as on the tasks' command line, "" unless chief or ps 0 is on this host.
+    ``name`` is the job file as on the tasks' command line, "" unless chief or ps 0 is on this host;
+    that of a submitted job is its name. ``submitted``: the job on its engine. ``unreachable``: why
+    its ps 0 cannot be asked.
     """
 
     address: str
     name: str
     timeout_s: float = TIMEOUT_S
     security: Security = field(default_factory=Security)
+    submitted: Submitted | None = None
+    unreachable: str = ""
 
     def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status after ``wait_s``, or as soon as its event is past ``seen``.
@@ -67,6 +73,8 @@ class RemoteJob:
             ProtocolError: another program than a ps 0 answers.
             RefusedError, CheckpointError, ...: ps 0 refused, with its reason.
         """
+        if self.unreachable:
+            raise PeerLostError(self.unreachable)
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except ProtocolError as error:
@@ -80,7 +88,7 @@ class RemoteJob:
 
     def has_ended(self) -> bool:
         """Return whether chief and ps 0 were on this host and have ended."""
-        return self.name != "" and not _name_of(self.address)
+        return self.name != "" and self.submitted is None and not _name_of(self.address)
 
 
 def find_job(
@@ -109,6 +117,24 @@ def find_job(
     return RemoteJob(leader.ps[0], _name_of(leader.ps[0]), timeout_s, _as_client(leader.security))
 
 
+@contextlib.contextmanager
+def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
+    """Yield the submitted job of this name, to be asked as long as the block runs.
+
+    Raises:
+        ConfigError: no job of this name was submitted.
+    """
+    submitted = submitted_job(name)
+    with contextlib.ExitStack() as stack:
+        try:
+            address = stack.enter_context(engine_of(submitted).located(submitted))
+        except PeerLostError as error:
+            yield RemoteJob("", name, timeout_s, submitted=submitted, unreachable=str(error))
+            return
+        found = find_job({"ps": (address,), "keys": submitted.keys}, timeout_s)
+        yield replace(found, name=name, submitted=submitted)
+
+
 def _leader_of(config: TfConfig) -> str | None:
     """Return the address of ps 0; without ps that of the first task that computes and hosts it."""
     if config.is_dynamic or config.addresses_of(Role.PS):
@@ -128,9 +154,16 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the function of a command: it gets a :class:`RemoteJob` as its first argument."""
 
     @functools.wraps(command)
-    def run(*, timeout_s: float, **options: Any) -> Any:
-        job = find_job({name: options.pop(name) for name in OPTIONS}, timeout_s)
-        return command(job, **options)
+    def run(*, names: tuple[str, ...], timeout_s: float, **options: Any) -> Any:
+        flags = {name: options.pop(name) for name in OPTIONS}
+        if not names:
+            return command(find_job(flags, timeout_s), **options)
+        if len(names) > 1:
+            raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
+        if flags["ps"] is not None:
+            raise ConfigError(f"the job is given twice: {names[0]}, and {names_of('ps')}")
+        with reached(names[0], timeout_s) as job:
+            return command(job, **options)
 
     run = click.option(
         "--timeout-s",
@@ -142,7 +175,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     )(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
-    return run
+    return click.argument("names", metavar="[NAME]", nargs=-1)(run)
 
 
 def _as_client(security: Security) -> Security:

@@ -54,6 +54,7 @@ def status_command(job: RemoteJob, *, as_json: bool, watch: bool) -> None:
       zmqtrain status                       # the one job on this host
       zmqtrain status --watch
       zmqtrain status --ps host:2222        # a job on another host
+      zmqtrain status digits-x7k2           # a submitted job
       zmqtrain status --json | jq .steps_per_second
 
     "behind" is the distance in steps to the worker with most steps; "holds" is a ps's part of the

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.errors import PeerLostError
 from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
 SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
@@ -26,17 +28,28 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     """Show which task of a running job waits for which.
 
     First come the tasks that are silent or have left, and how many tasks wait for them. Then comes
-    a line for each wait: since when, until when, and why.
+    a line for each wait: since when, until when, and why. Of a submitted job the engine's reasons
+    come before them: why a task is not started.
 
     \b
     Examples:
       zmqtrain why                          # the one job on this host
       zmqtrain why --all                    # why is it slow?
       zmqtrain why --ps host:2222 --json | jq .waits
+      zmqtrain why digits-x7k2              # a submitted job
     """
-    status = job.status()
+    reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
+    if job.unreachable and not reasons:
+        raise PeerLostError(job.unreachable)
+    status = None if job.unreachable else job.status()
     if as_json:
-        show_json(why_json(status))
+        waits = {"waits": []} if status is None else why_json(status)
+        show_json(waits | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
+        return
+    for reason in reasons:
+        show(cell(f"{reason.what}: {reason.text}"))
+    if status is None:
+        show(cell(job.unreachable))
     else:
         show(why_view(status, show_all=show_all))
 

@@ -1,0 +1,50 @@
+"""The examples in deploy/, as `zmqtrain submit --print` writes them; `make examples` renews."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from zmqtrain.clusters import kubernetes, slurm
+from zmqtrain.clusters.plan import Plan, Submission, plan_of
+from zmqtrain.job import load_job
+
+ROOT = Path(__file__).parents[2]
+JOB = "examples/digits.py"
+KEYS = (
+    *("registry", "ps-0.secret", "ps-1.secret", "chief-0.secret", "client-0.secret"),
+    *(f"worker-{index}.secret" for index in range(4)),
+)
+
+
+def example_plan(**changes: object) -> Plan:
+    """Return the plan of digits with two ps and two workers, which may become four."""
+    asked = {"on": "kubernetes", "ps": 2, "workers": 2, "max_workers": 4, "memory": "2Gi"}
+    return plan_of(
+        Submission.model_validate(asked | changes),
+        JOB,
+        load_job(str(ROOT / JOB)),
+        "digits",
+        {"policy": "bounded-staleness:4"},
+        logdir="pvc:training/digits",
+        keys={name: f"{name} of zmqtrain keys new\n" for name in KEYS},
+    )
+
+
+def examples() -> dict[str, str]:
+    """Return the text of each example by its path."""
+    plan = example_plan()
+    image = "registry.example/zmqtrain:digits"
+    found = {
+        f"deploy/kubernetes/{kind}.yaml": kubernetes.render(plan, kubernetes.Target(image, kind))
+        for kind in kubernetes.KINDS
+    }
+    on_slurm = replace(plan, logdir="/shared/digits")
+    target = slurm.Target("/home/me/keys", "/home/me/venv/bin/python", "main", "spot")
+    scripts = slurm.render(on_slurm, target)
+    return found | {f"deploy/slurm/{name}": text for name, text in scripts.items()}
+
+
+if __name__ == "__main__":
+    for path, text in examples().items():
+        (ROOT / path).write_text(text)

@@ -1,0 +1,320 @@
+"""The manifests and batch scripts of a job."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.clusters.examples import ROOT, example_plan, examples
+from zmqtrain.clusters.kubernetes import (
+    KINDS,
+    Manifest,
+    Target,
+    addresses,
+    host_of,
+    manifests,
+    render,
+    volume_of,
+)
+from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources
+from zmqtrain.clusters.slurm import Target as SlurmTarget
+from zmqtrain.clusters.slurm import port_of
+from zmqtrain.clusters.slurm import render as render_scripts
+from zmqtrain.config.cluster import Role, parse_address
+from zmqtrain.config.options import FieldType, fields_of, mistyped
+from zmqtrain.config.task import TaskConfig, load_task
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import Job
+
+SCRIPTS = SlurmTarget("/keys", "python3")
+
+
+@pytest.mark.parametrize("path", examples())
+def test_example_is_what_submit_writes_today(path: str) -> None:
+    assert (ROOT / path).read_text() == examples()[path], "make examples renews it"
+
+
+def plans() -> st.SearchStrategy[Plan]:
+    def plan(ps: int, workers: int, gpu: int, memory: int) -> Plan:
+        resources = {role: Resources(1, memory << 20, gpu, memory << 20) for role in Role}
+        keys = {"registry": "", "ps-0.secret": "", "worker-0.secret": ""}
+        return Plan("digits", "job.py", ps, workers, workers, resources, keys=keys)
+
+    counts = st.integers(0, 5), st.integers(1, 5), st.integers(0, 2), st.integers(0, 3)
+    return st.builds(plan, *counts)
+
+
+def pods_of(documents: list[Manifest]) -> Iterator[tuple[Role, Manifest]]:
+    """Yield the pod templates of whatever kind, with their roles."""
+
+    def templates(value: Any) -> Iterator[Manifest]:
+        if isinstance(value, dict):
+            if "containers" in value.get("spec", {}):
+                yield value
+            value = list(value.values())
+        if isinstance(value, list):
+            for item in value:
+                yield from templates(item)
+
+    for template in templates(documents):
+        yield Role(template["metadata"]["labels"]["app.kubernetes.io/component"]), template
+
+
+def environment_of(template: Manifest) -> dict[str, str]:
+    (container,) = template["spec"]["containers"]
+    return {item["name"]: item["value"] for item in container["env"]}
+
+
+@given(plans(), st.sampled_from(list(KINDS)))
+def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str) -> None:
+    found = dict(pods_of(manifests(plan, Target("image", kind))))
+    assert set(found) == set(plan.counts)
+    for role, template in found.items():
+        variables = environment_of(template)
+        assert not list(mistyped(variables, TaskConfig, Job))
+        flags = {"job": variables["ZMQTRAIN_JOB"], "index": plan.counts[role] - 1}
+        for name in ("ps", "workers"):
+            flags[name] = read_option(name, variables)
+        config = load_task(role, flags, {}).under("auto")
+        assert config.ps == addresses(plan, kind)
+        assert config.workers == plan.workers
+
+
+def read_option(name: str, variables: dict[str, str]) -> Any:
+    text = variables.get(f"ZMQTRAIN_{name.upper()}")
+    return (
+        None if text is None else FieldType(fields_of(TaskConfig)[name]).convert(text, None, None)
+    )
+
+
+@given(plans(), st.sampled_from(list(KINDS)))
+def test_names_are_those_of_dns(plan: Plan, kind: str) -> None:
+    for address in addresses(plan, kind):
+        assert all(len(label) <= 63 for label in parse_address(address).host.split("."))
+    assert len(set(addresses(plan, kind))) == plan.counts[plan.leader]
+
+
+def test_longest_name_fits_the_longest_pod() -> None:
+    host = host_of("d" * 40, Role.WORKER, 99_999, "jobset").split(".")[0]
+    assert len(f"{host}-abcde") <= 63
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_yaml_is_read_back_as_it_was_meant(kind: str) -> None:
+    plan, target = example_plan(), Target("image", kind)
+    assert list(yaml.safe_load_all(render(plan, target))) == plain(manifests(plan, target))
+
+
+def plain(value: Any) -> Any:
+    """Return a value with texts in place of enums."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("kind", ["jobset", "jobs", "trainjob"])
+def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
+    policies = list(found_under(manifests(example_plan(), Target("i", kind)), "podFailurePolicy"))
+    assert len(policies) == len(Role)
+    for policy in policies:
+        (final,) = [rule["onExitCodes"] for rule in policy["rules"] if "onExitCodes" in rule]
+        assert final == {"operator": "In", "values": list(PERMANENT)}
+
+
+def test_worker_that_fails_for_good_does_not_end_the_job() -> None:
+    jobs = {
+        item["metadata"]["name"]: item["spec"]
+        for item in manifests(example_plan(), Target("i", "jobs"))
+        if item["kind"] == "Job"
+    }
+    actions = {name: spec["podFailurePolicy"]["rules"][0]["action"] for name, spec in jobs.items()}
+    assert actions == {
+        "digits-ps": "FailJob",
+        "digits-chief": "FailJob",
+        "digits-worker": "FailIndex",
+    }
+    assert "maxFailedIndexes" not in jobs["digits-worker"]
+
+
+def test_kubelet_restarts_in_place_what_is_neither_permanent_nor_ordered() -> None:
+    for _, template in pods_of(manifests(example_plan(), Target("i", in_place=True))):
+        (container,) = template["spec"]["containers"]
+        (rule,) = container["restartPolicyRules"]
+        assert rule["exitCodes"]["operator"] == "NotIn"
+        assert set(rule["exitCodes"]["values"]) == set(ENDED)
+        assert "zmqtrain.cli.supervise" not in container["command"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_pods_that_hold_parameters_have_memory_for_them(kind: str) -> None:
+    for role, template in pods_of(manifests(example_plan(), Target("i", kind))):
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        assert ("shm" in volumes) == (role is Role.PS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_of_a_role_get_no_keys_of_another(kind: str) -> None:
+    documents = manifests(example_plan(), Target("i", kind))
+    secrets = {
+        item["metadata"]["name"]: set(item["stringData"])
+        for item in documents
+        if item["kind"] == "Secret"
+    }
+    for role, template in pods_of(documents):
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        sources = volumes["keys"]["projected"]["sources"]
+        held = set().union(*(secrets[source["secret"]["name"]] for source in sources))
+        assert {name.partition("-")[0] for name in held} == {"registry", role}
+
+
+def test_queue_is_named_on_what_kueue_admits() -> None:
+    for kind, title in KINDS.items():
+        for item in manifests(example_plan(), Target("i", kind, queue="lab")):
+            labels = item["metadata"]["labels"]
+            assert ("kueue.x-k8s.io/queue-name" in labels) == (item["kind"] == title)
+
+
+@pytest.mark.parametrize("logdir", ["/data/digits", "runs/digits", "pvc:", "pvc:/digits"])
+def test_logdir_that_pods_do_not_share_is_refused(logdir: str) -> None:
+    with pytest.raises(ConfigError):
+        manifests(replace(example_plan(), logdir=logdir), Target("i"))
+
+
+def test_logdir_is_a_directory_of_a_claim() -> None:
+    assert volume_of("pvc:training/digits/1") == ("training", "/logdir/digits/1")
+    assert volume_of("pvc:training") == ("training", "/logdir")
+
+
+def found_under(value: Any, key: str) -> Iterator[Any]:
+    if isinstance(value, dict):
+        if key in value:
+            yield value[key]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from found_under(item, key)
+
+
+def as_plain_objects(documents: list[Manifest]) -> Iterator[Manifest]:
+    """Yield what Kubernetes itself knows: for others the Jobs and pods that they will make."""
+    for item in documents:
+        if item["kind"] in {"Secret", "Service", "Job"}:
+            yield item
+    for jobs in found_under(documents, "replicatedJobs"):
+        for job in jobs:
+            metadata = {"name": job["name"]} | job["template"]["metadata"]
+            yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata} | {
+                "spec": job["template"]["spec"]
+            }
+    for replicas in found_under(documents, "tfReplicaSpecs"):
+        for role, replica in replicas.items():
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}}
+            yield pod | {"spec": replica["template"]["spec"]}
+
+
+def mistakes_of(item: Manifest, version: str) -> str:
+    """Return what is wrong with an object by the schema of this version; "" if nothing is."""
+    checker = pytest.importorskip("kubernetes_validate", reason="needs pip install '.[dev]'")
+    try:
+        checker.validate(plain(item), version, strict=True)
+    except checker.ValidationError as error:
+        return str(error.message)
+    return ""
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.33", "1.36"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kubernetes_knows_every_field(kind: str, version: str) -> None:
+    for item in as_plain_objects(manifests(example_plan(memory=None), Target("i", kind))):
+        assert mistakes_of(item, version) == ""
+
+
+def test_kubernetes_1_35_knows_restarts_in_place() -> None:
+    target = Target("i", "jobs", in_place=True)
+    found = {
+        version: [
+            mistakes_of(item, version)
+            for item in as_plain_objects(manifests(example_plan(), target))
+            if item["kind"] == "Job"
+        ]
+        for version in ("1.31", "1.36")
+    }
+    assert not any(found["1.36"]) and all(found["1.31"])
+
+
+@pytest.mark.parametrize(
+    "wrong, right",
+    [("completionmode", "completionMode"), ("imagee", "image"), ("mountpath", "mountPath")],
+)
+def test_mistyped_field_is_found(wrong: str, right: str) -> None:
+    text = render(example_plan(), Target("i", "jobs"))
+    assert f"{right}:" in text
+    items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
+    assert any(mistakes_of(item, "1.33") for item in items)
+
+
+@pytest.mark.parametrize("ps", [0, 33])
+def test_slurm_takes_no_job_whose_tasks_could_not_find_each_other(ps: int) -> None:
+    with pytest.raises(ConfigError):
+        render_scripts(replace(example_plan(), ps=ps), SCRIPTS)
+
+
+@pytest.mark.parametrize("part", ["ps", "worker"])
+def test_script_says_where_the_ps_are(part: str, tmp_path: Path) -> None:
+    """With stand-ins for Slurm's programs; that for srun prints what a task is told."""
+    (script,) = [
+        text
+        for name, text in render_scripts(example_plan(), SlurmTarget("/k", "python3")).items()
+        if f".{part}." in name
+    ]
+    programs = {
+        "squeue": "echo 777 RUNNING 'n[4-5]'",
+        "scontrol": "echo n4; echo n5",
+        "srun": 'echo "$ZMQTRAIN_PS $*"; while [ "$1" != -- ] && [ $# -gt 0 ]; do shift; done; '
+        'shift; if [ "$1" = bash ]; then exec "$@"; fi',
+        "python3": 'echo "$ZMQTRAIN_PS $*"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o700)
+    variables = {"SLURM_JOB_ID": "777", "SLURM_JOB_NODELIST": "n[4-5]", "SLURM_ARRAY_TASK_ID": "3"}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"} | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    port = port_of(777)
+    lines = [line for line in done.stdout.splitlines() if "--role" in line]
+    assert len(lines) == {"ps": 3, "worker": 1}[part]
+    for line in lines:
+        assert line.startswith(f"n4:{port},n5:{port + 1} ")
+    assert any(line.endswith({"ps": "--index 1", "worker": "--index 3"}[part]) for line in lines)
+
+
+def test_worker_of_slurm_is_requeued_after_what_may_pass(tmp_path: Path) -> None:
+    script = render_scripts(example_plan(), SCRIPTS)["digits.worker.sbatch"]
+    for code in (*ExitCode, 137, 139):
+        (tmp_path / "requeued").unlink(missing_ok=True)
+        for name, body in {
+            "srun": f"exit {code:d}",
+            "scontrol": f"touch {tmp_path}/requeued",
+        }.items():
+            (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / name).chmod(0o700)
+        variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "777"}
+        done = subprocess.run(["bash", "-c", script], env=variables, check=False)
+        assert done.returncode == code
+        is_final = code in ENDED
+        assert (tmp_path / "requeued").exists() == (not is_final), code

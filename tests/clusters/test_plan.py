@@ -1,0 +1,105 @@
+"""What a job needs of an engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.clusters.examples import JOB, ROOT, example_plan
+from zmqtrain.clusters.plan import (
+    ENDED,
+    LETTERS,
+    MAX_NAME,
+    PERMANENT,
+    PROCESS_NBYTES,
+    Submission,
+    name_for,
+    nbytes_of,
+    plan_of,
+)
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import load_job
+
+
+@pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])
+def test_engines_restart_after_the_codes_after_which_the_supervisor_does(code: int) -> None:
+    is_restarted = isinstance(decide([Ending(code, 0.0, 1.0)], USUAL_LIMITS, 0.0), Restart)
+    assert is_restarted == (code not in ENDED)
+
+
+def test_codes_after_which_no_engine_restarts_are_those_that_tfjob_takes_for_permanent() -> None:
+    assert set(PERMANENT) == {code for code in ExitCode if 0 < code < 128}
+
+
+def test_ps_has_memory_for_its_part_of_the_parameters_and_for_its_process() -> None:
+    wanted = example_plan().resources[Role.PS]
+    assert wanted.shared_nbytes > 0
+    assert wanted.memory_nbytes >= wanted.shared_nbytes + PROCESS_NBYTES
+
+
+def test_memory_of_a_ps_grows_with_the_workers_that_there_may_be() -> None:
+    few, many = example_plan(), example_plan(max_workers=4000)
+    assert many.resources[Role.PS].shared_nbytes > few.resources[Role.PS].shared_nbytes
+
+
+def test_memory_that_is_given_needs_no_job() -> None:
+    asked = Submission.model_validate({"on": "kubernetes", "ps_memory": "3Gi"})
+    plan = plan_of(asked, "elsewhere.py", None, "elsewhere", {})
+    assert plan.resources[Role.PS].shared_nbytes == 3 << 30
+
+
+@pytest.mark.parametrize("changes", [{"ps": 0}, {}])
+def test_without_ps_workers_host_the_parameters_and_the_chief(changes: dict[str, int]) -> None:
+    asked = Submission.model_validate({"on": "kubernetes", "workers": 3} | changes)
+    overrides = {} if changes else {"strategy": "multi-worker-mirrored"}
+    plan = plan_of(asked, JOB, load_job(str(ROOT / JOB)), "digits", overrides)
+    assert plan.counts == {Role.WORKER: 3}
+    assert plan.leader is plan.concluding is Role.WORKER
+    assert plan.resources[Role.WORKER].shared_nbytes > 0
+
+
+@pytest.mark.parametrize(
+    "asked, overrides",
+    [
+        ({"workers": 4, "max_workers": 3}, {}),
+        ({"ps": 0, "workers": 2, "max_workers": 3}, {}),
+        ({"ps": 0}, {"strategy": "parameter-server"}),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(
+    asked: dict[str, int], overrides: dict[str, str]
+) -> None:
+    job = load_job(str(ROOT / JOB))
+    with pytest.raises(ConfigError):
+        plan_of(Submission.model_validate({"on": "slurm"} | asked), JOB, job, "digits", overrides)
+
+
+@pytest.mark.parametrize(
+    "text, nbytes",
+    [("8Gi", 8 << 30), ("512Mi", 512 << 20), ("2G", 2 * 10**9), ("1.5 GiB", 3 << 29), ("7", 7)],
+)
+def test_size_is_read_as_kubernetes_writes_it(text: str, nbytes: int) -> None:
+    assert nbytes_of(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1Gi", "8 apples"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        nbytes_of(text)
+
+
+@pytest.mark.parametrize("name", ["", "Digits", "1digits", "digits_1", "digits-", "d" * 41])
+def test_name_that_is_none_in_dns_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        Submission.model_validate({"on": "kubernetes", "name": name})
+
+
+@given(st.text(max_size=80), st.text(LETTERS, min_size=4, max_size=4))
+def test_every_job_gets_a_name_that_dns_takes(reference: str, letters: str) -> None:
+    name = name_for(reference, list(letters))
+    assert Submission.model_validate({"on": "kubernetes", "name": name}).name == name
+    assert len(name) <= MAX_NAME and name.endswith(letters)

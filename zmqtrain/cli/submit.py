@@ -1,0 +1,291 @@
+"""`zmqtrain submit`, `jobs`, `logs` and `scale`: jobs on an engine that starts tasks."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zmqtrain.cli.output import cell, counted, show, show_json, table
+from zmqtrain.clusters import kubernetes, slurm
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.kubectl import current
+from zmqtrain.clusters.plan import (
+    LETTERS,
+    SUFFIX_LENGTH,
+    Plan,
+    Submission,
+    name_for,
+    plan_of,
+)
+from zmqtrain.clusters.sbatch import Slurm
+from zmqtrain.clusters.submitted import (
+    Submitted,
+    directory_of,
+    submitted_job,
+    submitted_jobs,
+)
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.options import names_of, option_of, options_of, values_of
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.job import Job, load_job
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import REGISTRY, Owner, add_keys
+
+_name = click.argument("name")
+
+
+@click.command("submit", context_settings={"max_content_width": 100})
+@click.argument("reference", metavar="JOB")
+@options_of(Submission)
+@option_of(TaskConfig, "keys", help="directory of keys for the job (default: new ones)")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="variable of every task"
+)
+@click.option("--print", "is_printed", is_flag=True, help="print what would be submitted")
+@click.option("--dry-run", is_flag=True, help="let the engine check the job, but submit nothing")
+@options_of(Job, optional=True)
+def submit_command(
+    reference: str,
+    keys: str | None,
+    variables: tuple[str, ...],
+    is_printed: bool,
+    dry_run: bool,
+    **flags: Any,
+) -> None:
+    """Submit JOB to Kubernetes or Slurm.
+
+    JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
+    working directory of the image. It is loaded here, too, to learn the memory of the ps; with
+    --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, on Slurm a shared directory.
+
+    The commands status, why, logs, scale, policy, save and stop then take the job's name.
+
+    With --print the manifests or batch scripts go to stdout, and nothing else happens. Manifests
+    hold the job's secret keys, new ones each time unless --keys is given: keep them like a
+    password. Without --print keys are not shown; they are in Secrets, and in a directory of yours.
+
+    \b
+    Examples:
+      zmqtrain submit job.py --on kubernetes --image registry/image --logdir pvc:training/digits
+      zmqtrain submit job.py --on slurm --ps 2 --workers 8 --max-workers 32 --memory 8Gi
+      zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
+    """
+    asked = Submission(**values_of(Submission, flags))
+    overrides = values_of(Job, flags)
+    name = asked.name or name_for(
+        reference, [secrets.choice(LETTERS) for _ in range(SUFFIX_LENGTH)]
+    )
+    job = _loaded(reference, overrides) if asked.ps_memory is None else None
+    logdir = overrides.pop("logdir", None if job is None else job.logdir)
+    plan = plan_of(
+        asked, reference, job, name, overrides, logdir=logdir, variables=_pairs(variables)
+    )
+    if asked.on == "kubernetes":
+        _submit_to_kubernetes(plan, asked, keys, is_printed=is_printed, dry_run=dry_run)
+    else:
+        _submit_to_slurm(plan, asked, keys, is_printed=is_printed, dry_run=dry_run)
+    if is_printed:
+        return
+    if dry_run:
+        click.echo(f"{name} could be submitted; nothing was")
+        return
+    click.echo(f"  watch it    zmqtrain status {name} --watch")
+    click.echo(f"  stop it     zmqtrain stop {name}")
+
+
+@click.command("jobs")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def jobs_command(*, as_json: bool) -> None:
+    """List the jobs that you have submitted.
+
+    \b
+    Examples:
+      zmqtrain jobs
+      zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
+    """
+    rows = [asdict(job) | {"state": _state(job)} for job in submitted_jobs()]
+    if as_json:
+        show_json({"jobs": rows})
+        return
+    result = table("name", "engine", "where", "job", "ps", "workers", "state", folded=("state",))
+    for row in rows:
+        where = "/".join(filter(None, (row["context"], row["namespace"])))
+        cells = row["name"], row["engine"], where, row["job"], row["ps"], row["workers"]
+        result.add_row(*map(cell, (*cells, row["state"])))
+    show(result if rows else cell("no job was submitted"))
+
+
+@click.command("logs")
+@_name
+@click.argument("task", metavar="TASK")
+@click.option("-f", "--follow", is_flag=True, help="go on until Ctrl-C")
+def logs_command(name: str, task: str, *, follow: bool) -> None:
+    """Print the log of a task of a submitted job.
+
+    TASK is chief, ps=0, worker=3.
+
+    \b
+    Examples:
+      zmqtrain logs digits-x7k2 chief
+      zmqtrain logs digits-x7k2 worker=3 -f
+    """
+    role, _, index = task.partition("=")
+    if role not in set(Role) or (index and not index.isdecimal()):
+        raise ConfigError(f"TASK is {task!r}; expected one such as chief, ps=0 or worker=3")
+    job = submitted_job(name)
+    engine_of(job).logs(job, Task(Role(role), int(index or 0)), follow=follow)
+
+
+@click.command("scale")
+@_name
+@click.option("--workers", type=click.IntRange(min=1), required=True, help="how many workers")
+def scale_command(name: str, *, workers: int) -> None:
+    """Change the number of workers of a submitted job.
+
+    Those that are too many finish their steps and leave; nothing is lost.
+
+    \b
+    Examples:
+      zmqtrain scale digits-x7k2 --workers 48
+    """
+    job = submitted_job(name)
+    if not job.ps:
+        raise ConfigError(
+            f"{name} has no ps: each of its {job.workers} workers hosts a part of the parameters; "
+            "stop it, and submit it with another number: it goes on from its checkpoint"
+        )
+    if workers > job.max_workers:
+        raise ConfigError(
+            f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
+            f"at most that; submit it anew with a larger {names_of('max_workers')}"
+        )
+    engine_of(job).scale(job, workers)
+    replace(job, workers=workers).save()
+    click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
+
+
+def _submit_to_kubernetes(
+    plan: Plan, asked: Submission, keys: str | None, *, is_printed: bool, dry_run: bool
+) -> None:
+    if asked.image is None:
+        raise ConfigError(
+            f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
+            "deploy/Containerfile makes one"
+        )
+    target = kubernetes.Target(asked.image, asked.kind, asked.queue, asked.in_place)
+    if is_printed or dry_run:
+        with tempfile.TemporaryDirectory() as temporary:
+            held = Path(keys) if keys else _new_keys(Path(temporary) / "keys", plan)
+            plan = replace(plan, keys=_texts(held))
+        if is_printed:
+            sys.stdout.write(kubernetes.render(plan, target))
+            return
+        current(asked.context, asked.namespace).submit(plan, target, dry_run=True)
+        return
+    cluster = current(asked.context, asked.namespace)
+    job = _record(plan, asked, keys, cluster.context, cluster.namespace)
+    try:
+        plan = replace(plan, keys=_texts(Path(job.keys)))
+        made = cluster.submit(plan, target)
+    except BaseException:
+        job.forget()
+        raise
+    where = f"context {cluster.context}, namespace {cluster.namespace}"
+    click.echo(f"{plan.name} is submitted to {where}: {counted(len(made), 'object')}")
+
+
+def _submit_to_slurm(
+    plan: Plan, asked: Submission, keys: str | None, *, is_printed: bool, dry_run: bool
+) -> None:
+    path, colon, attribute = plan.job.partition(":")
+    if Path(path).exists():  # tasks may start elsewhere
+        plan = replace(plan, job=f"{Path(path).absolute()}{colon}{attribute}")
+    if plan.logdir:
+        plan = replace(plan, logdir=str(Path(plan.logdir).absolute()))
+    kept = Path(keys).absolute() if keys else directory_of(plan.name) / "keys"
+    target = slurm.Target(str(kept), sys.executable, asked.partition, asked.worker_partition)
+    if is_printed:
+        sys.stdout.write("".join(slurm.render(plan, target).values()))
+        return
+    if dry_run:
+        Slurm().submit(plan, target, dry_run=True)
+        return
+    job = _record(plan, asked, keys, str(Path.cwd()), "")
+    try:
+        numbers = Slurm().submit(plan, target)
+    except BaseException:
+        job.forget()
+        raise
+    click.echo(f"{plan.name} is submitted to Slurm: jobs {' and '.join(numbers)}")
+
+
+def _record(
+    plan: Plan, asked: Submission, keys: str | None, context: str, namespace: str
+) -> Submitted:
+    """Write the record of a job, and make its keys, before it is submitted.
+
+    Raises:
+        ConfigError: a job of this name was submitted already.
+    """
+    if plan.name in {job.name for job in submitted_jobs()}:
+        raise ConfigError(
+            f"{plan.name} was submitted already; expected a new name; give another --name, or end "
+            f"it with zmqtrain stop {plan.name}"
+        )
+    kept = Path(keys).absolute() if keys else directory_of(plan.name) / "keys"
+    kind = asked.kind if asked.on == "kubernetes" else ""
+    counts = plan.ps, plan.workers, plan.max_workers
+    job = Submitted(plan.name, asked.on, plan.job, *counts, str(kept), kind, context, namespace)
+    job.save()
+    if keys is None:
+        _new_keys(kept, plan)
+    return job
+
+
+def _new_keys(directory: Path, plan: Plan) -> Path:
+    counts = {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
+    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
+    add_keys(directory, {owner: make_pair() for owner in owners})
+    return directory
+
+
+def _texts(keys: Path) -> dict[str, str]:
+    """Return the files of a directory of keys."""
+    if not (keys / REGISTRY).exists():
+        raise ConfigError(f"{keys} has no registry; expected keys made by zmqtrain keys new")
+    files = [keys / REGISTRY, *keys.glob("*.secret")]
+    return {path.name: path.read_text() for path in files}
+
+
+def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:
+    try:
+        return load_job(reference).with_overrides(**overrides)
+    except ZmqTrainError as error:
+        raise ConfigError(
+            f"{error}; to submit a job that cannot be loaded here, give {names_of('ps_memory')}"
+        ) from None
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--env is {text!r}; expected NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _state(job: Submitted) -> str:
+    try:
+        return engine_of(job).state(job)
+    except ZmqTrainError as error:
+        return f"unknown: {error}"

@@ -1,0 +1,1 @@
+"""Jobs on an engine that starts tasks: Kubernetes, Slurm."""

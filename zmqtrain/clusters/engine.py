@@ -1,0 +1,107 @@
+"""What every engine can do with a submitted job, and how its programs are called."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.config.cluster import Task
+from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+
+TIMEOUT_S = 60.0
+
+Mistakes = Sequence[tuple[str, type[ZmqTrainError], str]]
+"""What a program says (a pattern), the error that it means, and what to do; \\1 is group 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the engine does not run something; ``what``: a task, or an object of the engine."""
+
+    what: str
+    text: str
+
+
+class Engine(Protocol):
+    """An engine that starts the tasks of jobs."""
+
+    def state(self, job: Submitted) -> str:
+        """Return in a word or two what the engine does with the job."""
+
+    def reasons(self, job: Submitted) -> list[Reason]:
+        """Return why tasks do not run."""
+
+    def located(self, job: Submitted) -> AbstractContextManager[str]:
+        """Return the address at which ps 0 is reached, as long as the block runs.
+
+        Raises:
+            PeerLostError: ps 0 does not run.
+        """
+
+    def scale(self, job: Submitted, workers: int) -> None:
+        """Change the number of workers.
+
+        Raises:
+            ConfigError: this job's number cannot change.
+        """
+
+    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+        """Write a task's log to stdout.
+
+        Raises:
+            PeerLostError: it has none yet.
+        """
+
+    def remove(self, job: Submitted) -> None:
+        """Remove all that the engine has of the job."""
+
+
+def call(
+    words: Sequence[str],
+    mistakes: Mistakes,
+    *,
+    stdin: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """Run a program of the engine; return what it writes to stdout.
+
+    Raises:
+        ConfigError: the program is missing.
+        PeerLostError: it does not end in time.
+        ZmqTrainError: it failed; ``mistakes`` says as which error, and the text quotes it.
+    """
+    try:
+        done = subprocess.run(
+            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise missing(words[0]) from None
+    except subprocess.TimeoutExpired:
+        raise PeerLostError(
+            f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {' '.join(words)}"
+        ) from None
+    if done.returncode:
+        raise meant(done.stderr or done.stdout, mistakes, words[0])
+    return done.stdout
+
+
+def missing(program: str) -> ConfigError:
+    """Return the error of a program that is not there."""
+    return ConfigError(
+        f"{program} is not on PATH; expected the engine's own program, with which you are logged "
+        "in; install it, or call this where it is"
+    )
+
+
+def meant(text: str, mistakes: Mistakes, program: str) -> ZmqTrainError:
+    """Return the error that a program's text means."""
+    quoted = " ".join(text.split()) or "it gave no reason"
+    for pattern, kind, advice in mistakes:
+        if found := re.search(pattern, quoted):
+            return kind(f"{found.expand(advice)} ({program}: {quoted[:400]})")
+    return ConfigError(f"{program} failed: {quoted[:400]}")

@@ -1,0 +1,370 @@
+"""A submitted job on Kubernetes, by kubectl: the user has it, and is logged in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, missing
+from zmqtrain.clusters.kubernetes import (
+    KINDS,
+    PORT,
+    RESOURCES,
+    Manifest,
+    Target,
+    as_yaml,
+    labels_of,
+    manifests,
+    volume_of,
+)
+from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.errors import (
+    ConfigError,
+    OccupiedError,
+    PeerLostError,
+    RefusedError,
+    ZmqTrainError,
+)
+
+KUBECTL = "kubectl"
+WEBHOOK_S = 60.0
+"""A controller that was just installed answers after so many seconds at most."""
+
+SHARED_MODE = "ReadWriteMany"
+
+_LATER = r"failed calling webhook|no endpoints available"
+MISTAKES: Mistakes = (
+    (
+        r'no matches for kind "(\w+)"',
+        ConfigError,
+        (
+            "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
+            "which needs none"
+        ),
+    ),
+    (
+        r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
+        ConfigError,
+        (
+            "the name is taken; expected a new one; give another --name, or end the job that has "
+            "it with zmqtrain stop"
+        ),
+    ),
+    (
+        r"exceeded quota: ([\w.-]+)",
+        OccupiedError,
+        "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
+    ),
+    (
+        r'\(Forbidden\).*cannot (\w+) resource "([\w./]+)"',
+        RefusedError,
+        (
+            "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
+            "the cluster, or give another --namespace"
+        ),
+    ),
+    (
+        r"\(Unauthorized\)|must be logged in|provide credentials",
+        RefusedError,
+        "kubectl is not logged in; expected a login that is valid; log in again",
+    ),
+    (
+        r'namespaces? "([\w-]+)" not found',
+        ConfigError,
+        "there is no namespace \\1; expected one that exists; correct --namespace",
+    ),
+    (
+        r'persistentvolumeclaims? "([\w.-]+)" not found',
+        ConfigError,
+        (
+            "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
+            "--logdir"
+        ),
+    ),
+    (
+        r'context "?([^" ]*)"? does not exist|(current-context is not set)',
+        ConfigError,
+        "kubectl has no such context; expected one of kubectl config get-contexts; give --context",
+    ),
+    (
+        r"was refused - did you specify|Unable to connect to the server|no such host|i/o timeout",
+        PeerLostError,
+        "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
+    ),
+    (
+        _LATER,
+        PeerLostError,
+        "the job's controller does not answer yet; is it running? try again in a minute",
+    ),
+    (r"field is immutable", ConfigError, "this kind of job cannot change its size under way"),
+    (r"\(NotFound\)", PeerLostError, "the job is no longer there"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """A namespace of a cluster; an engine of jobs."""
+
+    context: str
+    namespace: str
+
+    def submit(self, plan: Plan, target: Target, *, dry_run: bool = False) -> list[str]:
+        """Make the objects of a job; return their names. ``dry_run``: the cluster only checks.
+
+        Nothing is left of a job that cannot be made as a whole.
+
+        Raises:
+            ZmqTrainError: the cluster refuses it, or the volume is not shared.
+        """
+        objects = manifests(plan, target)
+        self._check_volume(plan)
+        # A TrainJob, the last one, is refused as long as its runtime is not there.
+        checked = objects[:-1] if target.kind == "trainjob" else objects
+        self._make(checked, "create", "--dry-run=server")
+        if dry_run:
+            return []
+        try:
+            return self._make(objects, "apply", "--server-side")
+        except ZmqTrainError:
+            # Of this job only: the dry run found no other one of its name.
+            self._delete(plan.name, target.kind)
+            raise
+
+    def state(self, job: Submitted) -> str:
+        if ended := state_of(job, self._objects(job)):
+            return ended
+        phases = [
+            str(pod["status"].get("phase", "Pending")).lower() for pod in self._pods(job.name)
+        ]
+        counted = ", ".join(f"{phases.count(phase)} {phase}" for phase in sorted(set(phases)))
+        return counted or "no pods yet"
+
+    def reasons(self, job: Submitted) -> list[Reason]:
+        events = self._json("get", "events", "--field-selector=type=Warning")
+        return reasons_of(job.name, self._objects(job), self._pods(job.name), events)
+
+    @contextlib.contextmanager
+    def located(self, job: Submitted) -> Iterator[str]:
+        role = Role.PS if job.ps else Role.WORKER
+        pod = self._pod(job.name, Task(role, 0))
+        words = self._words("port-forward", f"pod/{pod}", f":{PORT}")
+        try:
+            process = subprocess.Popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        except FileNotFoundError:
+            raise missing(KUBECTL) from None
+        with process:
+            try:
+                line = process.stdout.readline() if process.stdout else ""
+                found = re.search(r"Forwarding from (127\.0\.0\.1:\d+)", line)
+                if found is None:
+                    process.kill()
+                    text = process.stderr.read() if process.stderr else ""
+                    raise meant(text, MISTAKES, KUBECTL)
+                yield found[1]
+            finally:
+                process.kill()
+
+    def scale(self, job: Submitted, workers: int) -> None:
+        size = {"completions": workers, "parallelism": workers}
+        if job.kind == "trainjob":
+            raise ConfigError(
+                "a TrainJob cannot change its size under way; expected a job submitted with --as "
+                "jobset or jobs; stop it and submit it again: it goes on from its checkpoint"
+            )
+        if job.kind == "tfjob":
+            replicas = {"tfReplicaSpecs": {"Worker": {"replicas": workers}}}
+            self._patch(f"tfjob/{job.name}", {"spec": replicas}, "merge")
+        elif job.kind == "jobs":
+            self._patch(f"job/{job.name}-worker", {"spec": size}, "merge")
+        else:
+            self._scale_jobset(job, size)
+
+    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+        pod = self._pod(job.name, task, running=False)
+        words = self._words("logs", pod, *(["--follow"] if follow else []))
+        with contextlib.suppress(KeyboardInterrupt):
+            subprocess.run(words, check=False)
+
+    def remove(self, job: Submitted) -> None:
+        self._delete(job.name, job.kind)
+
+    def _scale_jobset(self, job: Submitted, size: Mapping[str, int]) -> None:
+        """Patch the JobSet; before its version 0.12 only the Job that it has made can change."""
+        jobset = self._json("get", f"jobset/{job.name}")
+        names = [part["name"] for part in jobset["spec"]["replicatedJobs"]]
+        path = f"/spec/replicatedJobs/{names.index(Role.WORKER)}/template/spec"
+        patch = [
+            {"op": "replace", "path": f"{path}/{key}", "value": value}
+            for key, value in size.items()
+        ]
+        try:
+            self._patch(f"jobset/{job.name}", patch, "json")
+        except ConfigError:
+            self._patch(f"job/{job.name}-worker-0", {"spec": dict(size)}, "merge")
+
+    def _patch(self, what: str, patch: Any, kind: str) -> None:
+        self._call("patch", what, f"--type={kind}", "-p", json.dumps(patch))
+
+    def _make(self, objects: Sequence[Manifest], *verb: str) -> list[str]:
+        """Make objects, return their names; a controller that was just installed needs a minute."""
+        until = time.monotonic() + WEBHOOK_S
+        while True:
+            try:
+                text = as_yaml(objects)
+                return self._call(*verb, "-f", "-", "-o", "name", stdin=text).split()
+            except PeerLostError as error:
+                if not re.search(_LATER, str(error)) or time.monotonic() > until:
+                    raise
+                time.sleep(1)
+
+    def _delete(self, name: str, kind: str) -> None:
+        kinds = ",".join((*RESOURCES[kind], "services", "secrets"))
+        self._call("delete", kinds, "-l", _selector(name), "--wait=false")
+
+    def _check_volume(self, plan: Plan) -> None:
+        if not plan.logdir:
+            return
+        claim, _ = volume_of(plan.logdir)
+        modes = self._json("get", "pvc", claim)["spec"].get("accessModes", [])
+        if SHARED_MODE not in modes:
+            raise ConfigError(
+                f"the PersistentVolumeClaim {claim} of the logdir has {', '.join(modes)}; expected "
+                f"{SHARED_MODE}, since ps and chief on several nodes write there; name another one"
+            )
+
+    def _objects(self, job: Submitted) -> list[Mapping[str, Any]]:
+        """Return the objects that hold the tasks."""
+        kinds = {*RESOURCES[job.kind], "jobs.batch"}
+        return list(self._items(",".join(sorted(kinds)), _selector(job.name)))
+
+    def _pods(self, name: str) -> list[Mapping[str, Any]]:
+        return list(self._items("pods", _selector(name)))
+
+    def _pod(self, name: str, task: Task, *, running: bool = True) -> str:
+        """Return the name of a task's newest pod."""
+        pods = [pod for pod in self._pods(name) if task_of(pod) == task]
+        pods = [pod for pod in pods if not running or pod["status"].get("phase") == "Running"]
+        if not pods:
+            what = "does not run" if running else "has no pod"
+            raise PeerLostError(f"{task} of {name} {what}; zmqtrain why {name} says the reasons")
+        newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+        return str(newest["metadata"]["name"])
+
+    def _items(self, kinds: str, selector: str) -> Sequence[Mapping[str, Any]]:
+        return list(self._json("get", kinds, "-l", selector)["items"])
+
+    def _json(self, *words: str) -> Any:
+        return json.loads(self._call(*words, "-o", "json"))
+
+    def _call(self, *words: str, stdin: str | None = None) -> str:
+        return call(self._words(*words), MISTAKES, stdin=stdin)
+
+    def _words(self, *words: str) -> list[str]:
+        return [KUBECTL, "--context", self.context, "--namespace", self.namespace, *words]
+
+
+def current(context: str | None, namespace: str | None) -> Kubernetes:
+    """Return the namespace that kubectl would use, unless others are given.
+
+    Raises:
+        ConfigError: kubectl is missing, or has no such context.
+    """
+    chosen = ["--context", context] if context else []
+    view = [KUBECTL, *chosen, "config", "view", "--minify", "-o", "json"]
+    (found, *_) = json.loads(call(view, MISTAKES)).get("contexts") or [{}]
+    if not found:
+        raise meant("current-context is not set", MISTAKES, KUBECTL)
+    default = found["context"].get("namespace", "default")
+    return Kubernetes(str(found["name"]), namespace or default)
+
+
+def task_of(pod: Mapping[str, Any]) -> Task | None:
+    """Return the task of a pod, by its labels."""
+    labels = pod["metadata"].get("labels", {})
+    role = labels.get("app.kubernetes.io/component")
+    for key in ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"):
+        if role in set(Role) and key in labels:
+            return Task(Role(role), int(labels[key]))
+    return None
+
+
+def state_of(job: Submitted, objects: Sequence[Mapping[str, Any]]) -> str:
+    """Return how the whole job ended, or that it is suspended; "" while it goes on."""
+    held = {_title(item): _conditions(item) for item in objects}
+    own = {title: found for title, found in held.items() if title.startswith(KINDS[job.kind])}
+    if any("Failed" in found for found in own.values()):
+        return "failed"
+    concluding = Role.CHIEF if job.ps else Role.WORKER
+    name = f"{job.name}-{concluding}" if job.kind == "jobs" else job.name
+    if own.get(f"{KINDS[job.kind]} {name}", set()) & {"Complete", "Completed", "Succeeded"}:
+        return "completed"
+    return "suspended" if any("Suspended" in found for found in own.values()) else ""
+
+
+def _conditions(item: Mapping[str, Any]) -> set[str]:
+    conditions = item.get("status", {}).get("conditions", [])
+    return {str(each["type"]) for each in conditions if each["status"] == "True"}
+
+
+def reasons_of(
+    name: str,
+    objects: Sequence[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+    events: Mapping[str, Any],
+) -> list[Reason]:
+    """Return why tasks do not run: failed or waiting objects, pods, and what the cluster warns of.
+
+    ``events``: those of the namespace.
+    """
+    found = []
+    for item in objects:
+        found += [
+            Reason(_title(item), _said(condition))
+            for condition in item.get("status", {}).get("conditions", [])
+            if condition["type"] in ("Failed", "Suspended") and condition["status"] == "True"
+        ]
+    found += [Reason(str(task_of(pod) or _title(pod)), text) for pod in pods for text in _held(pod)]
+    for event in events["items"]:
+        about = event["involvedObject"]
+        if event["reason"] == "FailedCreate" and str(about["name"]).startswith(f"{name}-"):
+            found.append(Reason(f"{about['kind']} {about['name']}", str(event["message"])))
+    return list(dict.fromkeys(found))
+
+
+def _held(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a pod does not run."""
+    status = pod["status"]
+    if status.get("phase") == "Pending":
+        for condition in status.get("conditions", []):
+            if condition["type"] == "PodScheduled" and condition["status"] != "True":
+                yield _said(condition)
+    for container in status.get("containerStatuses", []):
+        state = container.get("state", {})
+        if "waiting" in state and state["waiting"].get("reason") != "ContainerCreating":
+            yield _said(state["waiting"])
+        if state.get("terminated", {}).get("exitCode"):
+            yield f"ended with exit code {state['terminated']['exitCode']}"
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield _said(status)
+
+
+def _said(item: Mapping[str, Any]) -> str:
+    return ": ".join(str(item[key]) for key in ("reason", "message") if item.get(key))
+
+
+def _title(item: Mapping[str, Any]) -> str:
+    return f"{item['kind']} {item['metadata']['name']}"
+
+
+def _selector(name: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels_of(name).items())

@@ -1,0 +1,343 @@
+"""The manifests of a job on Kubernetes. Pure.
+
+A job is four kinds of objects: the tasks (of one kind of :data:`KINDS`), a headless Service that
+gives pods their names, and Secrets with the keys. All carry the labels of :func:`labels_of`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, Plan, command_of
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import names_of
+from zmqtrain.errors import ConfigError
+
+Manifest = dict[str, Any]
+
+KINDS = {"jobset": "JobSet", "jobs": "Job", "tfjob": "TFJob", "trainjob": "TrainJob"}
+RESOURCES = {
+    "jobset": ("jobsets.jobset.x-k8s.io",),
+    "jobs": ("jobs.batch",),
+    "tfjob": ("tfjobs.kubeflow.org",),
+    "trainjob": ("trainjobs.trainer.kubeflow.org", "trainingruntimes.trainer.kubeflow.org"),
+}
+"""What is deleted with a job, by the name that kubectl understands; Services and Secrets too."""
+
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+PORT, METRICS_PORT = 2222, 9410
+KEYS, LOGDIR = "/keys", "/logdir"
+USER = 65532
+FAILURES_PER_TASK = 20
+STARTUP_S = 600
+"""A ps has loaded the job, and serves its health, within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What only Kubernetes knows of a job; ``in_place``: the kubelet restarts crashed tasks."""
+
+    image: str
+    kind: str = "jobset"
+    queue: str | None = None
+    in_place: bool = False
+
+
+def labels_of(name: str, role: str = "") -> dict[str, str]:
+    """Return the labels of a job's objects, or of a role's pods."""
+    part = {"app.kubernetes.io/component": role} if role else {}
+    return {"app.kubernetes.io/name": "zmqtrain", "app.kubernetes.io/instance": name} | part
+
+
+def render(plan: Plan, target: Target) -> str:
+    """Return the manifests as YAML, several documents.
+
+    Raises:
+        ConfigError: the logdir is no volume.
+    """
+    return as_yaml(manifests(plan, target))
+
+
+def as_yaml(documents: Sequence[Manifest]) -> str:
+    """Return objects as YAML."""
+    plain = json.loads(json.dumps(documents))  # no enums, and nothing twice, which YAML would name
+    text: str = yaml.safe_dump_all(plain, sort_keys=False, width=100, explicit_start=True)
+    return text
+
+
+def manifests(plan: Plan, target: Target) -> list[Manifest]:
+    """Return the objects of a job, those that others need first.
+
+    Raises:
+        ConfigError: the logdir is no volume.
+    """
+    tasks = {"jobset": _jobset, "jobs": _jobs, "tfjob": _tfjob, "trainjob": _trainjob}
+    service = [_service(plan.name)] if target.kind == "jobs" else []
+    return [*_secrets(plan), *service, *tasks[target.kind](plan, target)]
+
+
+def addresses(plan: Plan, kind: str) -> tuple[str, ...]:
+    """Return where the tasks that listen are: all ps, or, without ps, all workers."""
+    return tuple(
+        f"{host_of(plan.name, plan.leader, index, kind)}:{PORT}"
+        for index in range(plan.counts[plan.leader])
+    )
+
+
+def host_of(name: str, role: Role, index: int, kind: str) -> str:
+    """Return the name of a task's pod in DNS."""
+    return {
+        "jobs": f"{name}-{role}-{index}.{name}",
+        "tfjob": f"{name}-{role}-{index}",
+    }.get(kind, f"{name}-{role}-0-{index}.{name}")
+
+
+def volume_of(logdir: str) -> tuple[str, str]:
+    """Return claim and path of a logdir ``pvc:CLAIM/PATH``.
+
+    Raises:
+        ConfigError: it is a path, which no two pods share.
+    """
+    claim, _, path = logdir.removeprefix("pvc:").partition("/")
+    if not logdir.startswith("pvc:") or not claim:
+        raise ConfigError(
+            f"{names_of('logdir')} is {logdir!r}, a directory of each pod; expected "
+            "pvc:CLAIM/PATH, a directory on a volume that ps and chief share; name a "
+            "PersistentVolumeClaim"
+        )
+    return claim, str(PurePosixPath(LOGDIR, path))
+
+
+def _jobset(plan: Plan, target: Target) -> list[Manifest]:
+    spec = _jobset_spec(plan, target, "zmqtrain")
+    return [_object(JOBSET_API, "JobSet", plan.name, spec, target.queue)]
+
+
+def _jobset_spec(plan: Plan, target: Target, container: str) -> Manifest:
+    return {
+        "network": {
+            "enableDNSHostnames": True,
+            "subdomain": plan.name,
+            "publishNotReadyAddresses": True,
+        },
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [str(plan.concluding)]},
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [
+            {
+                "name": str(role),
+                "replicas": 1,
+                "template": {
+                    "metadata": {"labels": labels_of(plan.name, role)},
+                    "spec": _job_spec(plan, target, role, container),
+                },
+            }
+            for role in plan.counts
+        ],
+    }
+
+
+def _jobs(plan: Plan, target: Target) -> list[Manifest]:
+    result = []
+    for role in plan.counts:
+        spec = _job_spec(plan, target, role, "zmqtrain")
+        spec["template"]["spec"] = {"subdomain": plan.name, **spec["template"]["spec"]}
+        result.append(_object("batch/v1", "Job", f"{plan.name}-{role}", spec, target.queue, plan))
+    return result
+
+
+def _trainjob(plan: Plan, target: Target) -> list[Manifest]:
+    """Return a runtime that holds the JobSet, and the TrainJob, whose size is the workers'."""
+    jobset = _jobset_spec(plan, target, "node")
+    workers = next(job for job in jobset["replicatedJobs"] if job["name"] == Role.WORKER)
+    ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    workers["template"]["metadata"]["labels"] |= ancestor
+    count = {"numNodes": plan.workers}
+    api, runtime = "trainer.kubeflow.org/v1alpha1", "TrainingRuntime"
+    spec = {"runtimeRef": {"kind": runtime, "name": plan.name}, "trainer": count}
+    return [
+        _object(api, runtime, plan.name, {"mlPolicy": count, "template": {"spec": jobset}}),
+        _object(api, "TrainJob", plan.name, spec, target.queue),
+    ]
+
+
+def _tfjob(plan: Plan, target: Target) -> list[Manifest]:
+    """Return a TFJob; its Services publish ready pods only, so no pod has a readiness probe."""
+    names = {Role.PS: "PS", Role.CHIEF: "Chief", Role.WORKER: "Worker"}
+    replicas = {
+        names[role]: {
+            "replicas": count,
+            "restartPolicy": "OnFailure" if role is Role.PS else "ExitCode",
+            "template": _pod(plan, target, role, "tensorflow", "tfjob-port"),
+        }
+        for role, count in plan.counts.items()
+    }
+    spec = {
+        # With ps, workers need not know each other, so that their number may change.
+        "enableDynamicWorker": bool(plan.ps),
+        "runPolicy": {"cleanPodPolicy": "Running"},
+        "tfReplicaSpecs": replicas,
+    }
+    return [_object("kubeflow.org/v1", "TFJob", plan.name, spec, target.queue)]
+
+
+def _job_spec(plan: Plan, target: Target, role: Role, container: str) -> Manifest:
+    """Return an indexed Job: task i of the role is the pod of index i."""
+    count = plan.counts[role]
+    is_replaceable = role is Role.WORKER and plan.ps > 0
+    refused = {"operator": "In", "values": list(PERMANENT)}
+    template = _pod(plan, target, role, container, "zmq")
+    template["spec"]["restartPolicy"] = "Never"
+    return {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimitPerIndex": FAILURES_PER_TASK,
+        # The job goes on without a worker, but not without a ps or the chief.
+        **({} if is_replaceable else {"maxFailedIndexes": 0}),
+        "podReplacementPolicy": "Failed",  # never two pods of one index
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailIndex" if is_replaceable else "FailJob", "onExitCodes": refused},
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                },
+            ]
+        },
+        "template": template,
+    }
+
+
+def _pod(plan: Plan, target: Target, role: Role, container: str, port: str) -> Manifest:
+    """Return the template of a role's pods, without a restart policy."""
+    hosts_ps = plan.resources[role].shared_nbytes > 0
+    claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
+    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in ("registry", role)]
+    # Mode 440: the pod's user reads it by its group.
+    volumes: list[Manifest] = [
+        {"name": "keys", "projected": {"defaultMode": 0o440, "sources": secrets}}
+    ]
+    mounts: list[Manifest] = [{"name": "keys", "mountPath": KEYS, "readOnly": True}]
+    if hosts_ps:
+        size = f"{plan.resources[role].shared_nbytes // MIB}Mi"
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if claim:
+        volumes.append({"name": "logdir", "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": "logdir", "mountPath": LOGDIR})
+    variables = plan.environment(role, addresses(plan, target.kind), KEYS, logdir)
+    variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
+    health = {"httpGet": {"path": "/healthz", "port": "metrics"}}
+    period_s = 10
+    spec: Manifest = {
+        "terminationGracePeriodSeconds": GRACE_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": container,
+                "image": target.image,
+                "command": command_of(role, supervised=not target.in_place),
+                **(_restarts() if target.in_place else {}),
+                "env": [{"name": name, "value": value} for name, value in variables.items()],
+                "ports": [
+                    {"name": port, "containerPort": PORT},
+                    {"name": "metrics", "containerPort": METRICS_PORT},
+                ],
+                **_requests(plan, role),
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                # A worker's or chief's step may hold the interpreter for as long as it likes.
+                **(
+                    {
+                        "startupProbe": health
+                        | {"periodSeconds": period_s, "failureThreshold": STARTUP_S // period_s},
+                        "livenessProbe": health
+                        | {"periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": 6},
+                    }
+                    if role is Role.PS
+                    else {}
+                ),
+                "volumeMounts": mounts,
+            }
+        ],
+        "volumes": volumes,
+    }
+    return {"metadata": {"labels": labels_of(plan.name, role)}, "spec": spec}
+
+
+def _restarts() -> Manifest:
+    """Return in which cases the kubelet restarts a container in its pod, where its memory stays."""
+    codes = {"operator": "NotIn", "values": list(ENDED)}
+    return {
+        "restartPolicy": "Never",
+        "restartPolicyRules": [{"action": "Restart", "exitCodes": codes}],
+    }
+
+
+def _requests(plan: Plan, role: Role) -> Manifest:
+    """Return requests and limits; CPUs have no limit, for one would only stop a task at times."""
+    wanted = plan.resources[role]
+    memory = {"memory": f"{-(-wanted.memory_nbytes // MIB)}Mi"} if wanted.memory_nbytes else {}
+    gpus = {"nvidia.com/gpu": str(wanted.gpu)} if wanted.gpu else {}
+    limits = {"limits": memory | gpus} if memory | gpus else {}
+    return {"resources": {"requests": {"cpu": str(wanted.cpu)} | memory | gpus} | limits}
+
+
+def _secrets(plan: Plan) -> list[Manifest]:
+    """Return the keys: the registry, which may change, and those of each role and of people."""
+    files = {"registry": {"registry": plan.keys["registry"]}}
+    files |= {str(role): plan.secrets_of(role) for role in (*plan.counts, "client")}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": f"{plan.name}-{part}", "labels": labels_of(plan.name)},
+            **({} if part == "registry" else {"immutable": True}),
+            "stringData": texts,
+        }
+        for part, texts in files.items()
+    ]
+
+
+def _service(name: str) -> Manifest:
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": labels_of(name),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels_of(name)},
+        "spec": spec,
+    }
+
+
+def _object(
+    api: str,
+    kind: str,
+    name: str,
+    spec: Manifest,
+    queue: str | None = None,
+    plan: Plan | None = None,
+) -> Manifest:
+    """Return an object that Kueue admits if there is a queue; ``plan``: if its name is another."""
+    labels = labels_of(plan.name if plan else name)
+    labels |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}

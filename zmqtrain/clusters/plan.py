@@ -1,0 +1,307 @@
+"""What a job needs of an engine that starts its tasks, whichever engine that is. Pure.
+
+A :class:`Submission` is what the user asks for; a :class:`Plan` adds what follows from the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from zmqtrain.config.cluster import MAX_TASKS, Role
+from zmqtrain.config.options import names_of, variable_of
+from zmqtrain.config.restarts import Advice, advice
+from zmqtrain.config.task import MAX_THREADS
+from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.job import Job
+from zmqtrain.server.receiver import MESSAGES_NBYTES
+from zmqtrain.store.shard import segment_layout
+
+MAX_NAME = 40
+"""With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
+
+SUFFIX_LENGTH = 4
+LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+"""Of a name's random part: it spells no word, and nothing in it looks like something else."""
+
+MIB = 1 << 20
+PROCESS_NBYTES = 1 << 30
+"""Memory of a ps beside its parameters and messages: Python, the job's framework."""
+
+SPARE_NBYTES = 16 * MIB
+"""Room in /dev/shm beside the segment: a pod that needs a byte more is evicted."""
+
+GRACE_S = 60
+"""From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
+
+PERMANENT = tuple(int(code) for code in ExitCode if advice(code) is Advice.NO)
+"""Exit codes after which an engine does not start a task again."""
+
+ENDED = tuple(int(code) for code in ExitCode if advice(code) is not Advice.YES)
+"""The same, and those of a task that is done or was told to leave; after others it is restarted
+where it was."""
+
+_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def _valid_name(name: str) -> str:
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"expected at most {MAX_NAME} lower-case letters, digits and hyphens, a letter first"
+        )
+    return name
+
+
+def nbytes_of(text: Any) -> Any:
+    """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    if not isinstance(text, str):
+        return text
+    if not (found := _SIZE.fullmatch(text.strip())):
+        raise ValueError("expected a size such as 8Gi or 512Mi")
+    number, unit, binary = found.groups()
+    power = " KMGT".index(unit.upper() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+Size = Annotated[int | None, BeforeValidator(nbytes_of)]
+
+
+class Submission(BaseModel):
+    """How a job is submitted: where to, its size, and what its tasks get."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    on: Literal["kubernetes", "slurm"] = Field(description="the engine that starts the tasks")
+    kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
+        "jobset",
+        title="as",
+        alias="as",
+        description="Kubernetes: what the job becomes; jobset needs the JobSet controller, jobs "
+        "none, tfjob the Training Operator, trainjob Kubeflow Trainer 2",
+    )
+    name: Annotated[str, AfterValidator(_valid_name)] | None = Field(
+        None, description="name of the job there (default: from the job's file, with a random end)"
+    )
+    ps: int = Field(
+        1, ge=0, le=4096, description="how many parameter servers; 0: each worker hosts a part"
+    )
+    workers: int = Field(2, ge=1, le=MAX_TASKS, description="how many workers")
+    max_workers: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_TASKS,
+        description="how many workers zmqtrain scale may start; keys and memory are made for these "
+        "(default: as many as workers)",
+    )
+    cpu: int = Field(1, ge=1, le=MAX_THREADS, description="CPUs of each worker")
+    ps_cpu: int = Field(1, ge=1, le=MAX_THREADS, description="CPUs of each ps")
+    memory: Size = Field(
+        None, gt=0, description="memory of each worker and of the chief, such as 8Gi"
+    )
+    ps_memory: Size = Field(
+        None,
+        gt=0,
+        description="memory for the parameters of each ps (default: by the job's placement, for "
+        "which the job is loaded here)",
+    )
+    gpu: int = Field(0, ge=0, le=64, description="GPUs of each worker")
+    image: str | None = Field(
+        None, min_length=1, description="Kubernetes: image with zmqtrain and the job"
+    )
+    queue: str | None = Field(None, min_length=1, description="Kubernetes: local queue of Kueue")
+    context: str | None = Field(None, min_length=1, description="Kubernetes: context of kubectl")
+    namespace: str | None = Field(None, min_length=1, description="Kubernetes: namespace")
+    in_place: bool = Field(
+        False,
+        description="Kubernetes 1.35 and later: the kubelet restarts a crashed task in its pod, "
+        "also after a kill for want of memory, instead of zmqtrain supervise",
+    )
+    partition: str | None = Field(
+        None,
+        min_length=1,
+        description="Slurm: partition of ps and chief, best one without preemption",
+    )
+    worker_partition: str | None = Field(
+        None, min_length=1, description="Slurm: partition of the workers (default: the same)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task gets; ``memory_nbytes`` 0: no limit; ``shared_nbytes``: of it in /dev/shm."""
+
+    cpu: int = 1
+    memory_nbytes: int = 0
+    gpu: int = 0
+    shared_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tasks of a job and what they need.
+
+    ``job``: as the tasks are told it. ``overrides``: fields of the job, by name. ``logdir``: as the
+    user gave it, which each engine reads in its own way. ``keys``: text of each file of the
+    directory of keys, by name. ``variables``: further variables of every task.
+    """
+
+    name: str
+    job: str
+    ps: int
+    workers: int
+    max_workers: int
+    resources: Mapping[Role, Resources]
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    logdir: str | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[Role, int]:
+        """How many tasks of each role are started; without ps worker 0 hosts the chief."""
+        if not self.ps:
+            return {Role.WORKER: self.workers}
+        return {Role.PS: self.ps, Role.CHIEF: 1, Role.WORKER: self.workers}
+
+    @property
+    def leader(self) -> Role:
+        """The role whose task 0 is, or hosts, ps 0."""
+        return Role.PS if self.ps else Role.WORKER
+
+    @property
+    def concluding(self) -> Role:
+        """The role whose success is that of the job."""
+        return Role.CHIEF if self.ps else Role.WORKER
+
+    def environment(
+        self, role: Role, listening: Sequence[str], keys: str, logdir: str | None
+    ) -> dict[str, str]:
+        """Return the variables of the tasks of a role.
+
+        ``listening``: addresses of all ps, or, without ps, of all workers; empty if the engine's
+        own variables or scripts say them. ``keys``, ``logdir``: where a task finds them.
+        """
+        addresses = {"ps" if self.ps else "workers": ",".join(listening)} if listening else {}
+        values: dict[str, object] = {
+            "job": self.job,
+            "ps": self.ps,
+            "workers": self.workers,
+            **addresses,
+            "keys": keys,
+            "threads": self.resources[role].cpu,
+            **self.overrides,
+        }
+        values |= {"logdir": logdir} if logdir else {}
+        return {variable_of(name): _as_text(value) for name, value in values.items()} | dict(
+            self.variables
+        )
+
+    def secrets_of(self, role: str) -> dict[str, str]:
+        """Return the files of keys that tasks of a role need beside the registry."""
+        return {name: text for name, text in self.keys.items() if name.startswith(f"{role}-")}
+
+
+def command_of(role: Role, python: str = "python3", *, supervised: bool = True) -> list[str]:
+    """Return the command of a task, whose index the engine's variables say."""
+    task = [python, "-m", "zmqtrain.roles.task", "--role", str(role)]
+    return [python, "-m", "zmqtrain.cli.supervise", "--", *task] if supervised else task
+
+
+def plan_of(
+    asked: Submission,
+    reference: str,
+    job: Job | None,
+    name: str,
+    overrides: Mapping[str, object],
+    **more: Any,
+) -> Plan:
+    """Return the plan of a submission.
+
+    ``reference``: the job as its tasks are told it. ``job``: the same, loaded; None: the
+    submission says the ps's memory. ``more``: further fields of the plan.
+
+    Raises:
+        ConfigError: values do not fit together.
+    """
+    strategy = overrides.get("strategy", "auto" if job is None else job.strategy)
+    ps = 0 if strategy == "multi-worker-mirrored" else asked.ps
+    if strategy == "parameter-server" and not ps:
+        raise ConfigError(
+            f"{names_of('ps')} is 0, but {names_of('strategy')} is {strategy}; expected at least 1"
+        )
+    most = asked.max_workers or asked.workers
+    if most < asked.workers:
+        raise ConfigError(
+            f"{names_of('max_workers')} is {most}; expected at least the {asked.workers} of "
+            f"{names_of('workers')}"
+        )
+    if not ps and most > asked.workers:
+        raise ConfigError(
+            f"{names_of('max_workers')} is {most}, but without ps the number of workers is fixed, "
+            "since each hosts a part; leave it out, or give at least one ps"
+        )
+    if asked.ps_memory is None and job is None:
+        raise ConfigError(
+            f"{names_of('ps_memory')} is not given, and the job was not loaded; give one of both"
+        )
+    shared = asked.ps_memory or _largest_segment(job, ps, most)
+    return Plan(
+        name=name,
+        job=reference,
+        ps=ps,
+        workers=asked.workers,
+        max_workers=most,
+        resources=_resources(asked, shared, most, hosted=not ps),
+        overrides=overrides,
+        **more,
+    )
+
+
+def _resources(
+    asked: Submission, shared: int, workers: int, *, hosted: bool
+) -> dict[Role, Resources]:
+    """Return the resources by role; ``shared``: bytes of the largest shard's segment."""
+    memory = asked.memory or 0
+    process = PROCESS_NBYTES + workers * MESSAGES_NBYTES
+    worker = Resources(asked.cpu, memory, asked.gpu)
+    if hosted:
+        limit = memory + shared if memory else 0
+        return {Role.WORKER: Resources(asked.cpu, limit, asked.gpu, shared)}
+    return {
+        Role.PS: Resources(asked.ps_cpu, process + shared, 0, shared),
+        Role.CHIEF: Resources(1, memory),
+        Role.WORKER: worker,
+    }
+
+
+def _largest_segment(job: Job | None, ps: int, workers: int) -> int:
+    """Return the bytes of the largest segment with some room, in whole MiB."""
+    if job is None:
+        return 0
+    hosted = job.hosted(not ps)
+    layouts = hosted.layouts(ps or hosted.shards_on(workers))
+    needed = (segment_layout(layout, hosted.update()).nbytes(workers) for layout in layouts)
+    return -(-(max(needed) + SPARE_NBYTES) // MIB) * MIB
+
+
+def name_for(reference: str, letters: Sequence[str]) -> str:
+    """Return a unique name: the stem of the job's file and some random ``letters``."""
+    stem = PurePath(reference.split(":")[0]).stem.rpartition(".")[2].lower()
+    words = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")
+    base = words if words[:1].isalpha() else f"job-{words}"
+    room = MAX_NAME - SUFFIX_LENGTH - 1
+    return f"{base[:room].strip('-')}-{''.join(letters)}"
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,180 @@
+"""A submitted job on Slurm, by sbatch, squeue and scancel, on a host where these work."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zmqtrain.clusters.engine import Mistakes, Reason, call
+from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.slurm import Target, log_file, port_of, render
+from zmqtrain.clusters.submitted import Submitted, directory_of, write
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError, ZmqTrainError
+
+MISTAKES: Mistakes = (
+    (
+        r"[Ii]nvalid partition",
+        ConfigError,
+        (
+            "there is no such partition; expected one of sinfo; correct --partition or "
+            "--worker-partition"
+        ),
+    ),
+    (
+        r"[Ii]nvalid account|[Pp]ermission denied|not permitted",
+        RefusedError,
+        (
+            "Slurm does not let you submit there; expected an account with the right to; ask those "
+            "who run the cluster"
+        ),
+    ),
+    (
+        r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy",
+        OccupiedError,
+        "your quota on this cluster is used up; wait for other jobs, or ask for less",
+    ),
+    (
+        r"node configuration is not available|[Mm]emory specification can ?not be satisfied",
+        ConfigError,
+        (
+            "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
+            "shows; ask for less CPUs, memory or GPUs, or for another partition"
+        ),
+    ),
+    (
+        r"[Uu]nable to contact slurm controller|[Cc]onnection refused|[Cc]onnection timed out",
+        PeerLostError,
+        "Slurm does not answer; try sinfo; is this a host of the cluster?",
+    ),
+)
+
+GLOSSES = {
+    "Resources": "no node has free what it asks for",
+    "Priority": "jobs of higher priority go first",
+    "Dependency": "it waits for the ps to start",
+    "BeginTime": "it was requeued, and starts again soon",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+}
+"""What Slurm's word for a reason means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A batch job, or an element of an array: its number, the task that it runs (a ps for ps and
+    chief), and its state, with the reason why it does not run, and its nodes."""
+
+    number: str
+    task: Task
+    state: str
+    reason: str
+    nodes: str
+
+
+class Slurm:
+    """The cluster that this host belongs to; an engine of jobs."""
+
+    def submit(self, plan: Plan, target: Target, *, dry_run: bool = False) -> list[str]:
+        """Submit the scripts of a job; return its job numbers. ``dry_run``: Slurm only checks.
+
+        Nothing is left of a job that cannot be submitted as a whole.
+
+        Raises:
+            ZmqTrainError: Slurm refuses it, or the name is taken.
+        """
+        if _parts(plan.name):
+            raise ConfigError(
+                f"jobs of the name {plan.name} run or wait already; expected a new name; give "
+                f"another --name, or end them with zmqtrain stop {plan.name}"
+            )
+        scripts = render(plan, target)
+        numbers: list[str] = []
+        if dry_run:
+            for text in scripts.values():
+                call(["sbatch", "--test-only"], MISTAKES, stdin=text)
+            return []
+        directory = directory_of(plan.name)
+        write(directory, scripts)
+        try:
+            for name in scripts:
+                after = [f"--dependency=after:{numbers[0]}"] if numbers else []
+                numbers.append(_submitted(directory / name, *after))
+        except ZmqTrainError:
+            _cancel(*numbers)
+            raise
+        return numbers
+
+    def state(self, job: Submitted) -> str:
+        parts = _parts(job.name)
+        states = [part.state.lower() for part in parts]
+        counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        return counted or "ended"
+
+    def reasons(self, job: Submitted) -> list[Reason]:
+        return [
+            Reason(str(part.task), f"{part.state.lower()}: {GLOSSES.get(part.reason, part.reason)}")
+            for part in _parts(job.name)
+            if part.state != "RUNNING"
+        ]
+
+    @contextlib.contextmanager
+    def located(self, job: Submitted) -> Iterator[str]:
+        for part in _parts(job.name):
+            if part.task.role is Role.PS and part.state == "RUNNING":
+                (host, *_) = call(["scontrol", "show", "hostnames", part.nodes], MISTAKES).split()
+                yield f"{host}:{port_of(int(part.number))}"
+                return
+        raise PeerLostError(f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why")
+
+    def scale(self, job: Submitted, workers: int) -> None:
+        held = {part.task.index: part for part in _parts(job.name) if part.task.role is Role.WORKER}
+        _cancel(*(part.number for index, part in held.items() if index >= workers))
+        if absent := sorted(set(range(workers)) - set(held)):
+            script = job.directory / f"{job.name}.worker.sbatch"
+            _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={job.context}")
+
+    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+        path = Path(job.context) / log_file(job.name, task.role, task.index)
+        if not path.exists():
+            raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
+        words = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
+        with contextlib.suppress(KeyboardInterrupt):
+            subprocess.run(words, check=False)
+
+    def remove(self, job: Submitted) -> None:
+        _cancel(*(part.number for part in _parts(job.name)))
+
+
+def parts_of(listing: str, name: str) -> list[Part]:
+    """Return the parts of a job in what squeue lists, with :data:`FORMAT`."""
+    found = []
+    for line in listing.splitlines():
+        array, index, title, state, reason, nodes = line.split("|")
+        role = Role.WORKER if title == f"{name}-worker" else Role.PS
+        number = f"{array}_{index}" if index != "N/A" else array
+        task = Task(role, int(index) if index.isdecimal() else 0)
+        found.append(Part(number, task, state, reason, nodes))
+    return found
+
+
+FORMAT = "%F|%K|%j|%T|%r|%N"
+
+
+def _parts(name: str) -> list[Part]:
+    names = f"{name}-ps,{name}-worker"
+    return parts_of(
+        call(["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT], MISTAKES), name
+    )
+
+
+def _submitted(script: Path, *options: str) -> str:
+    printed = call(["sbatch", "--parsable", *options, str(script)], MISTAKES)
+    return printed.strip().partition(";")[0]
+
+
+def _cancel(*numbers: str) -> None:
+    if numbers:
+        call(["scancel", *numbers], MISTAKES)

@@ -1,0 +1,151 @@
+"""The batch scripts of a job on Slurm. Pure.
+
+One job holds ps and chief, another, an array, the workers. A worker looks up by name where the job
+of the ps runs, in each of its lives anew: a job that is requeued may come back on other hosts.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from zmqtrain.clusters.plan import ENDED, MIB, Plan, command_of
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import names_of
+from zmqtrain.errors import ConfigError, ExitCode
+
+FIRST_PORT, PORTS, JOBS = 20000, 32, 375
+"""Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
+
+MOST_REQUEUES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What only Slurm knows of a job; ``keys``: their directory, ``python``: the interpreter."""
+
+    keys: str
+    python: str
+    partition: str | None = None
+    worker_partition: str | None = None
+
+
+def render(plan: Plan, target: Target) -> dict[str, str]:
+    """Return the batch scripts by their file names, in the order in which they are submitted.
+
+    Raises:
+        ConfigError: there is no ps, or too many.
+    """
+    if not 0 < plan.ps <= PORTS:
+        raise ConfigError(
+            f"{names_of('ps')} is {plan.ps}; expected 1 to {PORTS} on Slurm: without ps workers "
+            "have to know each other's hosts before they are started"
+        )
+    return {
+        f"{plan.name}.ps.sbatch": _ps_script(plan, target),
+        f"{plan.name}.worker.sbatch": _worker_script(plan, target),
+    }
+
+
+def log_file(name: str, role: Role, index: int | str = 0) -> str:
+    """Return the file, in the directory of the submission, with a task's log."""
+    return f"{name}-{role}-{index}.out"
+
+
+def port_of(number: int) -> int:
+    """Return the port of ps 0 of a job of Slurm, by its number; the other ps have the next."""
+    return FIRST_PORT + PORTS * (number % JOBS)
+
+
+def _ps_script(plan: Plan, target: Target) -> str:
+    wanted = plan.resources[Role.PS]
+    per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.cpu))
+    options = [
+        f"--job-name={plan.name}-ps",
+        f"--output={plan.name}.out",
+        *([f"--partition={target.partition}"] if target.partition else []),
+        f"--nodes=1-{plan.ps}",
+        f"--ntasks={plan.ps + 1}",
+        f"--cpus-per-task={wanted.cpu}",
+        f"--mem-per-cpu={per_cpu}M",
+        "--requeue",
+        "--open-mode=append",
+    ]
+    return f"""\
+{_head(options)}
+{_variables(plan, target, Role.PS)}
+{_where(plan.ps, '"$SLURM_JOB_ID"', '"$SLURM_JOB_NODELIST"')}
+step="srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append"
+for ((i = 0; i < {plan.ps}; i++)); do
+  $step --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
+    {_command(Role.PS, target)} --index "$i" &
+done
+$step --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)}
+code=$?
+wait
+exit "$code"
+"""
+
+
+def _worker_script(plan: Plan, target: Target) -> str:
+    wanted = plan.resources[Role.WORKER]
+    partition = target.worker_partition or target.partition
+    memory = -(-wanted.memory_nbytes // MIB)
+    options = [
+        f"--job-name={plan.name}-worker",
+        f"--output={log_file(plan.name, Role.WORKER, '%a')}",
+        *([f"--partition={partition}"] if partition else []),
+        f"--array=0-{plan.workers - 1}",
+        "--ntasks=1",
+        f"--cpus-per-task={wanted.cpu}",
+        *([f"--mem={memory}M"] if memory else []),
+        *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
+        "--requeue",
+        "--open-mode=append",
+    ]
+    task = shlex.join(command_of(Role.WORKER, target.python, supervised=False))
+    ended = "|".join(map(str, ENDED))
+    return f"""\
+{_head(options)}
+{_variables(plan, target, Role.WORKER)}
+life() {{
+  read -r job state nodes < <(squeue -h --me -n {plan.name}-ps -o '%A %T %N')
+  [ -n "$job" ] || {{ echo "the ps of {plan.name} run no longer"; exit 0; }}
+  [ "$state" = RUNNING ] || {{ echo "their state is $state"; exit {int(ExitCode.PEER_LOST)}; }}
+  {_where(plan.ps, '"$job"', '"$nodes"').replace(chr(10), chr(10) + "  ")}
+  exec {task} --index "$SLURM_ARRAY_TASK_ID"
+}}
+export -f life
+srun {target.python} -m zmqtrain.cli.supervise -- bash -c life
+code=$?
+case "$code" in {ended}) exit "$code" ;; esac
+[ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
+"""
+
+
+def _head(options: list[str]) -> str:
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options)])
+
+
+def _variables(plan: Plan, target: Target, role: Role) -> str:
+    variables = plan.environment(role, (), target.keys, plan.logdir)
+    # Any free port: another job's task may be on this host.
+    variables |= {"ZMQTRAIN_METRICS_PORT": "0"}
+    del variables["ZMQTRAIN_PS"]
+    return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items())
+
+
+def _where(ps: int, job: str, nodes: str) -> str:
+    """Return lines that set ``hosts`` and the variable with the addresses of all ps."""
+    return f"""\
+mapfile -t hosts < <(scontrol show hostnames {nodes})
+port=$(({FIRST_PORT} + {PORTS} * ({job.strip('"')} % {JOBS}))) ZMQTRAIN_PS=
+for ((i = 0; i < {ps}; i++)); do
+  ZMQTRAIN_PS+="${{ZMQTRAIN_PS:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
+done
+export ZMQTRAIN_PS"""
+
+
+def _command(role: Role, target: Target) -> str:
+    return shlex.join(command_of(role, target.python))

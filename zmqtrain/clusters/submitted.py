@@ -1,0 +1,109 @@
+"""Which jobs this user has submitted, and where they are.
+
+Each has a directory with its record, its keys, and, on Slurm, its scripts. They lie in the home
+directory, which a login node shares with its cluster, and which outlives a restart of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zmqtrain.config.task import ENVIRON
+from zmqtrain.errors import ConfigError, did_you_mean
+
+RECORD = "job.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job on an engine.
+
+    ``keys``: the directory of its keys. ``kind``, ``context``, ``namespace``: of Kubernetes.
+    """
+
+    name: str
+    engine: str
+    job: str
+    ps: int
+    workers: int
+    max_workers: int
+    keys: str
+    kind: str = ""
+    context: str = ""
+    namespace: str = ""
+
+    @property
+    def directory(self) -> Path:
+        return directory_of(self.name)
+
+    def save(self) -> None:
+        """Write the record.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        write(self.directory, {RECORD: json.dumps(asdict(self))})
+
+    def forget(self) -> None:
+        """Remove the record, and the keys that were made for the job."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def submitted_jobs() -> list[Submitted]:
+    """Return the jobs that were submitted and not removed, by name."""
+    found = []
+    for path in sorted(_home().glob(f"*/{RECORD}")):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # being written or removed
+            found.append(Submitted(**json.loads(path.read_text())))
+    return found
+
+
+def submitted_job(name: str) -> Submitted:
+    """Return the job of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    jobs = {job.name: job for job in submitted_jobs()}
+    if name not in jobs:
+        known = f"; those are {', '.join(jobs)}" if jobs else ", and there is none"
+        raise ConfigError(
+            f"{name} is no job that this user has submitted from this home directory{known}"
+            f"{did_you_mean(name, jobs)}"
+        )
+    return jobs[name]
+
+
+def directory_of(name: str) -> Path:
+    """Return the directory of a job."""
+    return _home() / name
+
+
+def write(directory: Path, texts: Mapping[str, str]) -> None:
+    """Write files of a job; make the directory, for this user alone, if there is none.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in texts.items():
+            path = directory / name
+            path.with_suffix(".new").write_text(text)
+            os.replace(path.with_suffix(".new"), path)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be written: {error.strerror}; expected a directory for what is "
+            "known of submitted jobs; set XDG_STATE_HOME to one"
+        ) from None
+
+
+def _home() -> Path:
+    state = ENVIRON.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "zmqtrain"
