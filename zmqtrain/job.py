@@ -89,8 +89,21 @@ def _exchange_name(name: Any) -> Any:
     return "direct" if name == "messages" else name  # its name before
 
 
+def _names_of_devices(value: Any) -> Any:
+    """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
+    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+
+def _are_devices(names: tuple[str, ...]) -> tuple[str, ...]:
+    if wrong := [name for name in names if not re.fullmatch(r"(cpu|gpu):\d{1,3}", name)]:
+        raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")
+    return names
+
+
 MIRRORED_POLICY = "sync-replicas"
-"""The policy of a job that names none, under the strategy multi-worker-mirrored."""
+"""The policy of a job that names none, if parameters are on no ps."""
 
 Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
@@ -99,6 +112,9 @@ ENDLESS = COUNT_LIMIT - 1
 Exchange = Annotated[Literal["auto", "board", "direct"], BeforeValidator(_exchange_name)]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
+Devices = Annotated[
+    tuple[str, ...], BeforeValidator(_names_of_devices), AfterValidator(_are_devices)
+]
 
 
 class Job(BaseModel):
@@ -124,10 +140,11 @@ class Job(BaseModel):
         "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
         "without ps the default is sync-replicas",
     )
-    strategy: Literal["auto", "parameter-server", "multi-worker-mirrored"] = Field(
+    strategy: Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"] = Field(
         "auto",
-        description="where parameters live: on parameter servers, or on the workers, each of which "
-        "then hosts a part; auto: on parameter servers if the cluster has any",
+        description="where parameters live: on parameter servers; or on the workers, each of which "
+        "then hosts a part; mirrored: on the only worker, which computes on several devices; auto: "
+        "on parameter servers if the cluster has any",
     )
     exchange: Exchange = Field(
         "auto",
@@ -135,7 +152,15 @@ class Job(BaseModel):
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
         "those who hold a part of the parameters, ps or workers; auto: direct",
     )
-    batch_size: Count = Field(100, ge=1, description="examples in one worker's batch")
+    devices: Devices = Field(
+        (),
+        validate_default=True,
+        description="on which devices a worker computes at the same time, such as gpu:0,gpu:1; "
+        "cpu:0,cpu:1 share the CPU; every worker needs as many",
+    )
+    batch_size: Count = Field(
+        100, ge=1, description="examples in one worker's batch; with devices, in that of each"
+    )
     epochs: Count = Field(
         0,
         ge=0,
@@ -167,7 +192,10 @@ class Job(BaseModel):
     keep_checkpoints: Count = Field(5, ge=1, description="how many checkpoints are kept")
     l2: float = Field(0.0, ge=0, description="weight decay: l2 * w is added to the gradient")
     clip_norm: float | None = Field(
-        None, gt=0, description="scale each worker's gradient down to this global norm"
+        None,
+        gt=0,
+        description="scale each worker's gradient, or that of each of its devices, "
+        "down to this global norm",
     )
     moving_average: float | None = Field(
         None, ge=0, lt=1, description="decay of a moving average of the parameters, kept on the ps"
@@ -203,7 +231,9 @@ class Job(BaseModel):
         le=64,
         description="batches that a worker loads ahead; skipped when loading takes under 1 ms",
     )
-    device: Literal["cpu", "gpu"] = Field("cpu", description="where workers compute (gpu: CuPy)")
+    device: Literal["cpu", "gpu"] = Field(
+        "cpu", description="where workers compute (gpu: CuPy), unless the job names devices"
+    )
     ps_device: Literal["cpu", "gpu"] = Field(
         "cpu",
         description="where a ps updates its shard; a shard on a gpu is lost if the ps is killed",
@@ -211,7 +241,7 @@ class Job(BaseModel):
     overlap: bool = Field(
         False,
         description="with tcp, send finished gradients while the model computes the others; "
-        "not with compression, clip_norm or device gpu, which need the whole gradient",
+        "not with compression, clip_norm, device gpu or devices, which need the whole gradient",
     )
 
     initial: Any = Field(
@@ -301,6 +331,7 @@ class Job(BaseModel):
             "compression": job.get("compression", "none") != "none",
             "clip_norm": job.get("clip_norm") is not None,
             "device gpu": job.get("device") == "gpu",
+            "devices": bool(job.get("devices")),
         }
         if value and any(needs.values()):
             names = " and ".join(name for name, is_on in needs.items() if is_on)
@@ -308,6 +339,13 @@ class Job(BaseModel):
                 f"{names} needs the whole gradient before any part is sent; use --no-overlap, or "
                 f"omit {names}"
             )
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _are_there(cls, value: Any, info: Any) -> Any:
+        if not value and info.data.get("strategy") == "mirrored":
+            raise ValueError("strategy is mirrored; expected devices such as gpu:0,gpu:1")
         return value
 
     @field_validator("evaluate_average")
@@ -382,6 +420,11 @@ class Job(BaseModel):
         """Return this job as one that was loaded from the code of another."""
         self._source = other._source
         return self
+
+    @property
+    def worker_batch_size(self) -> int:
+        """Examples in a worker's batch, on all of its devices."""
+        return self.batch_size * max(1, len(self.devices))
 
     @property
     def name(self) -> str:
@@ -525,9 +568,10 @@ class Job(BaseModel):
             loaded = self.data.load(self.data_dir)
         match loaded:
             case (Dataset() as training, (Dataset() | None) as evaluation):
-                if 0 < len(training) < self.batch_size:
+                if 0 < len(training) < self.worker_batch_size:
+                    times = f" on each of {len(self.devices)} devices" if self.devices else ""
                     raise ConfigError(
-                        f"batch_size is {self.batch_size}, but the training set has "
+                        f"batch_size is {self.batch_size}{times}, but the training set has "
                         f"{len(training)} examples; give at most that many (--batch-size)"
                     )
                 return training, evaluation
@@ -539,7 +583,7 @@ class Job(BaseModel):
 
     def plan(self, examples: int) -> BatchPlan:
         """Return the batches of a training set of so many examples."""
-        return BatchPlan(examples, self.batch_size, self.seed, exact=self.epochs > 0)
+        return BatchPlan(examples, self.worker_batch_size, self.seed, exact=self.epochs > 0)
 
     def variables(self) -> tuple[Variable, ...]:
         """Return all variables that the shards hold."""
@@ -587,6 +631,7 @@ class Job(BaseModel):
         optional = {
             SOURCE: self._source,
             EPOCHS: str(self.epochs or ""),
+            DEVICES: str(len(self.devices) or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
             "frozen": _digest_of_arrays(self.frozen()),
             "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
@@ -599,7 +644,7 @@ class Job(BaseModel):
             f"({_hash(listing.encode())})",
             "optimizer": _short(repr(self.update())),
             "policy": self.policy,
-            "batch_size": str(self.batch_size),
+            "batch_size": str(self.worker_batch_size),
             "steps": str(self.steps),
             "seed": str(self.seed),
             "compression": self.compression,
@@ -609,6 +654,9 @@ class Job(BaseModel):
 
 EPOCHS = "epochs"
 """Entry of the fingerprint of a job whose batches are those of exact passes."""
+
+DEVICES = "devices"
+"""Entry of the fingerprint of a job that names some: how many a worker has."""
 
 INITIAL = "initial"
 """Entry of the fingerprint of a job with such values; one that resumes a checkpoint uses none."""

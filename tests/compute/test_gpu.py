@@ -19,6 +19,7 @@ from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
 from zmqtrain.compute.device import Gpu
 from zmqtrain.data import Digits
+from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP, LinearRegression, SoftmaxRegression
 from zmqtrain.models.backend import array_module
 from zmqtrain.optim import Adam, Flat, Ftrl, Update
@@ -254,3 +255,19 @@ def test_checkpoint_of_a_run_on_the_gpu_goes_on_on_the_cpu(gpu: Gpu, tmp_path: P
     zmqtrain.run(job(steps=20, logdir=str(tmp_path), ps_device="gpu"))
     rest = zmqtrain.run(job(steps=40, logdir=str(tmp_path)))
     assert rest.parameters_sha256 == whole.parameters_sha256
+
+
+def test_tower_on_the_gpu_computes_what_a_worker_there_does(gpu: Gpu) -> None:
+    worker, tower = job(device="gpu"), job(devices=("gpu:0",))
+    assert zmqtrain.run(tower).parameters_sha256 == zmqtrain.run(worker).parameters_sha256
+
+
+def test_towers_on_gpu_and_cpu_learn_together(gpu: Gpu) -> None:
+    both, cpus = ({"devices": names, "steps": 200} for names in ("gpu:0,cpu:0", "cpu:0,cpu:1"))
+    expected = zmqtrain.run(job(**cpus)).accuracy
+    assert zmqtrain.run(job(**both)).accuracy == pytest.approx(expected, abs=0.03)
+
+
+def test_gpu_that_is_not_there_is_told_with_those_that_are(gpu: Gpu) -> None:
+    with pytest.raises(ConfigError, match="gpu:999, but there are gpu:0"):
+        zmqtrain.run(job(devices=("gpu:0", "gpu:999")))

@@ -10,15 +10,23 @@ import pytest
 
 from zmqtrain import Job
 from zmqtrain.config.cluster import Cluster, Role, Task
-from zmqtrain.config.strategy import local_ps, member, plan, with_exchange
+from zmqtrain.config.strategy import (
+    is_mirrored,
+    local_ps,
+    member,
+    plan,
+    strategy_of,
+    with_exchange,
+)
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
 from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD
 
-AUTO, PS, MIRRORED = "auto", "parameter-server", "multi-worker-mirrored"
+AUTO, PS, MULTI, MIRRORED = "auto", "parameter-server", "multi-worker-mirrored", "mirrored"
 TWO_PS = Cluster(("p:1", "q:1"), workers=3, chief=True)
 WORKERS = Cluster((), 2, chief=False, members=("w:1", "v:1"))
+ONE_WORKER = Cluster(("p:1",), workers=1, chief=True)  # what flags give by default
 LOCAL = Cluster((), workers=2, chief=True)
 CHIEF = Cluster((), 2, chief=True, members=("w:1", "v:1"), chief_address="c:1")
 WITH_PS = Cluster(("p:1",), 2, chief=False, members=("w:1", "v:1"))  # as in a tutorial
@@ -31,12 +39,13 @@ WITH_PS = Cluster(("p:1",), 2, chief=False, members=("w:1", "v:1"))  # as in a t
         (PS, TWO_PS, TWO_PS),
         (AUTO, WITH_PS, WITH_PS),
         (PS, WITH_PS, WITH_PS),
-        (MIRRORED, WITH_PS, Cluster(("w:1", "v:1"), 2, chief=False, hosted=True)),
+        (MULTI, WITH_PS, Cluster(("w:1", "v:1"), 2, chief=False, hosted=True)),
         (AUTO, WORKERS, Cluster(("w:1", "v:1"), 2, chief=False, hosted=True)),
-        (MIRRORED, WORKERS, Cluster(("w:1", "v:1"), 2, chief=False, hosted=True)),
+        (MULTI, WORKERS, Cluster(("w:1", "v:1"), 2, chief=False, hosted=True)),
         (AUTO, LOCAL, Cluster(("", ""), 2, chief=True, hosted=True)),
         (AUTO, CHIEF, Cluster(("c:1", "w:1", "v:1"), 3, chief=False, hosted=True)),
-        (MIRRORED, TWO_PS, Cluster(("", "", ""), 3, chief=True, hosted=True)),
+        (MULTI, TWO_PS, Cluster(("", "", ""), 3, chief=True, hosted=True)),
+        (MIRRORED, ONE_WORKER, Cluster(("",), 1, chief=True, hosted=True)),
     ],
 )
 def test_plan(strategy: str, cluster: Cluster, planned: Cluster) -> None:
@@ -47,6 +56,7 @@ def test_plan(strategy: str, cluster: Cluster, planned: Cluster) -> None:
     ("strategy", "cluster", "told"),
     [
         (PS, WORKERS, "no ps"),
+        (MIRRORED, WORKERS, "expected 1"),
         (AUTO, Cluster((), 3, chief=False, members=("w:1",)), "--workers (or ZMQTRAIN_WORKERS) is"),
         (AUTO, Cluster((), 2, chief=False, members=("w:1", "")), "w:1"),
         (AUTO, replace(CHIEF, workers=3), "--workers (or ZMQTRAIN_WORKERS) is 3"),
@@ -80,17 +90,47 @@ def test_ps_is_no_member() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "ps", "count"),
-    [(AUTO, None, 1), (AUTO, 0, 0), (AUTO, 2, 2), (PS, None, 1), (MIRRORED, None, 0),
-     (MIRRORED, 0, 0)],
+    [(AUTO, None, 1), (AUTO, 0, 0), (AUTO, 2, 2), (PS, None, 1), (MULTI, None, 0),
+     (MULTI, 0, 0)],
 )  # fmt: skip
 def test_number_of_ps_on_one_host(strategy: str, ps: int | None, count: int) -> None:
     assert local_ps(strategy, ps, workers=3) == count
 
 
-@pytest.mark.parametrize(("strategy", "ps"), [(PS, 0), (MIRRORED, 2)])
+@pytest.mark.parametrize(("strategy", "ps"), [(PS, 0), (MULTI, 2)])
 def test_number_of_ps_that_contradicts_the_strategy_is_refused(strategy: str, ps: int) -> None:
     with pytest.raises(ConfigError, match=strategy):
         local_ps(strategy, ps, workers=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "alone", "mirrored"),
+    [
+        ({}, True, False),
+        ({"devices": "cpu:0,cpu:1"}, True, True),
+        ({"devices": "cpu:0,cpu:1"}, False, False),
+        ({"devices": "cpu:0,cpu:1", "strategy": MIRRORED}, False, True),
+        ({"devices": "cpu:0,cpu:1", "strategy": PS}, True, False),
+    ],
+)
+def test_devices_are_mirrored_unless_a_cluster_is_given(
+    fields: dict[str, Any], alone: bool, mirrored: bool
+) -> None:
+    assert is_mirrored(job(**fields), alone=alone) == mirrored
+
+
+@pytest.mark.parametrize(
+    ("devices", "workers", "hosted", "strategy"),
+    [
+        ("", 1, True, MULTI),
+        ("", 2, False, PS),
+        ("gpu:0,gpu:1", 1, True, MIRRORED),
+        ("gpu:0,gpu:1", 2, True, MULTI),
+        ("gpu:0,gpu:1", 1, False, PS),
+    ],
+)
+def test_strategy_of_a_run(devices: str, workers: int, hosted: bool, strategy: str) -> None:
+    assert strategy_of(job(devices=devices), workers, hosted=hosted) == strategy
 
 
 HOSTED = Cluster(("", ""), 2, chief=True, hosted=True)

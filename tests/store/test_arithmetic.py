@@ -115,5 +115,5 @@ def test_gpu_that_is_not_to_be_had_is_told_with_the_option_that_asked(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ConfigError, match=f"^{option} is gpu, but CuPy is not installed"):
+    with pytest.raises(ConfigError, match=f"^{option} needs a GPU, but CuPy is not installed"):
         make_device("gpu", option)

@@ -69,7 +69,6 @@ class KerasModel:
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
         self._network: Network | None = None
-        self._computing: Any = None
 
     def __repr__(self) -> str:
         return f"KerasModel({name_of(self.build)}, backend={BACKEND})"
@@ -77,7 +76,7 @@ class KerasModel:
     def __deepcopy__(self, memo: object) -> KerasModel:
         other = copy.copy(self)
         if BACKEND == "torch":  # on jax they share what is compiled, and keep nothing
-            other._network = other._computing = None
+            other._network = None
         return other
 
     @property
@@ -134,14 +133,14 @@ class KerasModel:
         return _values(self._initial(seed).frozen)
 
     def seed_batch(self, seed: int, batch: int) -> None:
-        self._computer.seed(seed, batch)
+        self._ready.computer.seed(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        return float(self._computer.step(parameters, self._ready.parts_of(batch), out))
+        return float(self._ready.computer.step(parameters, self._ready.parts_of(batch), out))
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
-        loss, outputs = self._computer.evaluate(parameters, (x, y, weights))
+        loss, outputs = self._ready.computer.evaluate(parameters, (x, y, weights))
         network.model.reset_metrics()
         measures = network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss}
         summed = [metric.name for metric in self.summed_metrics]
@@ -154,7 +153,7 @@ class KerasModel:
             ConfigError: the model has several outputs.
         """
         network = self._ready
-        outputs = self._computer.predict(parameters, network.inputs_of(batch))
+        outputs = self._ready.computer.predict(parameters, network.inputs_of(batch))
         if isinstance(outputs, list | tuple | dict):
             raise ConfigError(f"{self!r} has several outputs; expected one, to predict")
         return _plain(keras.ops.convert_to_numpy(outputs))
@@ -187,12 +186,6 @@ class KerasModel:
     @property
     def _ready(self) -> Network:
         return self._network if self._network is not None else self._initial(0)
-
-    @property
-    def _computer(self) -> Any:
-        if self._computing is None:
-            self._computing = _computer(self._ready, self)
-        return self._computing
 
     def _initial(self, seed: int) -> Network:
         """Return a model with the initial values of a seed; the first one is kept for steps."""
@@ -266,6 +259,7 @@ class Network:
         self.frozen = {n: v for n, v in self.variables.items() if id(v) in fixed}
         kinds = self.trained.keys() | self.frozen.keys()
         self.state = {n: v for n, v in self.variables.items() if n not in kinds}
+        self.computer = _computer(self, owner)  # copies of the owner that share this share it
         self._inputs = len(getattr(model, "inputs", None) or [None])
         self.outputs = len(getattr(model, "outputs", None) or [None])
 

@@ -27,7 +27,7 @@ from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
-from zmqtrain.config.strategy import MIRRORED, PARAMETER_SERVER
+from zmqtrain.config.strategy import strategy_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     RETRYABLE,
@@ -379,7 +379,7 @@ class Chief(JobActor):
         self.summary = Summary.of(
             final,
             job=self.job_name,
-            strategy=MIRRORED if self.hosted else PARAMETER_SERVER,
+            strategy=strategy_of(self.job, self.workers, hosted=self.hosted),
             exchange="board" if self.board else "direct",
             ps=0 if self.hosted else self.shards,
             workers=self.workers,

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from zmqtrain.config.options import (
     options_of,
     values_of,
 )
-from zmqtrain.config.strategy import local_ps
+from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
@@ -94,8 +94,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
         job = load_job(job_reference).with_overrides(**overrides)
-        ps = local_ps(job.strategy, flags["ps"], cluster.workers)
-        cluster, job = cluster.model_copy(update={"ps": ps}), job.hosted(not ps)
+        cluster = _planned(cluster, job, flags)
+        job = job.hosted(not cluster.ps)
         limit_threads(cluster.threads)
         # Connections and pipes; a worker may be both.
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)
@@ -122,6 +122,16 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     sys.exit(summary.exit_code)
 
 
+def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> LocalCluster:
+    """Return the cluster that the job's strategy makes of the flags."""
+    strategy: str = job.strategy
+    workers = cluster.workers
+    if is_mirrored(job, alone=flags["ps"] is None and flags["workers"] is None):
+        strategy, workers = MIRRORED, flags["workers"] or 1
+    ps = local_ps(strategy, flags["ps"], workers)
+    return cluster.model_copy(update={"ps": ps, "workers": workers})
+
+
 def _as_flags(values: dict[str, Any]) -> list[str]:
     """Return these options as flags for another process."""
     arguments: list[str] = []
@@ -130,7 +140,7 @@ def _as_flags(values: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            arguments += [flag, str(value)]
+            arguments += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
     return arguments
 
 

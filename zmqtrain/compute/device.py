@@ -50,19 +50,25 @@ class Host:
 
 
 class Gpu:
-    """The current CUDA device, through CuPy.
+    """A CUDA device, through CuPy; with a number, the calling thread uses that one from now on.
 
     Copies run on a separate stream and use pinned host pages. With lane shm these are pages of the
     ps's segment, so there is only one copy between device and shard.
     """
 
-    def __init__(self, option: str) -> None:
+    def __init__(self, option: str, number: int | None = None) -> None:
         """``option``: the command line option that asked for it.
 
         Raises:
-            ConfigError: CuPy is not installed, or finds no GPU.
+            ConfigError: CuPy is not installed, or finds no GPU, or none of this number.
         """
         self._cupy = load_cupy(option)
+        if number is not None:
+            count = self._cupy.cuda.runtime.getDeviceCount()
+            if number >= count:
+                found = ", ".join(f"gpu:{index}" for index in range(count))
+                raise ConfigError(f"{option} has gpu:{number}, but there are {found}; correct it")
+            self._cupy.cuda.Device(number).use()
         self._copies = self._cupy.cuda.Stream(non_blocking=True)
 
     def twins(self, flats: Sequence[Flat]) -> list[Any]:
@@ -90,12 +96,13 @@ class Gpu:
 
 
 def make_device(name: str, option: str) -> Device:
-    """Return the device "cpu" or "gpu"; ``option`` is the command line option that asked for it.
+    """Return a device such as "cpu", "gpu", "gpu:1"; ``option``: the one that asked for it.
 
     Raises:
         ConfigError: the GPU cannot be used.
     """
-    return Gpu(option) if name == "gpu" else Host()
+    kind, _, number = name.partition(":")
+    return Gpu(option, int(number) if number else None) if kind == "gpu" else Host()
 
 
 def load_cupy(option: str) -> Any:
@@ -108,14 +115,14 @@ def load_cupy(option: str) -> Any:
         import cupy
     except ImportError as error:
         raise ConfigError(
-            f"{option} is gpu, but CuPy is not installed: install zmqtrain[cuda12] or "
-            f"zmqtrain[cuda13], or use {option} cpu"
+            f"{option} needs a GPU, but CuPy is not installed: install zmqtrain[cuda12] or "
+            f"zmqtrain[cuda13], or leave {option} out"
         ) from error
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise ConfigError(
-            f"{option} is gpu, but CUDA finds no GPU ({error}): use {option} cpu"
+            f"{option} needs a GPU, but CUDA finds no GPU ({error}): leave {option} out"
         ) from error
     return cupy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -11,6 +12,7 @@ from threadpoolctl import threadpool_limits
 Call = Callable[[], None]
 
 _limit: int | None = None  # of this process
+_own = threading.local()  # ``limit`` of a thread that has a share
 
 
 class ThreadTeam:
@@ -51,11 +53,38 @@ def limit_threads(threads: int) -> None:
 
 
 def thread_limit() -> int | None:
-    """Return the number given to :func:`limit_threads`, None if it was not called.
+    """Return how many threads of linear algebra work for the calling thread, None if that is open.
 
     A framework needs it that keeps a number for each thread.
     """
-    return _limit
+    limit: int | None = getattr(_own, "limit", _limit)
+    return limit
+
+
+class Shares:
+    """The threads of linear algebra of this process, divided among some of its threads."""
+
+    _lock = threading.Lock()
+    _in_use = 0
+    _before: threadpool_limits | None = None
+
+    def __init__(self, parties: int) -> None:
+        self._each = max(1, (thread_limit() or usable_cores()) // parties)
+        with self._lock:
+            if not Shares._in_use:
+                Shares._before = threadpool_limits(self._each)
+            Shares._in_use += 1
+
+    def take(self) -> None:
+        """Give the calling thread its share."""
+        _own.limit = self._each
+
+    def end(self) -> None:
+        """Give the process back what it had, once no other shares are in use."""
+        with self._lock:
+            Shares._in_use -= 1
+            if not Shares._in_use and Shares._before is not None:
+                Shares._before.restore_original_limits()
 
 
 def usable_cores() -> int:

@@ -1,8 +1,9 @@
 """Where parameters live: which tasks a job's strategy makes of a cluster. Pure.
 
 ``parameter-server``: on ps. ``multi-worker-mirrored``: on the workers, each of which hosts a ps, so
-that no task of that role is started. ``auto``: on ps if the cluster has any. With a board there is
-one ps, which worker 0 hosts if no task is one.
+that no task of that role is started. ``mirrored``: the same with one worker, which has several
+devices. ``auto``: on ps if the cluster has any. With a board there is one ps, which worker 0 hosts
+if no task is one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 
-MIRRORED = "multi-worker-mirrored"
+MIRRORED = "mirrored"
+MULTI_WORKER_MIRRORED = "multi-worker-mirrored"
 PARAMETER_SERVER = "parameter-server"
 
 
@@ -30,9 +32,15 @@ def plan(strategy: str, cluster: Cluster) -> Cluster:
     if strategy == PARAMETER_SERVER and not cluster.ps:
         raise ConfigError(
             f"{names_of('strategy')} is {strategy}, but {names_of('ps')} or TF_CONFIG gives no ps; "
-            f"expected at least one; add it, or use {MIRRORED}"
+            f"expected at least one; add it, or use {MULTI_WORKER_MIRRORED}"
         )
-    if strategy != MIRRORED and cluster.ps:
+    if strategy == MIRRORED and cluster.workers > 1:
+        raise ConfigError(
+            f"{names_of('strategy')} is {MIRRORED}, which is one worker with several devices, but "
+            f"{names_of('workers')} or TF_CONFIG gives {cluster.workers}; expected 1; correct it, "
+            f"or use {MULTI_WORKER_MIRRORED}"
+        )
+    if strategy in ("auto", PARAMETER_SERVER) and cluster.ps:
         return cluster
     members = cluster.members or ("",) * cluster.workers
     if len(members) != cluster.workers:
@@ -57,15 +65,15 @@ def plan(strategy: str, cluster: Cluster) -> Cluster:
 
 
 def member(task: Task, cluster: Cluster) -> Task:
-    """Return which task of the plan of :data:`MIRRORED` a task of this cluster is.
+    """Return which task of the plan without ps a task of this cluster is.
 
     Raises:
         ConfigError: it is none.
     """
     if task.role is Role.PS:
         raise ConfigError(
-            f"this task was started as a ps, but under {names_of('strategy')} {MIRRORED} each "
-            "worker hosts one; do not start this task"
+            f"this task was started as a ps, but by {names_of('strategy')} each worker hosts one; "
+            "do not start this task"
         )
     if not cluster.chief_address:
         return task
@@ -94,6 +102,18 @@ def with_exchange(
     raise ConfigError(
         f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use direct"
     )
+
+
+def strategy_of(job: Job, workers: int, *, hosted: bool) -> str:
+    """Return by which strategy so many workers train the job; ``hosted``: they host the ps."""
+    if not hosted:
+        return PARAMETER_SERVER
+    return MIRRORED if job.devices and workers == 1 else MULTI_WORKER_MIRRORED
+
+
+def is_mirrored(job: Job, *, alone: bool) -> bool:
+    """Say whether one worker trains the job on its devices; ``alone``: no cluster is given."""
+    return job.strategy == MIRRORED or (job.strategy == "auto" and bool(job.devices) and alone)
 
 
 def local_ps(strategy: str, ps: int | None, workers: int) -> int:

@@ -22,7 +22,7 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.cluster import Cluster, Role
-from zmqtrain.config.strategy import local_ps, with_exchange
+from zmqtrain.config.strategy import is_mirrored, local_ps, with_exchange
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
@@ -147,6 +147,7 @@ class Stop:
 
 
 async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Outcome:
+    job = job.hosted(is_mirrored(job, alone=True))
     train, evaluation = await asyncio.to_thread(job.load_data)
     run = LocalRun(job, evaluation, on_progress)
     stop.reach(run.stop)

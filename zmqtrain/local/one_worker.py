@@ -25,6 +25,7 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.saving import Saver
 from zmqtrain.compute.device import make_device
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.strategy import MIRRORED
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
@@ -132,7 +133,7 @@ class LocalRun:
         return LocalExchange(self._job, shard, ledger, self._between_steps)
 
     def _make_shard(self) -> Shard:
-        update, size = self._job.update(), self._job.batch_size
+        update, size = self._job.update(), self._job.worker_batch_size
         device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
         return Shard(self._layout, update, threads=None, device=device, batch_size=size)
 
@@ -290,7 +291,7 @@ class LocalRun:
             status,
             parameters=await self.read_parameters(),
             job=self._job.name,
-            strategy="local",
+            strategy=MIRRORED if self._job.devices else "local",
             exchange="local",
             ps=0,
             workers=1,

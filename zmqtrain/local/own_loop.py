@@ -33,7 +33,8 @@ def attach(job: Job) -> Session:
     """Return a session that gives a training loop its batches, for a ``with`` statement.
 
     Raises:
-        ConfigError: a job file is being loaded, or the job's model has no adapter.
+        ConfigError: a job file is being loaded, the job's model has no adapter, or the job has
+            devices.
     """
     refuse_while_loading()
     task = script.current_task()
@@ -41,6 +42,11 @@ def attach(job: Job) -> Session:
         job = task.attach(job)
     else:
         job = job_of_script(job)
+    if job.devices:
+        raise ConfigError(
+            f"the job has the devices {', '.join(job.devices)}, but a loop of your own computes on "
+            "one; leave them out, or use zmqtrain.run"
+        )
     meeting = Meeting(job.model)
     return Session(job.model_copy(update={"model": meeting}), meeting, task)
 

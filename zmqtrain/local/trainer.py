@@ -138,7 +138,7 @@ class Trainer:
         )
         job = launch.job_of_script(job)
         if fast_dev_run:
-            quick = _quick(data, directory, QUICK_BATCHES * job.batch_size)
+            quick = _quick(data, directory, QUICK_BATCHES * job.worker_batch_size)
             job = job.with_overrides(epochs=1).model_copy(update={"data": quick, "logdir": None})
         task = None if fast_dev_run else launch.task_of_script(Path(sys.argv[0]).name or "fit")
         if task is not None:

@@ -21,7 +21,8 @@ class Summary:
     """The figures of a run.
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
-    ``strategy`` is "local" if one worker trained alone; ``ps`` leaves those out that workers host.
+    ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices;
+    ``ps`` leaves those out that workers host.
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
     the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
     push. ``ended`` says why the run ended.
@@ -90,7 +91,8 @@ class Summary:
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
         where = f"{self.ps} ps, {workers}" if self.ps else f"{workers} without ps"
-        where = "one worker alone" if self.strategy == "local" else where
+        alone = {"local": "one worker alone", "mirrored": "one worker with several devices"}
+        where = alone.get(self.strategy, where)
         lines = [
             f"{self.job}: {self.ended}",
             f"policy {self.policy}, {where}",

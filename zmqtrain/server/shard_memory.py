@@ -75,7 +75,7 @@ def make_shard(
         ConfigError: there is no GPU.
     """
     update = job.update()
-    size = job.batch_size
+    size = job.worker_batch_size
     if job.ps_device == "gpu":
         device = make_device("gpu", "--ps-device")
         return Shard(layout, update, segment, device=device, batch_size=size)

@@ -113,7 +113,7 @@ class StatePart(Part):
     ) -> None:
         averages = tuple(Slot(name, None) for name in memory.slots if name == AVERAGE)
         pieces = [Piece(where)]
-        super().__init__(memory, where, redo, pieces, Update(_Assign(averages), fused=False))
+        super().__init__(memory, where, redo, pieces, Update(Assign(averages), fused=False))
         self._averaged = averaged
 
     def update(self, mean: Mean, step: int, factors: Flat | None) -> None:
@@ -125,7 +125,7 @@ class StatePart(Part):
 
 
 @dataclass(frozen=True)
-class _Assign(FormulaRule):
+class Assign(FormulaRule):
     """The gradient is the new value, also of the slots."""
 
     slots: tuple[Slot, ...] = ()

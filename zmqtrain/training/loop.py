@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from zmqtrain.compute.device import make_device
+from zmqtrain.compute.device import Host, make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data.prefetch import Prefetcher
@@ -25,6 +25,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.training.exchange import Exchange, StepReport, StepResult
 from zmqtrain.training.model_runner import ModelRunner
 from zmqtrain.training.own_loop import Meeting
+from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
 
 log = logging.getLogger(__name__)
@@ -65,17 +66,18 @@ class TrainingLoop:
         """``threads``: how many check a large gradient for NaN; None: one for each core.
 
         Raises:
-            ConfigError: the job needs a GPU, and there is none.
+            ConfigError: the job needs a GPU that is not there.
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
-        self._device = make_device(job.device, "--device")
         self._prefetcher = Prefetcher(dataset, job.plan(len(dataset)))
         self._team = ThreadTeam(threads)
+        self._device = Host() if job.devices else make_device(job.device, "--device")
+        self._towers = Towers(job, self._team) if job.devices else None
         # A loop of the user's own may take any time between two steps.
         self._computing = Offload("compute", in_place=not isinstance(job.model, Meeting))
         self._batches: deque[int] = deque()  # that this worker has to compute
-        self._runner: ModelRunner
+        self._runner: ModelRunner | Towers
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
         self.steps = 0
@@ -98,6 +100,8 @@ class TrainingLoop:
         """End the threads, after their current work."""
         self._prefetcher.close()
         self._computing.close()
+        if self._towers is not None:
+            self._towers.close()
 
     async def _train(self) -> None:
         """Join, and make steps until the job needs no more."""
@@ -105,9 +109,13 @@ class TrainingLoop:
         self._prefetcher.forget(self._batches)
         self._batches.clear()
         membership = await self._exchange.join()
-        self._runner = ModelRunner(
-            self._job, membership, self._device, self._team, self._exchange.written
-        )
+        if self._towers is not None:
+            self._towers.bind(membership)
+            self._runner = self._towers
+        else:
+            self._runner = ModelRunner(
+                self._job, membership, self._device, self._team, self._exchange.written
+            )
         self.has_joined = True
         self._set_state("training")
         self._add_batches(membership.batches)

@@ -1,0 +1,136 @@
+"""One process with several devices comes to what as many workers come to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.errors import ConfigError
+from zmqtrain.models import MLP
+from zmqtrain.optim import LAMB, SGD, Adam, Ftrl, Momentum
+from zmqtrain.wire.messages import Status
+
+RULES = {"sgd": SGD(0.1), "momentum": Momentum(0.05), "adam": Adam(0.01), "ftrl": Ftrl(0.1),
+         "lamb": LAMB(0.01)}  # fmt: skip
+
+
+def job(devices: int = 0, **fields: Any) -> Job:
+    options: dict[str, Any] = {"batch_size": 20, "steps": 30} | fields
+    options.setdefault("optimizer", Adam(0.01))
+    names = tuple(f"cpu:{index}" for index in range(devices))
+    return Job(model=MLP(64, 16, 10), data=Digits(), devices=names, **options)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_devices_come_to_the_bits_of_as_many_workers(rule: str, devices: int) -> None:
+    options: dict[str, Any] = {"optimizer": RULES[rule], "l2": 0.001, "moving_average": 0.9}
+    mirrored = zmqtrain.run(job(devices, **options))
+    workers = zmqtrain.run(job(policy="sync-replicas", **options), workers=devices)
+    assert mirrored.parameters_sha256 == workers.parameters_sha256
+    assert (mirrored.loss, mirrored.examples) == (workers.loss, workers.examples)
+    assert (mirrored.strategy, mirrored.policy) == ("mirrored", "sync-replicas")
+
+
+def test_clipping_is_of_each_devices_gradient_as_of_each_workers() -> None:
+    mirrored = zmqtrain.run(job(2, clip_norm=0.1))
+    workers = zmqtrain.run(job(policy="sync-replicas", clip_norm=0.1), workers=2)
+    assert mirrored.parameters_sha256 == workers.parameters_sha256
+
+
+@pytest.mark.parametrize(("devices", "batch_size"), [(2, 32), (3, 100), (4, 300)])
+def test_exact_passes_count_every_example_once_as_one_device_with_the_whole_batch_does(
+    devices: int, batch_size: int
+) -> None:
+    def fitted(**options: Any) -> zmqtrain.Trainer:
+        trainer = zmqtrain.Trainer(MLP(64, 16, 10), SGD(0.1), **options)
+        trainer.fit(Digits(), epochs=2, verbose=False)
+        return trainer
+
+    names = [f"cpu:{index}" for index in range(devices)]
+    mirrored = fitted(devices=names, strategy="mirrored", batch_size=batch_size)
+    alone = fitted(batch_size=devices * batch_size)
+    for name, value in alone.weights.items():
+        np.testing.assert_allclose(mirrored.weights[name], value, 1e-3, 1e-5)
+    losses = [one.history.history["loss"] for one in (mirrored, alone)]
+    np.testing.assert_allclose(*losses, 1e-5)
+    assert mirrored.summary is not None
+    assert mirrored.summary.examples == 2 * 1438
+
+
+@pytest.mark.parametrize("ps", [0, 1, 2])
+def test_workers_of_a_cluster_may_have_several_devices_each(ps: int) -> None:
+    options: dict[str, Any] = {"policy": "sync-replicas", "optimizer": SGD(0.1)}
+    few = zmqtrain.run(job(2, **options), workers=2, ps=ps)
+    many = zmqtrain.run(job(**options), workers=4)
+    assert few.loss == pytest.approx(many.loss, rel=1e-4)  # (0 + 1) + (2 + 3) is not the same bits
+    assert (few.global_step, few.examples) == (many.global_step, many.examples)
+
+
+def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
+    two, three = (zmqtrain.job.fingerprint_difference(job(n).fingerprint(1), job(2).fingerprint(1))
+                  for n in (2, 3))  # fmt: skip
+    assert two == ""
+    assert "devices: 3 there, 2 here" in three
+
+
+def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    def interrupt(status: Status) -> None:
+        if status.step and not status.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = threading.active_count()
+    endless = job(2, steps=10**6, logdir=str(tmp_path))
+    summary = zmqtrain.run(endless, on_progress=interrupt)
+    assert summary.exit_code == 130
+    assert threading.active_count() == before
+    resumed = zmqtrain.run(endless.with_overrides(steps=summary.global_step + 10))
+    straight = zmqtrain.run(job(2, steps=summary.global_step + 10))
+    assert resumed.pushes["applied"] == 10
+    assert resumed.parameters_sha256 == straight.parameters_sha256
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"devices": "cuda:0"}, "'cuda:0' is no device"),
+        ({"devices": ("gpu:0", "gpu:0")}, "gpu:0 is listed twice"),
+        ({"strategy": "mirrored"}, "expected devices"),
+        ({"exchange": "nccl"}, "XX"),
+        ({"devices": ("cpu:0", "cpu:1"), "overlap": True}, "devices"),
+    ],
+)
+def test_job_that_cannot_be_is_told(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Job(model=MLP(64, 16, 10), data=Digits(), optimizer=SGD(0.1), **fields)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "told"),
+    [
+        ({"strategy": "mirrored"}, {"workers": 2}, "expected 1"),
+        ({"strategy": "mirrored"}, {"ps": 1}, "expected 0"),
+        ({"batch_size": 1000}, {}, "on each of 2 devices"),
+    ],
+)
+def test_run_that_cannot_be_is_told(
+    fields: dict[str, Any], size: dict[str, int], told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        zmqtrain.run(job(2, **fields), **size)
+    assert told in str(caught.value)
+
+
+def test_loop_of_the_users_own_has_one_device() -> None:
+    with pytest.raises(ConfigError, match="one"):
+        zmqtrain.attach(job(2))

@@ -1,0 +1,157 @@
+"""Several devices of one process: a tower each, and the mean of their gradients.
+
+A tower is one device with a thread, a copy of the model and a gradient of its own; the parameters
+are the worker's. A batch is cut in the order of the devices. The gradients are added up in this
+order, by the arithmetic with which a shard adds up those of workers: as many workers under
+``sync-replicas`` come to the same parameters, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from zmqtrain.compute.arrays import Flat, zeros
+from zmqtrain.compute.device import make_device
+from zmqtrain.compute.threads import Shares, ThreadTeam
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.job import Job
+from zmqtrain.models.base import Batch
+from zmqtrain.optim import Update
+from zmqtrain.store.parts import Assign
+from zmqtrain.store.segment_layout import cut
+from zmqtrain.training.exchange import Membership
+from zmqtrain.training.model_runner import ModelRunner
+
+Result = TypeVar("Result")
+
+
+class Towers:
+    """Runs a job's model on all devices of the job, over the memory of one membership."""
+
+    def __init__(self, job: Job, team: ThreadTeam) -> None:
+        """``team``: threads that add up large gradients.
+
+        Raises:
+            ConfigError: a device cannot be used, or the model cannot be copied.
+        """
+        self._job, self._team = job, team
+        self._membership: Membership
+        self._runners: list[ModelRunner] = []  # of this membership
+        self._folds: list[_Fold] = []
+        self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
+        self._shares = Shares(len(job.devices))
+        try:
+            self._jobs = [job.with_own_model() for _ in job.devices]
+            self._on_all([self._shares.take] * len(job.devices))
+            self._devices = self._on_all(
+                [partial(make_device, name, "--devices") for name in job.devices]
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def bind(self, membership: Membership) -> None:
+        """Use the memory of this membership from now on; the first tower's gradient lies there."""
+        self._membership, self._runners = membership, []
+
+    def load_parameters(self) -> None:
+        """Do nothing: each tower loads them in its thread, when it computes."""
+
+    def _build(self, membership: Membership) -> None:
+        """Build each tower's model, over its memory."""
+        self._folds = []
+        gradients = [membership.gradients]
+        gradients += [[zeros(len(flat)) for flat in membership.gradients] for _ in self._jobs[1:]]
+        for job, thread, device, own in zip(
+            self._jobs, self._threads, self._devices, gradients, strict=True
+        ):
+            # One after another: frameworks build a model with generators of the whole process.
+            thread.submit(job.initial_parameters, empty=True).result()
+            memory = replace(membership, gradients=own)
+            making = thread.submit(ModelRunner, job, memory, device, self._team, _nothing)
+            self._runners.append(making.result())
+        for layout, *flats in zip(membership.layouts, *gradients, strict=True):
+            self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
+
+    def compute(self, batch: Batch, number: int) -> tuple[float, bool]:
+        """Write the mean gradient of one batch into the exchange's memory.
+
+        Returns (mean loss, whether losses and gradients are finite), as a
+        :class:`~zmqtrain.training.model_runner.ModelRunner` does.
+
+        Raises:
+            ConfigError: a model raises, or returns something wrong; the text names the device.
+        """
+        if not self._runners:
+            self._build(self._membership)
+        size = self._job.batch_size
+        parts = [
+            tuple(array[start : start + size] for array in batch)
+            for start in range(0, len(batch[0]), size)
+        ]
+        first = number * len(self._runners)  # as if each part were a worker's batch
+        results = self._on_all(
+            [partial(self._compute, tower, part, first + tower) for tower, part in enumerate(parts)]
+        )
+        examples = [len(part[0]) for part in parts]
+        finite = all(is_finite for _, is_finite in results)
+        if finite and len(parts) > 1:
+            self._team.run([partial(fold, examples) for fold in self._folds])
+        losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
+        return sum(losses) / sum(examples), finite
+
+    def close(self) -> None:
+        """End the threads, after their current work."""
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)
+        self._shares.end()
+
+    def _compute(self, tower: int, batch: Batch, number: int) -> tuple[float, bool]:
+        """Compute one part, in its tower's thread."""
+        runner, name = self._runners[tower], self._job.devices[tower]
+        batch = self._devices[tower].batch(batch)
+        runner.load_parameters()
+        try:
+            return runner.compute(batch, number)
+        except ZmqTrainError as error:
+            batch_number = number // len(self._runners)
+            raise type(error)(f"on device {name}, in batch {batch_number}: {error}") from error
+
+    def _on_all(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Make each call in the thread of its tower; none is under way when this ends.
+
+        The error of the first device counts.
+        """
+        futures: list[Future[Result]] = []
+        try:
+            for thread, call in zip(self._threads, calls, strict=False):
+                futures.append(thread.submit(call))
+        finally:
+            wait(futures)
+        return [future.result() for future in futures]
+
+
+class _Fold:
+    """Adds up one part of the gradients, in the memory of the first."""
+
+    def __init__(self, gradients: Sequence[Flat]) -> None:
+        self._gradients = gradients
+        self._update = Update(Assign(), fused=False).bind(gradients[0], {})
+
+    def __call__(self, examples: Sequence[int]) -> None:
+        """Make the first gradient the mean of as many as there are ``examples``, weighted."""
+        weights = [n / examples[0] for n in examples]
+        self._update.apply_mean(
+            self._gradients[: len(examples)],
+            sum(examples) / examples[0],
+            0,
+            weights=None if all(weight == 1 for weight in weights) else weights,
+        )
+
+
+def _nothing(names: Sequence[str]) -> None:
+    """A gradient is complete when all towers have theirs, so no part of it before."""
