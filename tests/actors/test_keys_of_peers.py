@@ -21,7 +21,16 @@ from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import Key, KnownPeer
 from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Done, GetStatus, Message, Push, Refusal
+from zmqtrain.wire.messages import (
+    Done,
+    GetStatus,
+    Message,
+    Push,
+    Refusal,
+    RequestSave,
+    RequestStop,
+    SwitchPolicy,
+)
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 
@@ -166,6 +175,14 @@ async def test_client_may_be_any_process(ps: Ps) -> None:
     assert say(ps, key, PUSH, "client", 4711).text == (
         "client 4711 may not send Push, which is for a worker"
     )
+
+
+async def test_key_of_a_task_may_ask_for_the_status_as_a_client_and_do_no_more(ps: Ps) -> None:
+    key = Key(Owner("worker", 3), "a" * 64)
+    assert say(ps, key, GetStatus(), "client", 4711) == Done()
+    for message in (SwitchPolicy("hogwild"), RequestSave(), RequestStop()):
+        assert "is not that of client 4711" in say(ps, key, message, "client", 4711).text
+    assert "is not that of chief 0" in say(ps, key, GetStatus(), "chief", 0).text
 
 
 async def test_request_knows_that_the_key_of_its_sender_was_revoked(ps: Ps) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError
+from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.keys import Owner, Pair, add_keys
 from zmqtrain.wire.messages import Done, GetStatus, Status
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
@@ -44,6 +47,22 @@ def test_flag_comes_before_tf_config_before_this_host(
 ) -> None:
     jobs.append(DIGITS)
     assert find_job({"ps": flag}, environ=environ).address == address
+
+
+@pytest.mark.parametrize(
+    ("held", "asks"),
+    [
+        ([Owner("chief"), Owner("client", 1)], Owner("client", 1)),
+        ([Owner("worker", 3)], Owner("worker", 3)),
+        ([], Owner("client")),
+    ],
+)
+def test_job_is_asked_with_a_clients_key_else_with_that_of_a_task(
+    held: list[Owner], asks: Owner, tmp_path: Path, jobs: list[RunningJob]
+) -> None:
+    pairs = {owner: make_pair() for owner in held}
+    add_keys(tmp_path, {Owner("ps"): Pair("e" * 64, None)} | pairs)
+    assert find_job({"ps": "b:1", "keys": str(tmp_path)}).security.owner == asks
 
 
 def test_job_of_this_host_has_its_name_even_if_its_address_is_given(

@@ -25,7 +25,7 @@ from zmqtrain.job import Job
 from zmqtrain.local.processes import LocalCluster
 
 OPTIONS = """
-    job index base_port ps workers chief bind keys insecure lane segment_dir crash_safe
+    job index base_port ps workers max_workers chief bind keys insecure lane segment_dir crash_safe
     metrics_host metrics_port metrics_cert metrics_key threads log_level log_format join_timeout_s
     heartbeat_s lease_s peer_timeout_s grace_s
     policy strategy exchange devices batch_size epochs steps seed own_loop data evaluate_every

@@ -76,6 +76,11 @@ def test_index_comes_from_the_first_source_that_says_it(
     assert load(flags=flags, environ=environ, counts=COUNTS).task == Task(Role.WORKER, index)
 
 
+def test_worker_may_join_a_job_that_began_with_fewer() -> None:
+    config = load(flags={"workers": 3, "max_workers": 5, "index": 4})
+    assert (config.task, config.workers) == (Task(Role.WORKER, 4), 3)
+
+
 def test_chief_of_an_engine_is_chief_0_whatever_its_process_is_called() -> None:
     environ = {"SLURM_PROCID": "2", "JOB_COMPLETION_INDEX": "1"}
     assert load(Role.CHIEF, environ=environ).task == Task(Role.CHIEF, 0)
@@ -225,7 +230,24 @@ def test_worker_binds_nothing() -> None:
 WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
     "no worker at all": (Role.WORKER, {"workers": ()}, {}, ["--workers", "at least 1"]),
     "one address twice": (Role.WORKER, {"ps": "h:1,H:1"}, {}, ["--ps", "h:1"]),
-    "worker index": (Role.WORKER, {"workers": 2, "index": 2}, {}, ["--index", "2", "--workers"]),
+    "worker index": (
+        Role.WORKER,
+        {"workers": 2, "index": 2},
+        {},
+        ["--index", "2", "--max-workers"],
+    ),
+    "worker index beyond the most": (
+        Role.WORKER,
+        {"workers": 2, "max_workers": 4, "index": 4},
+        {},
+        ["--index", "4 worker", "--max-workers"],
+    ),
+    "fewer at most than at first": (
+        Role.WORKER,
+        {"workers": 3, "max_workers": 2},
+        {},
+        ["--max-workers", "2", "--workers", "3"],
+    ),
     "ps of a cluster without": (Role.PS, {"ps": "0"}, {}, ["--ps", "do not start this task"]),
     "ps index": (Role.PS, {"index": 1}, {}, ["--index", "1", "--ps"]),
     "chief index": (Role.CHIEF, {"index": 1}, {}, ["--index", "1"]),

@@ -66,6 +66,17 @@ def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
     assert not tale.of("generation 2 begins")
 
 
+@pytest.mark.parametrize("faults", [(), (Fault(0.5, "kill", ("chief 0",), 0.3),)])
+def test_ps_lost_before_the_first_checkpoint_has_the_job_begin_once_more(
+    faults: tuple[Fault, ...],
+) -> None:
+    kill = Fault(0.5, "kill", ("ps 1",), 0.1)
+    tale = run(kill, *faults, lane="memory", keeps=True, save_secs=1000.0)
+    assert tale.of("ps 1 restarted without parameters: restoring the beginning")
+    assert tale.of("generation 2 begins at version 0")
+    assert tale.of("chief 0 ended: exit code 0")
+
+
 def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -> None:
     """It was silent for longer than a goodbye takes, and for less than three heartbeats."""
     timing = Timing(heartbeat_s=1.5, lease_s=6.0)

@@ -24,8 +24,8 @@ class Task:
     stalled_s: float = 0.0
     metrics: Metrics = field(default_factory=lambda: Metrics("ps"))
 
-    def is_ready(self) -> tuple[bool, str]:
-        return self.readiness
+    def is_ready(self, *, everyone: bool) -> tuple[bool, str]:
+        return (False, "waiting for the chief") if everyone else self.readiness
 
     def loop_lag(self) -> float:
         return self.stalled_s
@@ -84,6 +84,11 @@ def test_metrics_asked_for_by_name_are_the_only_ones(server: Server) -> None:
 def test_ready_task_answers_200_with_the_reason(server: Server) -> None:
     answer = get(server, "/readyz")
     assert (answer.status, answer.text) == (200, "serving shard 0 at version 12\n")
+
+
+def test_readiness_of_the_whole_job_is_asked_for_apart(server: Server) -> None:
+    answer = get(server, "/readyz?all")
+    assert (answer.status, answer.text) == (503, "waiting for the chief\n")
 
 
 def test_task_that_is_not_ready_answers_503_with_the_reason(server: Server, task: Task) -> None:

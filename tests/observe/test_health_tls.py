@@ -44,7 +44,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture
 def server(files: tuple[str, str]) -> Iterator[Server]:
     metrics = Metrics("ps")
-    server = serve(metrics, LOOPBACK, 0, lambda: (True, "yes"), lambda: 0.0, tls_context(*files))
+    server = serve(
+        metrics, LOOPBACK, 0, lambda everyone: (True, "yes"), lambda: 0.0, tls_context(*files)
+    )
     yield server
     server.close()
 

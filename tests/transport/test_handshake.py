@@ -38,12 +38,15 @@ class Events:
 class Watched:
     """A watch, what it told, and how often it asked what the other end speaks."""
 
-    def __init__(self, mechanism: str, theirs: str | None, patch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, mechanism: str, theirs: str | None, patch: pytest.MonkeyPatch, patience_s: float = 0.0
+    ) -> None:
         self.events = Events()
         self.told: list[tuple[str, bool]] = []
         self.asked = 0
         self.now_s = 0.0
-        self.watch = PeerWatch(self.events, "tcp://ps:1", mechanism, "the key of worker 3")
+        whose = "the key of worker 3"
+        self.watch = PeerWatch(self.events, "tcp://ps:1", mechanism, whose, patience_s)
         self.watch.start()
         self.watch.on_failure(lambda text, is_final: self.told.append((text, is_final)))
 
@@ -65,7 +68,9 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
-    return lambda mechanism=CURVE, theirs=CURVE: Watched(mechanism, theirs, monkeypatch)
+    return lambda mechanism=CURVE, theirs=CURVE, patience_s=0.0: Watched(
+        mechanism, theirs, monkeypatch, patience_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,21 @@ async def test_reason_is_what_the_other_end_speaks(
     ((told, final),) = seen.told
     assert told.startswith(text)
     assert final is is_final
+
+
+@pytest.mark.parametrize(
+    ("before", "later_s", "final"),
+    [([], 0.0, False), ([], 61.0, True), ([OK, ENDED], 0.0, True)],
+    ids=["at first", "for longer than a predecessor lives", "after the right one"],
+)
+async def test_other_key_may_be_that_of_a_predecessor_for_a_while(
+    watched: Callable[..., Watched], before: list[tuple[int, int]], later_s: float, final: bool
+) -> None:
+    seen = watched(patience_s=60.0)
+    await seen.see([*before, *BREAK_OFF * 3])
+    seen.now_s += later_s
+    await seen.see(BREAK_OFF * 3)
+    assert [is_final for _, is_final in seen.told] == [bool(before), final]
 
 
 async def test_denied_key_needs_no_looking(watched: Callable[..., Watched]) -> None:

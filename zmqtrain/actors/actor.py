@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from zmqtrain.actors.link import Link
-from zmqtrain.actors.permissions import check_identity, check_permission
+from zmqtrain.actors.permissions import check_identity, check_permission, may_ask_for_a_client
 from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.cluster import Task
@@ -252,7 +252,7 @@ class Actor:
             return
         request = Request(self, endpoint, peer, envelope)
         try:
-            if type(peer) is KnownPeer:
+            if type(peer) is KnownPeer and not may_ask_for_a_client(envelope):
                 check_identity(peer.key.owner, envelope.sender, hosted=self.hosted)
             check_permission(envelope)
         except RefusedError as error:

@@ -10,6 +10,7 @@ from zmqtrain.wire.messages import (
     Chunk,
     Close,
     Extend,
+    GetStatus,
     Initialize,
     Pull,
     Push,
@@ -37,6 +38,11 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     for kind in kinds
 }
 """The roles that may send each message that changes a job; all may send the others."""
+
+
+def may_ask_for_a_client(envelope: Envelope) -> bool:
+    """Say whether the holder of any key may send this as a client: it changes nothing."""
+    return envelope.sender.role == _CLIENT and type(envelope.message) is GetStatus
 
 
 def check_identity(owner: Owner, sender: Sender, *, hosted: bool = False) -> None:

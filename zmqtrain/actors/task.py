@@ -69,6 +69,9 @@ class JobActor(Actor):
         self._lives += 1
         self.nonce = f"{self._process_nonce}/{self._lives}"
 
-    def ready(self) -> tuple[bool, str]:
-        """Return (whether the task is ready, its state in words)."""
+    def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
+        """Return (whether the task is ready, its state in words).
+
+        ``everyone``: ready is only who takes part in a job that has begun.
+        """
         return True, "running"

@@ -180,7 +180,8 @@ class Chief(JobActor):
     async def _begin(self, *, again: bool = False) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
 
-        ``again``: some ps has lost its parameters; without a checkpoint this ends the job.
+        ``again``: some ps has lost its parameters. Before the first checkpoint of a logdir the job
+        begins once more; without a logdir it ends, as nothing would ever be saved.
         """
         joined = await join_all(self, self._links)
         self._segments = []
@@ -200,12 +201,12 @@ class Chief(JobActor):
         path, generation = await self._saver.newest()
         if lost and (again or await self._has_learned(joined)):
             text = f"{' and '.join(lost)} restarted without parameters"
-            if path is None:
+            if self.job.logdir is None:
                 raise CheckpointError(
                     f"{text}, and there is no checkpoint to restore; give the job a logdir "
                     "(--logdir DIR)"
                 )
-            log.warning("%s: restoring %s", text, path)
+            log.warning("%s: restoring %s", text, path or "the beginning: nothing was saved yet")
         await self._initialize(path, max(*generations, generation, self.generation) + 1)
 
     async def _initialize(self, path: Path | None, generation: int) -> None:

@@ -240,11 +240,12 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
     if job is None:
         return
     layout = segment_layout(job.layouts(len(config.ps))[config.index], job.update())
-    needed = layout.nbytes(config.workers)
+    workers = config.most_workers
+    needed = layout.nbytes(workers)
     free = shutil.disk_usage(_nearest(directory)).free
     if needed > free:
         raise ConfigError(
-            f"{config.task} needs {needed / 1e6:.1f} MB for {counted(config.workers, 'worker')}, "
+            f"{config.task} needs {needed / 1e6:.1f} MB for {counted(workers, 'worker')}, "
             f"but {directory} has room for {free / 1e6:.1f} MB; give a larger one by "
             f"{names_of('segment_dir')}, or in Docker by --shm-size"
         )

@@ -43,7 +43,7 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
 from zmqtrain.job import Job
 from zmqtrain.transport.keys import Owner
-from zmqtrain.transport.security import Security
+from zmqtrain.transport.security import PREDECESSOR_S, Security
 
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process."""
@@ -99,6 +99,13 @@ class TaskConfig(Timing):
         title="workers",
         description="how many workers the job expects, or, without ps, the addresses where they "
         "listen, as host:port,host:port (default: from TF_CONFIG or honcho)",
+    )
+    max_workers: int = Field(
+        0,
+        ge=0,
+        le=MAX_TASKS,
+        description="how many workers the job may come to have while it runs; indices may go up to "
+        "there (default: as many as --workers)",
     )
     hosted: bool = False  # whether worker i hosts ps i, if there is one
     board: bool = False  # whether the workers share a board, in the memory of the only ps
@@ -200,9 +207,14 @@ class TaskConfig(Timing):
                 f"this task was started as a ps, but {names_of('ps')} or TF_CONFIG gives none, so "
                 f"each worker hosts one; do not start this task, or give {names_of('ps')}"
             )
-        count = {Role.PS: len(self.ps), Role.WORKER: self.workers, Role.CHIEF: 1}[self.role]
+        if 0 < self.max_workers < self.workers:
+            raise ConfigError(
+                f"{names_of('max_workers')} is {self.max_workers}, but {names_of('workers')} is "
+                f"{self.workers}; expected at least as many; correct one of them"
+            )
+        count = {Role.PS: len(self.ps), Role.WORKER: self.most_workers, Role.CHIEF: 1}[self.role]
         if self.index >= count:
-            more = {Role.PS: "ps", Role.WORKER: "workers"}.get(self.role)
+            more = {Role.PS: "ps", Role.WORKER: "max_workers"}.get(self.role)
             remedy = f", or give more with {names_of(more)}" if more else ""
             raise ConfigError(
                 f"{names_of('index')} is {self.index}; the cluster has {count} {self.role}, "
@@ -218,6 +230,10 @@ class TaskConfig(Timing):
                 f"{names_of(given)} is given, but not {names_of(missing)}; expected both or none"
             )
         return self
+
+    @property
+    def most_workers(self) -> int:
+        return max(self.workers, self.max_workers)
 
     @property
     def task(self) -> Task:
@@ -293,6 +309,7 @@ class TaskConfig(Timing):
             None if self.keys is None else Path(self.keys),
             self.insecure,
             {connect_endpoint(address): Owner(host.value, i) for i, address in enumerate(self.ps)},
+            PREDECESSOR_S,
         )
 
     @property

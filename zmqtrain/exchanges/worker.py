@@ -38,7 +38,7 @@ class Worker(JobActor):
         self.shutdown: Shutdown | None = None
         self.handlers = {Shutdown: self._on_shutdown}
 
-    def ready(self) -> tuple[bool, str]:
+    def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         is_in = self._training is not None and self._training.has_joined
         return is_in, "training" if is_in else "joining"
 

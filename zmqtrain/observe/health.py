@@ -1,5 +1,7 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
+``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
+
 It runs in a daemon thread, so it answers even while the event loop is blocked.
 """
 
@@ -17,7 +19,7 @@ from http import HTTPStatus
 from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, MetricsHandler
 
@@ -32,6 +34,10 @@ CLIENT_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.1
 
 log = logging.getLogger(__name__)
+
+
+class IsReady(Protocol):
+    def __call__(self, *, everyone: bool) -> tuple[bool, str]: ...
 
 
 class LoopMonitor:
@@ -76,7 +82,7 @@ class _HttpServer(ThreadingMixIn, TCPServer):
         host: str,
         port: int,
         registry: CollectorRegistry,
-        is_ready: Callable[[], tuple[bool, str]],
+        is_ready: IsReady,
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None,
     ) -> None:
@@ -120,16 +126,17 @@ class _Handler(MetricsHandler):
     timeout = CLIENT_TIMEOUT_S  # of the socket, so that a silent client does not keep its thread
 
     def do_GET(self) -> None:
-        match self.path.partition("?")[0]:
+        path, _, query = self.path.partition("?")
+        match path:
             case "/metrics":
                 self.registry = self.server.registry
                 super().do_GET()
             case "/readyz":
-                self._answer(*self.server.is_ready())
+                self._answer(*self.server.is_ready(everyone=query == "all"))
             case "/healthz":
                 stalled_s = self.server.stalled_s()
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
-            case path:
+            case _:
                 self._send(HTTPStatus.NOT_FOUND, f"no {path}; expected /metrics, /readyz, /healthz")
 
     def do_HEAD(self) -> None:
@@ -179,15 +186,15 @@ def serve(
     metrics: Metrics,
     host: str,
     port: int,
-    is_ready: Callable[[], tuple[bool, str]],
+    is_ready: IsReady,
     loop_lag: Callable[[], float],
     tls: ssl.SSLContext | None = None,
 ) -> Server:
     """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
 
-    ``is_ready`` returns whether the task is ready, and why or why not; ``loop_lag`` returns the
-    seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both are called from the
-    server's threads. With ``tls`` only https is served.
+    ``is_ready`` returns whether the task (``everyone``: the job) is ready, and why or why not;
+    ``loop_lag`` returns the seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both
+    are called from the server's threads. With ``tls`` only https is served.
 
     Raises:
         ConfigError: it cannot listen on that address, for instance because the port is taken.

@@ -155,7 +155,7 @@ def _planned(config: TaskConfig, job: Job) -> TaskConfig:
 def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
     """Run a task until its end; log errors, return the exit code."""
     try:
-        peers = len(config.ps) + (config.workers if config.as_ps else 0)
+        peers = len(config.ps) + (config.most_workers if config.as_ps else 0)
         allow_descriptors(peers)
         return run()
     except ZmqTrainError as error:

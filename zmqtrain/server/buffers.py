@@ -74,5 +74,5 @@ class GradientBuffers:
             return index
         raise RefusedError(
             f"{self._state.task} keeps gradients of at most {self._limit} workers: start it with a "
-            "larger --workers"
+            "larger --max-workers"
         )

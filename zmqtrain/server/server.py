@@ -124,7 +124,7 @@ class ParameterServer(JobActor):
         self._segment = segment
         shard = make_shard(layout, segment, self.job, safe=safe, threads=self._config.threads)
         self._build(ShardState(self.task, shard, Marks(segment)))
-        log_memory(shard, bound.address, self.workers)
+        log_memory(shard, bound.address, self._config.most_workers)
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:
@@ -213,7 +213,7 @@ class ParameterServer(JobActor):
             segment=segment.name if self.lane != "tcp" else "",
         )
         of_decider = self._lead(executor) if self.task.index == 0 else self._follow(executor)
-        buffers = GradientBuffers(state, peers, self.workers)
+        buffers = GradientBuffers(state, peers, self._config.most_workers)
         receiver = Receiver(
             state,
             peers,
@@ -323,10 +323,12 @@ class ParameterServer(JobActor):
         generation = self.state.generation if self._executor is not None else 0
         return Sender(self.task.role.value, self.task.index, self.incarnation), generation
 
-    def ready(self) -> tuple[bool, str]:
-        """Say whether this ps can serve, and why not."""
-        can_serve = self._executor is not None and self.state.initialised
-        return can_serve, "serving" if can_serve else "waiting for the chief"
+    def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
+        """An engine may keep a ps that is not ready out of DNS, and the chief could not come."""
+        listens = self._executor is not None
+        if listens and self.state.initialised:
+            return True, "serving"
+        return listens and not everyone, "waiting for the chief" if listens else "starting"
 
     def _host_status(self) -> HostStatus:
         if self._executor is not None:

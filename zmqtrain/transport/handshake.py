@@ -50,15 +50,28 @@ def refusal_in(frames: list[Buffer]) -> str:
 class PeerWatch:
     """Finds out why a listener does not take this end's connection."""
 
-    def __init__(self, events: Endpoint, endpoint: str, mechanism: str, own_key: str) -> None:
-        """``mechanism`` is this end's, ``own_key`` says whose key it shows."""
+    def __init__(
+        self,
+        events: Endpoint,
+        endpoint: str,
+        mechanism: str,
+        own_key: str,
+        patience_s: float = 0.0,
+    ) -> None:
+        """``mechanism`` is this end's, ``own_key`` says whose key it shows.
+
+        ``patience_s``: a first key that is not the expected one is final only after so long.
+        """
         self._events = events
         self._endpoint = endpoint
         self._mechanism = mechanism
         self._own_key = own_key
+        self._patience_s = patience_s
         self._on_failure: OnFailure = ignore_failure
         self._broken: deque[float] = deque(maxlen=BROKEN)
         self._explained = False  # why the present connection will end
+        self._was_right = False  # the expected key was there before
+        self._wrong_since: float | None = None  # another key is there
         self._inquiry: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,6 +91,7 @@ class PeerWatch:
         was_explained, self._explained = self._explained, event != _ENDED
         if event == _SUCCEEDED:
             self._broken.clear()
+            self._was_right = True
         elif event == _AUTH and value == _DENIED:
             self._on_failure(
                 f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
@@ -103,7 +117,14 @@ class PeerWatch:
         if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
             self._on_failure("it closes every connection immediately", False)
         else:
-            self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), True)
+            is_final = not (self._mechanism == theirs == CURVE and self._may_be_a_predecessor())
+            self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), is_final)
+
+    def _may_be_a_predecessor(self) -> bool:
+        now = time.monotonic()
+        if self._wrong_since is None:
+            self._wrong_since = now
+        return not self._was_right and now - self._wrong_since < self._patience_s
 
     def _inquired(self, _: asyncio.Task[None]) -> None:
         self._inquiry = None

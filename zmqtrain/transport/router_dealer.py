@@ -251,6 +251,7 @@ class ZmqTransport:
             address,
             CURVE if keyed else NULL,
             f"the key of {owner}",
+            self._security.patience_s,
         )
 
     def _events_of(self, socket: zmq.Socket[bytes]) -> ZmqEndpoint:

@@ -16,19 +16,26 @@ _REMEDY = (
 )
 
 
+PREDECESSOR_S = 60.0
+"""For so long a task takes another key for that of who had the address before: an engine may not
+have ended it, nor renewed the name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Security:
     """How far connections are trusted.
 
     With a directory of keys every tcp connection is encrypted and both of its ends prove who they
     are. Without one only this host is trusted, unless ``insecure``. ``owner`` is the task that the
-    process is, ``servers`` the task expected to listen at each endpoint.
+    process is, ``servers`` the task expected to listen at each endpoint. For ``patience_s`` another
+    key there is put up with, unless the right one was there before.
     """
 
     owner: Owner | None = None
     directory: Path | None = None
     insecure: bool = False
     servers: Mapping[str, Owner] = field(default_factory=dict)
+    patience_s: float = 0.0
 
     def is_keyed(self, endpoint: str) -> bool:
         """Return whether connections there are encrypted; Unix sockets need not be."""
