@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
+import logging
 import re
 import runpy
 import sys
@@ -46,11 +47,14 @@ from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
+from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays, saved_frozen
 from zmqtrain.user_code import described, is_installed, place_of, user_code
 from zmqtrain.wire import compression
+
+log = logging.getLogger(__name__)
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
@@ -620,6 +624,22 @@ class Job(BaseModel):
         """Return what each of ``ps`` parameter servers holds."""
         return place(self.variables(), ps, self.placement, self.partition_nbytes)
 
+    @property
+    def optimizer_text(self) -> str:
+        """The optimizer with all of its options, as a text to compare."""
+        return _ADDRESS.sub("", repr(self.update()))
+
+    def restored_rate(self, manifest: Manifest) -> float | None:
+        """Return the learning rate of a checkpoint that a callback has set; None: none counts.
+
+        One that was set for another optimizer does not count.
+        """
+        rate = manifest.learning_rate
+        if rate is None or manifest.fingerprint.get("optimizer") == _short(self.optimizer_text):
+            return rate
+        log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
+        return None
+
     def fingerprint(self, ps: int) -> dict[str, str]:
         """Return what must be equal on every task, as texts that people can read.
 
@@ -642,7 +662,7 @@ class Job(BaseModel):
             "model": _short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(trained)} variables, {sum(v.size for v in trained)} elements "
             f"({_hash(listing.encode())})",
-            "optimizer": _short(repr(self.update())),
+            "optimizer": _short(self.optimizer_text),
             "policy": self.policy,
             "batch_size": str(self.worker_batch_size),
             "steps": str(self.steps),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zmqtrain.callbacks import LambdaCallback
+from zmqtrain.callbacks import Callback, LambdaCallback
 from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.data import Arrays
+from zmqtrain.errors import FencedError
 from zmqtrain.job import Job
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
@@ -20,10 +22,10 @@ from zmqtrain.optim import SGD
 class Host:
     """A host with weights that never change."""
 
-    generation = 1
-
     def __init__(self) -> None:
+        self.generation = self.learned_until = 1
         self.written: list[Any] = []
+        self.rates: list[float | None] = []
 
     async def read_parameters(self, average: bool = False) -> Any:
         return LinearRegression(2).parameters(0)
@@ -31,7 +33,27 @@ class Host:
     async def write_parameters(self, weights: Any) -> None:
         self.written.append(weights)
 
-    async def set_learning_rate(self, rate: float | None) -> None: ...
+    async def set_learning_rate(self, rate: float | None) -> None:
+        self.rates.append(rate)
+
+
+def make_epochs(host: Host, *callbacks: Callback, **options: Any) -> Epochs:
+    """Return three epochs of two batches."""
+    data = Arrays((np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)), None)
+    job = Job(
+        model=LinearRegression(2),
+        data=data,
+        batch_size=2,
+        epochs=3,
+        callbacks=callbacks,
+        **{"optimizer": SGD(0.1)} | options,
+    )
+    evaluator = Evaluator(job, None, Metrics("chief"), host.read_parameters)
+    return Epochs(job, 4, evaluator, host)
+
+
+def at(batch: int, learning_rate: float | None = None) -> Progress:
+    return Progress(batch, batch, 1.0, learning_rate)
 
 
 @pytest.mark.parametrize("last", [3, 2], ids=["all epochs", "stopped by a callback"])
@@ -40,17 +62,14 @@ async def test_training_that_has_ended_and_goes_back_is_not_at_its_end(last: int
         stopper.model.stop_training = epoch + 1 == last
 
     stopper, host = LambdaCallback(on_epoch_end=stop), Host()
-    data = Arrays((np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)), None)
-    model, sgd = LinearRegression(2), SGD(0.1)
-    job = Job(model=model, data=data, optimizer=sgd, batch_size=2, epochs=3, callbacks=[stopper])
-    evaluator = Evaluator(job, None, Metrics("chief"), host.read_parameters)
-    epochs = Epochs(job, 4, evaluator, host)
-    limit = await epochs.begin(Progress(0, 0, 1.0))
+    epochs = make_epochs(host, stopper)
+    limit = await epochs.begin(at(0))
     while limit is not None:
-        limit = await epochs.next_limit(Progress(limit, limit, 1.0))
+        limit = await epochs.next_limit(at(limit))
     assert epochs.ended
-    assert await epochs.begin(Progress(2 * last, 2 * last, 1.0)) is None  # nothing was lost
-    assert await epochs.begin(Progress(2, 2, 1.0)) == 4
+    assert await epochs.begin(at(2 * last)) is None  # nothing was lost
+    host.generation = 2
+    assert await epochs.begin(at(2)) == 4
     assert not epochs.ended and epochs.history.epoch == [0]
 
 
@@ -62,9 +81,97 @@ async def test_weights_that_are_set_at_a_begin_do_not_replace_what_was_learned_s
         filler.model.set_weights([value + 1 for value in filler.model.get_weights()])
 
     filler, host = LambdaCallback(on_train_begin=fill, on_epoch_begin=fill), Host()
-    data = Arrays((np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32)), None)
-    model, sgd = LinearRegression(2), SGD(0.1)
-    job = Job(model=model, data=data, optimizer=sgd, batch_size=2, epochs=3, callbacks=[filler])
-    epochs = Epochs(job, 4, Evaluator(job, None, Metrics("chief"), host.read_parameters), host)
-    await epochs.begin(Progress(batch, batch, 1.0))
+    await make_epochs(host, filler).begin(at(batch))
     assert len(host.written) == hooks
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+async def test_stop_within_an_epoch_holds_where_a_ps_comes_back_and_is_lost_with_its_batches(
+    is_ended: bool,
+) -> None:
+    def stop(batch: int, logs: Any) -> None:
+        stopper.model.stop_training = batch == 0
+
+    ends: list[int] = []
+    stopper = LambdaCallback(
+        on_train_batch_end=stop, on_epoch_end=lambda epoch, logs: ends.append(epoch)
+    )
+    host = Host()
+    epochs = make_epochs(host, stopper)
+    await epochs.begin(at(0))
+    assert not await epochs.step(at(1))
+    if is_ended:
+        await epochs.end(at(1))
+    assert await epochs.begin(at(1)) is None  # the ps came back with all it had
+    await epochs.end(at(1))
+    assert ends == [0]
+    host.generation = 2  # from a checkpoint in the middle of the epoch
+    assert await epochs.begin(at(1)) == 2
+    assert not epochs.ended
+
+
+async def test_callbacks_begin_again_where_a_begin_was_cut_off() -> None:
+    class LostHost(Host):
+        async def read_parameters(self, average: bool = False) -> Any:
+            if self.generation == 2:
+                raise FencedError("a ps was restarted")
+            return await super().read_parameters(average)
+
+    begins: list[Any] = []
+    host = LostHost()
+    epochs = make_epochs(host, LambdaCallback(on_train_begin=begins.append))
+    await epochs.begin(at(0))
+    await epochs.next_limit(at(2))
+    host.generation = 2
+    with pytest.raises(FencedError):
+        await epochs.begin(at(0))  # its record is forgotten
+    host.generation = 3
+    assert await epochs.begin(at(0)) == 2
+    assert len(begins) == 2 and epochs.history.epoch == []
+
+
+async def test_epoch_whose_new_weights_never_came_to_be_is_no_record(tmp_path: Path) -> None:
+    class LostHost(Host):
+        async def write_parameters(self, weights: Any) -> None:
+            raise FencedError("a ps was restarted")
+
+    def fill(epoch: int, logs: Any) -> None:
+        filler.model.set_weights([value + 1 for value in filler.model.get_weights()])
+
+    filler, host = LambdaCallback(on_epoch_end=fill), LostHost()
+    epochs = make_epochs(host, filler, logdir=str(tmp_path))
+    await epochs.begin(at(0))
+    with pytest.raises(FencedError):
+        await epochs.next_limit(at(2))
+    restored, before = Host(), LambdaCallback(on_epoch_end=fill)
+    restored.generation = 5  # from a checkpoint of generation 1, at the end of the epoch
+    filler = before
+    epochs = make_epochs(restored, before, logdir=str(tmp_path))
+    assert await epochs.begin(at(2)) == 4
+    assert len(restored.written) == 1  # the epoch has ended once more
+
+
+@pytest.mark.parametrize(
+    ("kept", "batch", "optimizer", "rate"),
+    [
+        (True, 2, SGD(0.1), 0.01),
+        (True, 3, SGD(0.1), 0.05),
+        (True, 2, SGD(0.2), 0.05),
+        (False, 2, SGD(0.1), 0.05),
+    ],
+    ids=["between epochs", "within an epoch", "optimizer edited", "no logdir"],
+)
+async def test_new_chief_goes_on_with_the_learning_rate_that_was_set(
+    kept: bool, batch: int, optimizer: SGD, rate: float, tmp_path: Path
+) -> None:
+    def slow(epoch: int, logs: Any) -> None:
+        slower.model.optimizer.learning_rate = 0.01
+
+    slower = LambdaCallback(on_epoch_end=slow)
+    logdir = {"logdir": str(tmp_path)} if kept else {}
+    epochs = make_epochs(Host(), slower, **logdir)
+    await epochs.begin(at(0))
+    await epochs.next_limit(at(2))
+    host = Host()
+    await make_epochs(host, optimizer=optimizer, **logdir).begin(at(batch, 0.05))
+    assert host.rates == [rate]

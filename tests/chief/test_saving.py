@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import zmqtrain
 from zmqtrain.chief.saving import Saver
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
-from zmqtrain.wire.messages import Saved
+from zmqtrain.store import checkpoint
+from zmqtrain.store.manifest import read_manifest, verify
+from zmqtrain.wire.messages import Saved, ShardFile
+
+
+async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
+    """Write the one shard of a job; every save is of a later step."""
+    (layout,) = job.layouts(1)
+    flat = layout.flat_of(job.initial_values())
+    step = next(STEPS)
+    file = checkpoint.copy_shard(directory, layout, flat, {})
+    written = checkpoint.seal_shard(file, 0, step)
+    return Ledger().saved(step, job.policy, (ShardFile(*astuple(written)),))
+
+
+STEPS = count(10)
 
 
 async def test_failed_save_leaves_no_directory(tmp_path: Path) -> None:
@@ -32,3 +53,43 @@ async def test_failed_save_leaves_no_directory(tmp_path: Path) -> None:
         await saver.save(step=10, generation=1)
     (directory,) = directories
     assert not directory.exists()
+
+
+async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
+    job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
+    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    async with saver.with_weights(job.initial_values(), generation=2) as path:
+        assert path.exists()
+    assert saver.last_step == 0
+
+
+@pytest.mark.parametrize(("damaged", "is_later"), [("", True), ("shard", False)])
+async def test_damaged_checkpoint_of_a_later_generation_does_not_begin(
+    damaged: str, is_later: bool, tmp_path: Path
+) -> None:
+    job = zmqtrain.Job(
+        model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
+    )
+    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    await saver.save(step=10, generation=1)
+    async with saver.with_weights(job.initial_values(), generation=2) as path:
+        pass
+    for file in path.glob(f"{damaged}*.safetensors") if damaged else ():
+        file.write_bytes(bytes(file.stat().st_size))
+    assert await saver.has_later(1) is is_later
+
+
+async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) -> None:
+    class Half(LinearRegression):
+        def frozen(self, seed: int) -> dict[str, Any]:
+            return {"scale": np.ones(3, np.float32)}
+
+    job = zmqtrain.Job(model=Half(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path))
+    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    first = await saver.save(step=10, generation=1)
+    assert first is not None
+    file = first / "frozen.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    second = await saver.save(step=20, generation=1)
+    assert second is not None
+    verify(second, read_manifest(second))

@@ -84,6 +84,7 @@ class Chief(JobActor):
         self.summary: Summary | None = None
         self.weights: dict[str, Any] = {}  # at the end
         self.ending = False  # the shutdown is being broadcast
+        self.learned_until = 0
         self._on_progress = on_progress
         self._data = data
         self._layouts = job.layouts(self.shards)
@@ -195,10 +196,10 @@ class Chief(JobActor):
             if one.generation < max(generations) or not one.generation
         ]
         if not lost and not await self._saver.has_later(generations[0]):
-            self.generation = generations[0]
+            self.generation = self.learned_until = generations[0]
             log.info("taking over in generation %d", self.generation)
             return
-        path, generation = await self._saver.newest()
+        path, self.learned_until, generation = await self._saver.newest()
         if lost and (again or await self._has_learned(joined)):
             text = f"{' and '.join(lost)} restarted without parameters"
             if self.job.logdir is None:
@@ -477,4 +478,4 @@ class Chief(JobActor):
 
 
 def _progress(status: Status) -> Progress:
-    return Progress(status.step, status.uncounted, status.pass_loss)
+    return Progress(status.step, status.uncounted, status.pass_loss, status.learning_rate)

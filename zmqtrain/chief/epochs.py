@@ -30,10 +30,12 @@ log = logging.getLogger(__name__)
 class Host(Protocol):
     """The task that calls the callbacks: what it can do with the job while nobody computes.
 
-    ``generation``: of the job.
+    ``generation``: of the job. ``learned_until``: the last generation whose updates are in the
+    parameters with which it began: its own, or, after a restore, that of the checkpoint.
     """
 
     generation: int
+    learned_until: int
 
     async def read_parameters(self, average: bool = False) -> Weights:
         """Return the current variables, or their moving averages."""
@@ -54,11 +56,15 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is: global step, first batch that is not counted, mean loss of the pass."""
+    """How far a job is: global step, first batch that is not counted, mean loss of the pass.
+
+    ``learning_rate``: in force in place of the optimizer's; None: that one.
+    """
 
     step: int
     uncounted: int
     loss: float
+    learning_rate: float | None = None
 
 
 class Epochs:
@@ -79,7 +85,7 @@ class Epochs:
         )
         self._records: list[dict[str, Any]] = []  # of epochs, as in the file
         self._file = None if job.logdir is None else Path(job.logdir) / HISTORY_FILE
-        self._has_begun = False
+        self._generation: int | None = None  # in which the callbacks have begun
         self._epoch: int | None = None  # that is under way
         self._batch = 0  # the last one of it that callbacks know
         self._rate: float | None = None  # set by a callback
@@ -95,15 +101,15 @@ class Epochs:
             CheckpointError: weights that a callback sets cannot be handed over.
         """
         done = at.uncounted // self.batches
-        if not self._has_begun:
+        if self._generation is None:
             names = await asyncio.to_thread(self._evaluator.names)
             self._callbacks.check_names(["loss", *(f"val_{name}" for name in names)])
             await self._read_records()
-        await self._go_back(done, at.step)
-        self._epoch = None
-        last = self._records[-1]["epoch"] if self._records else -1
-        if done - 1 > last and at.uncounted % self.batches == 0:  # it is over, and nobody was told
-            self._epoch = done - 1
+        if self._generation != self._host.generation:
+            await self._go_back(done, at)
+        is_between = at.uncounted % self.batches == 0
+        if self._epoch is None and is_between and done - 1 > self._last_epoch:
+            self._epoch = done - 1  # it is over, and nobody was told
         return await self.next_limit(at)
 
     async def next_limit(self, at: Progress) -> int | None:
@@ -119,18 +125,18 @@ class Epochs:
         if self._epoch is not None and done > self._epoch:
             epoch, self._epoch = self._epoch, None
             await self._end_epoch(epoch, at)
-        if self.model.stop_training:
+        if self.model.stop_training and not self.ended:
             self.ended = f"stopped by a callback after epoch {done} of {self._job.epochs}"
         elif done >= self._job.epochs:
             self.ended = f"epoch {done} of {self._job.epochs} is done"
         if self.ended:
             return None
         if self._epoch is None:
-            self._epoch, self._batch = done, 0
             await self._show(at.step)
             await self._call("on_epoch_begin", done, {})
             await self._use_weights(goes_on=at.uncounted % self.batches > 0)
             await self._use_rate()
+            self._epoch, self._batch = done, 0
             if self._follows_batches:
                 self._callbacks.call("on_train_batch_begin", 0, {})
         return (done + 1) * self.batches
@@ -169,9 +175,9 @@ class Epochs:
         Raises:
             ConfigError, DataError, CheckpointError: a callback raises.
         """
-        if not self._has_begun:
+        if self._generation is None:
             return
-        if self._epoch is not None and self.ended:  # within this epoch
+        if self._epoch is not None and self.ended and self._epoch > self._last_epoch:  # within it
             await self._end_epoch(self._epoch, at)
         await self._show(at.step)
         await self._call("on_train_end", self._records[-1]["logs"] if self._records else {})
@@ -192,6 +198,7 @@ class Epochs:
                 "epoch": epoch,
                 "logs": {name: plain(value) for name, value in logs.items()},
                 "learning_rate": self._rate,
+                "optimizer": self._job.optimizer_text,
                 "callbacks": self._callbacks.state(),
                 # Where training goes on: if the new weights never come to be, neither was this.
                 "generation": self._host.generation + int(self.model.weights_changed),
@@ -223,6 +230,7 @@ class Epochs:
             self.model.show(await self._host.read_parameters(self._job.evaluate_average))
         elif self.model.weights_changed:
             await self._host.write_parameters(self.model.weights)
+            self._generation = self._host.generation
             self._evaluator.forget()
             self.model.show(self.model.weights)
 
@@ -256,22 +264,43 @@ class Epochs:
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is not used, its epochs are forgotten: %s", self._file, error)
 
-    async def _go_back(self, done: int, step: int) -> None:
-        """Be where the job was after so many epochs; callbacks begin the training anew there."""
-        before, here = self._records, self._host.generation
+    @property
+    def _last_epoch(self) -> int:
+        """The last epoch that has ended; -1 if none has."""
+        return self._records[-1]["epoch"] if self._records else -1
+
+    async def _go_back(self, done: int, at: Progress) -> None:
+        """Be where a generation begins, or is taken over; callbacks begin the training anew there.
+
+        They do not if they have begun, and nothing was lost of what they know.
+        """
+        before, here = self._records, self._host.learned_until
         self._records = [r for r in before if r["epoch"] < done and r.get("generation", 0) <= here]
-        self._is_rate_used = False
-        if self._has_begun and self._records == before:
-            return await self._show(step)
-        self._has_begun = True
+        self._epoch, self._is_rate_used = None, False
+        if self._generation is not None and self._records == before:
+            if at.uncounted % self.batches:  # what decided within this epoch was lost
+                self.ended, self.model.stop_training = "", False
+            self._generation = self._host.generation
+            return await self._show(at.step)
+        self._generation = None  # until the callbacks have begun
         self.ended, self.model.stop_training = "", False  # which abandoned epochs have decided
         rows = [record["logs"] | {"epoch": record["epoch"]} for record in self._records]
         read = History.of(rows)
         self.history.epoch, self.history.history = read.epoch, read.history
-        self._rate = self._records[-1]["learning_rate"] if self._records else None
-        await self._show(step)
+        self._rate = self._rate_at(at)
+        await self._show(at.step)
         self._callbacks.begin(self.model, self._params | {"initial_epoch": done})
         await self._call("on_train_begin", {})
         self._callbacks.restore(self._records[-1]["callbacks"] if self._records else [])
         self._note_rate()
-        await self._use_weights(goes_on=step > 0)
+        await self._use_weights(goes_on=at.step > 0)
+        self._generation = self._host.generation
+
+    def _rate_at(self, at: Progress) -> float | None:
+        """Return the learning rate to go on with: of this step, or set after the last epoch."""
+        if not self._records or at.uncounted % self.batches:
+            return at.learning_rate
+        record, optimizer = self._records[-1], self._job.optimizer_text
+        is_of_it = record.get("optimizer", optimizer) == optimizer
+        rate: float | None = record["learning_rate"] if is_of_it else at.learning_rate
+        return rate

@@ -24,6 +24,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
+from zmqtrain.store.durable import digest_file
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.manifest import (
     PARAMETERS,
@@ -96,26 +97,36 @@ class Saver:
                 with contextlib.suppress(OSError):
                     made.rmdir()
 
-    async def newest(self) -> tuple[Path | None, int]:
-        """Return the newest valid checkpoint (None if there is none) and the last generation."""
+    async def newest(self) -> tuple[Path | None, int, int]:
+        """Return the newest valid checkpoint (None if there is none), its generation, the last one.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none is valid.
+        """
         if self._logdir is None:
-            return None, 0
+            return None, 0, 0
         found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
         root = checkpoint.checkpoints_directory(self._logdir)
         generation = await asyncio.to_thread(logdirs.last_generation, root)
         if found is None:
-            return None, generation
+            return None, 0, generation
         path, manifest = found
         level = logging.WARNING if self._found_damage else logging.INFO
         log.log(level, "resuming from %s, step %d", path, manifest.global_step)
         self._log_changes(manifest)
-        return path, max(generation, manifest.generation)
+        return path, manifest.generation, max(generation, manifest.generation)
 
     async def has_later(self, generation: int) -> bool:
         """Return whether there is a checkpoint of a later generation, which has not begun."""
         if self._logdir is None:
             return False
-        return await asyncio.to_thread(logdirs.latest_generation, self._logdir) > generation
+        latest = await asyncio.to_thread(logdirs.latest_generation, self._logdir)
+        if latest <= generation:
+            return False
+        with contextlib.suppress(CheckpointError):  # none is valid, so none can begin
+            found = await asyncio.to_thread(logdirs.newest_valid, self._logdir, self._skipped)
+            return found is not None and found[1].generation > generation
+        return False
 
     @contextlib.asynccontextmanager
     async def with_weights(
@@ -187,7 +198,8 @@ class Saver:
             raise
         await asyncio.to_thread(logdirs.prune, logdir, self._job.keep_checkpoints)
         self._metrics.checkpoint_bytes.set(sum(file.nbytes for file in files))
-        self.last_step = saved.step
+        if logdir == self._logdir:
+            self.last_step = saved.step
         return path
 
     def _write_frozen(self, directory: Path) -> ShardFile:
@@ -195,8 +207,9 @@ class Saver:
         if self._frozen is not None:
             path, written = self._frozen
             with contextlib.suppress(OSError):  # a file system without links, a deleted file
-                os.link(path, directory / path.name)
-                return written
+                if digest_file(path) == written.blake2b:  # else it was damaged since
+                    os.link(path, directory / path.name)
+                    return written
         file = directory / "frozen.safetensors"
         return checkpoint.write_values(file, self._job.frozen(), self._shards)
 

@@ -61,6 +61,7 @@ def status_of(
         uncounted=coordinator.ledger.uncounted if coordinator is not None else 0,
         limit=coordinator.ledger.limit if coordinator is not None else None,
         pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
+        learning_rate=coordinator.learning_rate if coordinator is not None else None,
     )
 
 

@@ -59,7 +59,7 @@ class LocalRun:
         self._layout = job.layouts(1)[0]
         self._fingerprint = job.fingerprint(1)
         self._on_progress = on_progress
-        self.generation = 0
+        self.generation = self.learned_until = 0
         self._stop_code = 0
         self._exchange: LocalExchange | None = None  # once there are parameters
         self._next_yield = self._next_look = 0.0
@@ -118,7 +118,7 @@ class LocalRun:
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.
         """
-        path, generation = await self._saver.newest()
+        path, self.learned_until, generation = await self._saver.newest()
         shard, ledger = self._make_shard(), Ledger()
         if path is None:
             shard.initialize(self._layout.flat_of(self._job.initial_values()))
@@ -126,7 +126,7 @@ class LocalRun:
             manifest = read_manifest(path)
             slots = [slot.name for slot in shard.rule.slots]
             shard.initialize(*checkpoint.read_shard(path, manifest, self._layout, slots))
-            shard.learning_rate = manifest.learning_rate
+            shard.learning_rate = self._job.restored_rate(manifest)
             ledger = restored_ledger(manifest, self._fingerprint)
         self.generation = generation + 1
         await self._saver.note_generation(self.generation)
@@ -140,7 +140,8 @@ class LocalRun:
     def _progress(self) -> Progress:
         coordinator = self._running.coordinator
         ledger = coordinator.ledger
-        return Progress(coordinator.version, ledger.uncounted, ledger.mean_loss)
+        rate = self._running.shard.learning_rate
+        return Progress(coordinator.version, ledger.uncounted, ledger.mean_loss, rate)
 
     def _go_on(self, limit: int | None) -> None:
         """Train up to this batch; None: the training is over."""

@@ -112,7 +112,7 @@ class ParameterAccess:
         for mark in manifest.worker_marks.values():
             self._peers.outlive(mark.incarnation)
         shard.initialize(*checkpoint.read_shard(path, manifest, shard.layout, names))
-        shard.learning_rate = manifest.learning_rate
+        shard.learning_rate = self._job.restored_rate(manifest)
 
     def _end_generation(self) -> None:
         """Make the workers of an earlier generation join again; their gradients belong to it."""

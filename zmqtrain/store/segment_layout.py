@@ -40,7 +40,7 @@ WORDS_AT = 64
 (
     CLOCK,  # odd while an update is under way
     VERSION,  # updates applied
-    ACCUMULATED,  # gradients in the sum
+    ACCUMULATED,  # examples of the gradients in the sum
     GENERATION,  # timeline of the job; 0: the parameters mean nothing yet
     JOB,  # digest of what the ps was started for
     ORDERS,  # orders of this generation carried out

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -482,6 +482,7 @@ class Status:
     uncounted: int = 0  # the first batch that is not counted
     limit: int | None = None  # batches from this number on wait for the chief
     pass_loss: float = math.nan  # mean over the examples counted in this pass
+    learning_rate: float | None = None  # set by a callback, in place of the optimizer's
 
 
 Message = (
