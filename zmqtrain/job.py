@@ -154,7 +154,8 @@ class Job(BaseModel):
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
-        "those who hold a part of the parameters, ps or workers; auto: direct",
+        "those who hold a part of the parameters, ps or workers; auto: board without ps on one "
+        "host, if the job allows it, else direct",
     )
     devices: Devices = Field(
         (),

@@ -148,13 +148,14 @@ def job(**fields: Any) -> Job:
     ("cluster", "fields"),
     [
         (HOSTED, {}),
+        (HOSTED, {"exchange": "board"}),
         (HOSTED, {"policy": "sync-replicas:aggregate=2"}),
         (replace(HOSTED, ps=("127.0.0.1:1", "localhost:2")), {}),
-        (ONE_PS, {"policy": "sync-replicas"}),
+        (ONE_PS, {"exchange": "board", "policy": "sync-replicas"}),
     ],
 )
 def test_workers_share_a_board_of_one_ps(cluster: Cluster, fields: dict[str, Any]) -> None:
-    found = with_exchange(cluster, job(exchange="board", **fields))
+    found = with_exchange(cluster, job(**fields))
     assert found == replace(cluster, ps=cluster.ps[:1], board=True)
 
 
@@ -180,7 +181,6 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: 
     assert told in str(caught.value)
 
 
-def test_exchange_is_direct_unless_the_job_says_board() -> None:
-    assert with_exchange(HOSTED, job()) == HOSTED
+def test_exchange_is_direct_where_the_job_says_so_or_has_a_ps() -> None:
     assert with_exchange(HOSTED, job(exchange="direct")) == HOSTED
     assert with_exchange(ONE_PS, job(policy="sync-replicas")) == ONE_PS

@@ -11,7 +11,9 @@ from tests.asking import Asked
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.delivery import Numbered, OrderDelivery
+from zmqtrain.coordination.events import PullArrived
 from zmqtrain.coordination.leader import Leader
+from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store.journal import Journal
@@ -60,6 +62,7 @@ def make_leader(
     segment: Segment | None = None,
     peers: PeerTable | None = None,
     carry_out: Callable[[Sequence[Numbered]], None] = ignore,
+    halt: Callable[[int | None], None] | None = None,
 ) -> Leader:
     """Return the leader of a job of 10 steps, in which two workers are expected."""
     segment = segment or Segment.private(SegmentLayout(4, []))
@@ -74,4 +77,17 @@ def make_leader(
         shards=shards,
         workers=2,
         carry_out=carry_out,
+        halt=halt,
     )
+
+
+def leader_with_a_roster(*, segment: Segment | None = None) -> Leader:
+    """Return a leader whose two workers make steps by themselves."""
+    leader = make_leader(policy="sync-replicas", segment=segment, halt=lambda worker: None)
+    for worker in (0, 1):
+        add_peer(leader.peers, f"worker {worker}")
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.arrived(PullArrived(worker, on_board=True))
+    assert leader.coordinator is not None and leader.coordinator.roster is not None
+    return leader

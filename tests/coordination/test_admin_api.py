@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, make_leader
+from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
 from zmqtrain.coordination.admin_api import AdminApi
+from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import ExitCode
-from zmqtrain.wire.messages import Close, Done, GetStatus, SwitchPolicy
+from zmqtrain.wire.messages import Close, Done, Extend, GetStatus, SetRate, SwitchPolicy
 
 
 def cannot_tell() -> HostStatus:
@@ -52,3 +55,34 @@ async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
     admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
     leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
     assert told == ["no worker has been alive for 20 s"]
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (SwitchPolicy("bounded-staleness:3"), Done("bounded-staleness:3")),
+        (Extend(40), Done()),
+        (SetRate(0.5), Done()),
+    ],
+)
+async def test_what_is_decided_when_a_roster_is_over_is_not_answered_before(
+    message: SwitchPolicy | Extend | SetRate, answer: Done
+) -> None:
+    leader = leader_with_a_roster()
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    request = Asked(sender="chief 0", incarnation=1)
+    if isinstance(message, SwitchPolicy):
+        admin.on_switch_policy(request, message)
+    else:
+        admin.on_directive(request, message)
+    leader.stepped(Stepped(1, 20, 0.5, over=False), {0: 0.5, 1: 0.5})
+    admin.review()
+    assert not request.replies
+    leader.stepped(Stepped(2, 40, 1.0, over=True), {0: 0.5, 1: 0.5})
+    leader.go_on()
+    if isinstance(message, SwitchPolicy):  # the workers compute until they have pushed
+        assert not request.replies
+        for worker in (0, 1):
+            leader.arrived(PushArrived(worker, 1, 4 + worker, 10))
+    assert request.replies == [answer]

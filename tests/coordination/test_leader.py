@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, make_leader
+from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ExitCode, FencedError, ProtocolError
+from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
 from zmqtrain.wire.messages import Arrived, ReadyPush, ShardReport
@@ -136,3 +137,40 @@ async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) ->
     for _ in range(2):  # it is reported again until it is decided
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((ReadyPush(0, 1, 1, True),)))
         assert kinds(carried_out) == ["apply", "release"]
+
+
+async def test_steps_of_a_worker_never_count_down() -> None:
+    leader = leader_with_a_roster()
+    worker, _ = leader.peers.workers()
+    losses = {0: 0.5, 1: 0.25}
+    leader.stepped(Stepped(3, 60, 1.5, over=False), losses)
+    assert (leader.step, worker.pushes, worker.loss) == (3, 3, 0.5)
+    leader.stepped(Stepped(4, 80, 2.0, over=True), losses)
+    assert (leader.step, worker.pushes) == (4, 4)
+    leader.arrived(PushArrived(0, 1, 8, 10, True, 0.125))
+    assert (worker.pushes, worker.loss) == (5, 0.125)
+
+
+async def test_steps_of_a_roster_are_figures_as_those_by_messages_are() -> None:
+    leader = leader_with_a_roster()
+    leader.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})
+    value = leader._metrics.registry.get_sample_value
+    assert value("zmqtrain_pushes_total", {"result": "applied"}) == 6
+    assert value("zmqtrain_staleness_versions_count") == 6
+    assert value("zmqtrain_parameter_version") == value("zmqtrain_global_step") == 3
+    assert value("zmqtrain_worker_step", {"worker": "1"}) == 3
+
+
+async def test_journal_keeps_the_end_of_a_roster_and_not_each_look_at_it() -> None:
+    segment = Segment.private(SegmentLayout(4, []))
+    leader = leader_with_a_roster(segment=segment)
+    journal, losses = Journal(segment), {0: 0.5, 1: 0.25}
+    before = len(journal.read())
+    for steps in range(1, 9):
+        leader.stepped(Stepped(steps, 20 * steps, 0.5 * steps, over=False), losses)
+    assert len(journal.read()) == before
+    leader.stepped(Stepped(8, 160, 4.0, over=True), losses)
+    following = make_leader(peers=leader.peers, segment=segment)
+    following.recover(1)
+    assert following.step == 8
+    assert following.coordinator is not None and following.coordinator.roster is None

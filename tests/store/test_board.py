@@ -182,7 +182,7 @@ def test_gradient_that_was_ready_when_its_seat_was_taken_counts() -> None:
     assert not board.is_over
     second.update()
     assert board.lacks(0)
-    board.finish(0, shard)
+    board.finish(0, shard, is_dead=True)
     assert board.is_over
     assert contents(shard) == expected(2, 1)
 
@@ -289,7 +289,7 @@ def test_step_of_a_member_killed_at_any_line_is_made_or_never_was(tmp_path: Path
         else:
             assert survivor.is_over(survivor.missing(MADE))
         if board.lacks(0):
-            board.finish(0, shard)
+            board.finish(0, shard, is_dead=True)
         assert board.is_over
         board.close()
         assert shard.version == BEGAN + is_made
@@ -310,9 +310,9 @@ def test_slice_whose_finisher_is_killed_too_is_finished_by_the_next(tmp_path: Pa
         assert dying_at(60, dying.update, INTERRUPTED)
         survivor.update()
         board.take(0)
-        died = dying_at(line, lambda: board.finish(0, shard), INTERRUPTED)  # noqa: B023
+        died = dying_at(line, lambda: board.finish(0, shard, is_dead=True), INTERRUPTED)  # noqa: B023
         if died and board.lacks(0):
-            board.finish(0, shard)
+            board.finish(0, shard, is_dead=True)
         assert board.is_over
         assert contents(shard) == after
         shard.segment.remove()
@@ -371,7 +371,7 @@ def test_members_in_any_order_that_die_anywhere_agree_on_every_step(
             alive.pop(place, None)
             board.take(place)
             if board.lacks(place):
-                board.finish(place, shard)
+                board.finish(place, shard, is_dead=True)
         if alive:
             place = chosen.choice(sorted(alive))
             if next(alive[place], "over") == "over":

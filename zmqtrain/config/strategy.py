@@ -90,7 +90,7 @@ def with_exchange(
     Raises:
         ConfigError: it shall be, but cannot.
     """
-    if job.exchange != "board":
+    if job.exchange == "direct" or (job.exchange == "auto" and not planned.hosted):
         return planned
     found = job.hosted(planned.hosted).obstacles_to_board()
     found += ["lane is tcp"] * (lane == "tcp") + ["crash_safe is off"] * (not crash_safe)
@@ -99,6 +99,8 @@ def with_exchange(
         found.append(f"there are {len(planned.ps)} ps instead of one")
     if not found:
         return replace(planned, ps=planned.ps[:1], board=True)
+    if job.exchange == "auto":
+        return planned
     raise ConfigError(
         f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use direct"
     )

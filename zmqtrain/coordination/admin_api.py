@@ -152,8 +152,11 @@ class AdminApi:
         except ConfigError as error:
             raise RefusedError(str(error)) from None
         log.info("changing the policy to %s at the next barrier", policy.spec)
+        self._leader.at_rest(partial(self._switch, request, policy.spec))
+
+    def _switch(self, request: Request, spec: str) -> None:
         self._switch_requests.append(request)
-        self._leader.event(SwitchPolicy(policy.spec))
+        self._leader.event(SwitchPolicy(spec))
 
     def on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._can_save:
@@ -210,6 +213,9 @@ class AdminApi:
         self._leader.peers.member(request)
         if self._leader.coordinator is None:
             raise RefusedError("there is nothing to go on with: the job is not initialised")
+        self._leader.at_rest(partial(self._direct, request, directive))
+
+    def _direct(self, request: Request, directive: Extend | SetRate) -> None:
         self._leader.event(directive)
         request.reply(Done())
 

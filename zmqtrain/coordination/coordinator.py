@@ -56,6 +56,7 @@ class Member:
     loss: float = 0.0  # their mean
     finite: bool = True  # false if any of them saw a non-finite gradient
     on_board: bool = False  # it has the shard mapped
+    unpushed: int = 0  # gradients that counted in rosters, for which it pushed nothing
 
 
 def _no_workers() -> dict[MemberState, set[int]]:
@@ -204,6 +205,8 @@ class Coordinator:
             self.policy.advance(more)
         self.version += more
         self.applied += more * len(roster.workers)
+        for worker in roster.workers:
+            self.members[worker].unpushed += more
         roster.made, roster.examples, roster.loss = event.steps, event.examples, event.loss
         if event.over:
             self.roster = None

@@ -235,11 +235,7 @@ class Leader:
         """A worker's request has arrived at the host: return the orders for the host."""
         self.waiting_since[event.worker] = time.monotonic()
         if isinstance(event, PushArrived):
-            self.loss = event.loss
-            peer = self.peers.get("worker", event.worker)
-            if peer is not None:
-                peer.pushes, peer.loss = event.sequence, event.loss
-            self._metrics.worker_step[event.worker].set(event.sequence)
+            self._show_worker(event.worker, event.sequence, event.loss)
         return self.handle(event)
 
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
@@ -293,18 +289,29 @@ class Leader:
             self.at_rest(call)
 
     def stepped(self, event: Stepped, losses: Mapping[int, float]) -> None:
-        """A roster is so far; ``losses``: the last of each worker."""
-        before = self.step
-        self._decide(event)
-        more = self.step - before
+        """A roster is so far; ``losses``: the last of each worker.
+
+        Its end alone is journaled: until then the board itself is what a killed host leaves.
+        """
+        coordinator = self.coordinator
+        if coordinator is None:
+            return
+        before = coordinator.version
+        if event.over:
+            self._carry_out(self._decide(event))
+        else:
+            coordinator.handle(event)
+        more = coordinator.version - before
         if not more:
             return
+        gradients = more * len(losses)
         self.throughput.observe(self.step, time.monotonic())
-        self.staleness.observe(0, more * len(losses))
-        for worker, self.loss in losses.items():
-            peer = self.peers.get("worker", worker)
-            if peer is not None:
-                peer.pushes, peer.loss = peer.pushes + more, self.loss
+        self.staleness.observe(0, gradients)
+        self._metrics.staleness_versions.observe(0, times=gradients)
+        self._metrics.pushes.applied.inc(gradients)
+        self._metrics.parameter_version.set(self.step)
+        for worker, loss in losses.items():
+            self._show_worker(worker, coordinator.members[worker].sequence, loss)
         self._show_step(self.step)
 
     def applied(self, version: int, computed_on: Iterable[int], at: float) -> None:
@@ -385,6 +392,16 @@ class Leader:
             log.warning("a killed ps 0 will go back to the last checkpoint: %s", reason)
             self._journal.give_up()
         return not reason
+
+    def _show_worker(self, worker: int, sequence: int, loss: float) -> None:
+        """Show how many gradients a worker has made, whose last push has this number."""
+        self.loss = loss
+        member = self.coordinator.members.get(worker) if self.coordinator else None
+        step = sequence + (member.unpushed if member is not None else 0)
+        peer = self.peers.get("worker", worker)
+        if peer is not None:
+            peer.pushes, peer.loss = step, loss
+        self._metrics.worker_step[worker].set(step)
 
     def _show_step(self, version: int) -> None:
         self._metrics.global_step.set(version)

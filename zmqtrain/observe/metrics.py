@@ -69,9 +69,11 @@ class Histogram(prometheus_client.Histogram):
         self._total = 0.0
         self._counts = [0] * len(self._upper_bounds)
 
-    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
-        self._total += amount
-        self._counts[bisect_left(self._upper_bounds, amount)] += 1
+    def observe(
+        self, amount: float, exemplar: dict[str, str] | None = None, times: int = 1
+    ) -> None:
+        self._total += times * amount
+        self._counts[bisect_left(self._upper_bounds, amount)] += times
 
     def _child_samples(self) -> Iterable[Sample]:
         found = 0

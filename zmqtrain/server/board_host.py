@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
 from zmqtrain.server.members import within
@@ -24,6 +25,14 @@ SOON_S = 0.002
 NOBODY = Holder(-1, 0, -1)
 
 
+class _Stuck(NamedTuple):
+    """A member that has left in the middle of its update, but whose process lives."""
+
+    peer: str
+    wait: int  # token of the ps's wait for it
+    until: float  # monotonic seconds
+
+
 class BoardHost:
     """Opens the board for the leader's rosters, and tells the leader how far they are."""
 
@@ -35,12 +44,14 @@ class BoardHost:
         go_on: Callable[[], None],
         end_leases: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], bool],
+        waits: Waits,
         patience_s: float,
     ) -> None:
         """``report`` is given how far a roster is, and the last loss of each worker.
 
         ``go_on`` is called when one is over and the shard is at rest. ``end_leases``: find out who
-        has died. ``patience_s``: for a member that lives, but does not end its update.
+        has died. ``waits``: of the ps. ``patience_s``: for a member that has left, but lives, and
+        is in the middle of its slice.
         """
         self._state = state
         self._board = Board(state.shard.segment)
@@ -48,11 +59,13 @@ class BoardHost:
         self._go_on = go_on
         self._end_leases = end_leases
         self._spawn = spawn
+        self._waits = waits
         self._patience_s = patience_s
         self._unopened: list[int | None] = []  # halts of the roster that is ordered, not open
         self._ends = asyncio.Event()  # the roster does
         self._is_watched = False
-        self._stuck_since: float | None = None
+        self._told = 0  # steps of this roster that the leader knows of
+        self._stuck: _Stuck | None = None
 
     def reaches(self, index: int) -> bool:
         """Say whether a worker has the shard mapped, and what it does there outlives it."""
@@ -70,6 +83,7 @@ class BoardHost:
         ]
         (next_batch,) = order.batches
         self._board.open(self._state.version, order.sequence, next_batch, holders)
+        self._told = 0
         self._ends.clear()
         self._watch_over()
         halts, self._unopened = self._unopened, []
@@ -81,6 +95,8 @@ class BoardHost:
         if self._board.in_force and is_over:
             self._board.close()
         elif self._board.in_force:
+            if any(map(self._board.is_taken, range(len(self._board.holders)))):
+                self._ends.set()
             self._watch_over()
 
     def halt(self, worker: int | None = None) -> None:
@@ -102,9 +118,12 @@ class BoardHost:
         board = self._board
         if not board.in_force:
             return
-        self._finish_for_the_dead()
+        self._finish_for_those_that_left()
         over = board.is_over
         steps = board.made if over else board.sealed
+        if steps == self._told and not over:
+            return
+        self._told = steps
         figures = {
             holder.worker: board.figures(place, steps) for place, holder in enumerate(board.holders)
         }
@@ -114,7 +133,6 @@ class BoardHost:
         self._report(Stepped(steps, examples, loss, over), losses if steps else {})
         if over:
             board.close()
-            self._stuck_since = None
             self._go_on()
 
     def _watch_over(self) -> None:
@@ -123,12 +141,22 @@ class BoardHost:
             self._spawn(self._watch())
 
     async def _watch(self) -> None:
+        """
+        Raises:
+            PeerLostError: a member that has left, but lives, does not end its update.
+        """
         while self._board.in_force:
             if await within(LOOK_S, self._ends):
                 await asyncio.sleep(SOON_S)
                 self.tell()
             else:
                 self._look()
+            if self._stuck is not None and time.monotonic() > self._stuck.until:
+                raise PeerLostError(
+                    f"{self._stuck.peer} has been in the middle of an update for "
+                    f"{self._patience_s:g} s and nobody else can finish that: it is stopped; end "
+                    "or continue its process, and start the job again"
+                )
         self._is_watched = False
 
     def _look(self) -> None:
@@ -139,26 +167,22 @@ class BoardHost:
         if segment.path is not None and not all(map(segment.is_held, here)):
             self._end_leases()
 
-    def _finish_for_the_dead(self) -> None:
-        """Do what dead members left undone of a step that all gradients are ready for.
+    def _finish_for_those_that_left(self) -> None:
+        """Do what they left undone of a step that all gradients are ready for."""
+        board, shard, stuck = self._board, self._state.shard, ""
+        for place, holder in enumerate(board.holders):
+            if self._has_left(holder) and board.lacks(place):
+                is_dead = not shard.segment.is_held(holder.buffer)
+                if not board.finish(place, shard, is_dead=is_dead):
+                    stuck = f"worker {holder.worker}"
+        if self._stuck is not None and self._stuck.peer != stuck:
+            self._waits.end(self._stuck.wait)
+            self._stuck = None
+        if stuck and self._stuck is None:
+            reason = "it has left, but lives, in the middle of an update that nobody else can end"
+            wait = self._waits.begin(stuck, reason, self._patience_s)
+            self._stuck = _Stuck(stuck, wait, time.monotonic() + self._patience_s)
 
-        Raises:
-            PeerLostError: a member that lives does not end its update.
-        """
-        board, segment, now = self._board, self._state.shard.segment, time.monotonic()
-        stuck = [place for place, _ in enumerate(board.holders) if board.lacks(place)]
-        for place in stuck:
-            holder = board.holders[place]
-            if not board.is_taken(place):
-                continue
-            if not segment.is_held(holder.buffer):
-                board.finish(place, self._state.shard)
-            elif self._stuck_since is None:
-                self._stuck_since = now
-            elif now - self._stuck_since > self._patience_s:
-                raise PeerLostError(
-                    f"worker {holder.worker} has been updating its slice for {self._patience_s:g} "
-                    "s: it is stopped, and nobody else may touch it; end that process"
-                )
-        if not stuck:
-            self._stuck_since = None
+    def _has_left(self, holder: Holder) -> bool:
+        life = self._state.workers.get(holder.worker)
+        return life is None or life.incarnation != holder.incarnation

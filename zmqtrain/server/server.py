@@ -257,6 +257,7 @@ class ParameterServer(JobActor):
             go_on=lambda: leader.go_on(),
             end_leases=self._members.end_leases,
             spawn=self.spawn,
+            waits=self.waits,
             patience_s=timing.peer_timeout_s,
         )
         leader = self.leader = Leader(

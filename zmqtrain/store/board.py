@@ -4,19 +4,21 @@ While a *roster* of workers is in force, the ps changes nothing. Each member has
 words, and makes a step so:
 
 1. It writes its gradient into its buffer, and raises its word MADE: the gradient is ready.
-2. When all gradients are, it applies their mean, added up in the roster's order, to the parts of
-   the shard that it owns, and raises its word DONE.
+2. When all gradients are, it claims its *slice*, the parts of the shard that it owns, in its word
+   DONE, applies the mean to it, added up in the roster's order, and raises DONE.
 3. When all have done so, the step is made: everybody has the new parameters.
 
 The ps ends a roster by *taking* seats: a word MADE that is taken is odd, and its member cannot
 raise it any more. So all see the same: a step is made if all of its gradients are ready, whoever
 dies then; otherwise nobody makes it, and each gradient lies in its buffer, to be pushed as ever.
 
-A member resets the progress of its parts (redo.py) before it raises MADE. So the parts of a dead
-one can be finished, bit for bit.
+A slice is written by whoever has claimed it. The ps claims that of a member that has left, if the
+member has not, and goes on with that of a member whose process has ended: DONE says whether the
+progress of its parts (redo.py) means anything yet, so the result is the same bit for bit.
 
-Both words hold the roster's number above, and twice the number of its steps below: who comes late,
-from a roster that is over, changes nothing.
+A word holds the roster's number above, then the number of its steps, and what else it says below.
+So who comes late, from a roster that is over, changes no word; and what it writes beside words, the
+figures behind its gradient, is its own for as long as it lives.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zmqtrain.errors import FencedError
 from zmqtrain.store import words
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, IN_FORCE, VERSION
+from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, IN_FORCE, VERSION
 from zmqtrain.store.shard import Shard
 
 NUMBER, _, BEGAN, STEPS, NEXT_BATCH, MEMBERS = range(6)
@@ -38,10 +42,12 @@ at most; first batch that nobody had been given then; how many members."""
 MADE, DONE, WORKER, INCARNATION, BUFFER = range(5)
 """Words of a seat: gradients ready; slices updated; whose it is, and where its gradients lie."""
 
-FIGURES = (5, 8)
-"""Where, in a seat, its figures begin: after an even number of steps, and after an odd one."""
-
-_ABOVE = 32  # bits of the number of steps
+_ABOVE = 32  # bits of all but the number of the roster
+_STEP = 8  # one step in a word
+_TAKEN = 1  # of MADE
+_MEMBER, _PS, _NOBODY = 1, 2, 3  # of DONE: who alone may write to the slice; 0: who claims it first
+_WRITER = 3  # bits that say that
+_BEGUN = 4  # of DONE: the progress of its parts is that of this step
 
 
 class Holder(NamedTuple):
@@ -50,6 +56,16 @@ class Holder(NamedTuple):
     worker: int
     incarnation: int
     buffer: int
+
+
+class Terms(NamedTuple):
+    """What holds for a whole roster."""
+
+    number: int
+    began: int  # version
+    steps: int  # that it has at most
+    next_batch: int  # the first that nobody had been given at the begin
+    holders: list[Holder]
 
 
 class Figures(NamedTuple):
@@ -82,24 +98,22 @@ class Board:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._words = segment.board
-        self._losses = segment.board.view(np.float64)
         self._address = segment.board.ctypes.data
 
     @property
     def in_force(self) -> bool:
-        return bool(self._words[IN_FORCE])
+        return bool(self._read(IN_FORCE))
 
     @property
-    def began(self) -> int:
-        """The version at which the roster began."""
-        return int(self._words[BEGAN])
+    def roster(self) -> Terms:
+        number, began, steps, batch = map(self._read, (NUMBER, BEGAN, STEPS, NEXT_BATCH))
+        return Terms(number, began, steps, batch, self.holders)
 
     @property
     def holders(self) -> list[Holder]:
         """The members in their order; one of buffer -1 was gone before the roster began."""
-        lines = map(self._line, range(self._words[MEMBERS]))
-        return [Holder(*self._words[at + WORKER : at + BUFFER + 1].tolist()) for at in lines]
+        lines = map(self._line, range(self._read(MEMBERS)))
+        return [Holder(*map(self._read, range(at + WORKER, at + BUFFER + 1))) for at in lines]
 
     @property
     def made(self) -> int:
@@ -120,85 +134,113 @@ class Board:
 
     def open(self, version: int, steps: int, next_batch: int, holders: Sequence[Holder]) -> None:
         """Put a roster in force, whose members have not been told; :meth:`close` ends it."""
-        board, number = self._words, int(self._words[NUMBER]) % (1 << 30) + 1
-        board[IN_FORCE] = 0
-        board[NUMBER : MEMBERS + 1] = number, 0, version, steps, next_batch, len(holders)
+        number = self._read(NUMBER) % (1 << 30) + 1
+        header = {IN_FORCE: 0, NUMBER: number, BEGAN: version, STEPS: steps}
+        for word, value in (header | {NEXT_BATCH: next_batch, MEMBERS: len(holders)}).items():
+            self._write(word, value)
         for place, holder in enumerate(holders):
-            at = self._line(place)
-            board[at : at + BOARD_LINE] = 0
-            board[at + MADE] = board[at + DONE] = number << _ABOVE
-            board[at + WORKER : at + BUFFER + 1] = holder
-            if holder.buffer < 0:
-                self.take(place)
+            made = number << _ABOVE | (_TAKEN if holder.buffer < 0 else 0)
+            for word, value in enumerate((made, number << _ABOVE, *holder), self._line(place)):
+                self._write(word, value)
         self._segment.words[CLOCK] |= 1
-        board[IN_FORCE] = 1
+        self._write(IN_FORCE, 1)
 
     def close(self) -> None:
-        """The roster is over: the shard is the ps's again, at the version it was brought to."""
+        """The roster is over: the shard is the ps's again, at the version it was brought to.
+
+        Nobody may claim a slice any more, who has slept since its last step, before the next
+        roster puts its numbers there, seat by seat.
+        """
         changing = self._segment.words
-        changing[VERSION] = self.began + self.made
-        self._words[IN_FORCE] = 0
+        changing[VERSION] = self.roster.began + self.made
+        for place in range(self._read(MEMBERS)):
+            at = self._line(place) + DONE
+            self._write(at, self._read(at) | _NOBODY)
+        self._write(IN_FORCE, 0)
         changing[CLOCK] += changing[CLOCK] % 2
 
     def take(self, place: int) -> None:
         """Take a seat: its member makes no further gradient ready."""
-        address, value = self._at(place, MADE), self._value(place, MADE)
-        while not value & 1 and not words.swap(address, value, value | 1):
-            value = self._value(place, MADE)
+        address, value = self._at(place, MADE), self.value(place, MADE)
+        while not value & _TAKEN and not words.swap(address, value, value | _TAKEN):
+            value = self.value(place, MADE)
         words.wake(address)
 
     def is_taken(self, place: int) -> bool:
-        return bool(self._value(place, MADE) & 1)
+        return bool(self.value(place, MADE) & _TAKEN)
 
     def lacks(self, place: int) -> bool:
         """Say whether this member's slice of a step with all gradients is not updated yet."""
         return self._counts(DONE)[place] < self.made
 
-    def finish(self, place: int, shard: Shard) -> None:
-        """Update the slice of a member that has died, or the rest of it."""
-        seat = Seat(self, shard, place)
+    def finish(self, place: int, shard: Shard, *, is_dead: bool) -> bool:
+        """Update the slice of a member that has left, or the rest of it, once all are ready.
+
+        ``is_dead``: its process has ended. False: it lives, and is writing to its slice.
+        """
+        seat = Seat(self, shard, place, self.roster)
         seat.steps = self.made - 1
-        seat.update()
+        return seat.finish(is_dead=is_dead)
 
     def figures(self, place: int, steps: int) -> Figures:
         """Return what a member had counted after so many steps, the last or the one before."""
-        at = self._line(place) + FIGURES[steps % 2]
-        return Figures(int(self._words[at]), *self._losses[at + 1 : at + 3].tolist())
+        if not steps:
+            return Figures()
+        found = self._figures(self._read(self._line(place) + BUFFER), steps).tolist()
+        return Figures(int(found[0]), *found[1:])
 
-    def _set_figures(self, place: int, steps: int, figures: Figures) -> None:
-        at = self._line(place) + FIGURES[steps % 2]
-        self._words[at] = figures.examples
-        self._losses[at + 1 : at + 3] = figures[1:]
+    def set_figures(self, buffer: int, steps: int, figures: Figures) -> None:
+        self._figures(buffer, steps)[:] = figures
+
+    def _figures(self, buffer: int, steps: int) -> NDArray[np.float64]:
+        half = FIGURES // 2
+        return self._segment.figures(buffer)[steps % 2 * half :][:half]
 
     def seat_of(self, worker: int, incarnation: int, shard: Shard) -> Seat | None:
         """Return the seat of a worker's life in the roster that is in force."""
+        number = self._read(NUMBER)
         if not self.in_force:
             return None
-        for place, holder in enumerate(self.holders):
+        roster = self.roster
+        if self._read(NUMBER) != number:
+            return None  # the next one has begun meanwhile, and this is half of each
+        for place, holder in enumerate(roster.holders):
             if holder[:2] == (worker, incarnation):
-                return Seat(self, shard, place)
+                return Seat(self, shard, place, roster)
         return None
 
-    def behind(self, word: int, number: int, steps: int) -> int:
-        """Return a member whose word is below that of so many steps, a taken seat first; or -1."""
-        target = number << _ABOVE | 2 * steps
-        return words.behind(self._at(0, word), int(self._words[MEMBERS]), BOARD_LINE, target)
+    def behind(self, word: int, members: int, target: int) -> int:
+        """Return a member whose word is below ``target``, a taken seat first; or -1."""
+        return words.behind(self._at(0, word), members, BOARD_LINE, target)
 
-    def wait(self, place: int, word: int, number: int, steps: int, limit_s: float) -> None:
-        """Wait at most so long while a word is below that of so many steps, and not taken."""
-        value = self._value(place, word)
-        if value < (number << _ABOVE | 2 * steps) and not value & 1:
+    def wait(self, place: int, word: int, target: int, limit_s: float) -> None:
+        """Wait at most so long while a word is below ``target``, and not taken."""
+        value = self.value(place, word)
+        if value < target and not (word == MADE and value & _TAKEN):
             words.wait(self._at(place, word), value, limit_s)
 
-    def _counts(self, word: int) -> list[int]:
-        lines = map(self._line, range(self._words[MEMBERS]))
-        return [int(self._words[at + word] & (1 << _ABOVE) - 1) >> 1 for at in lines]
+    def value(self, place: int, word: int) -> int:
+        return self._read(self._line(place) + word)
 
-    def _value(self, place: int, word: int) -> int:
-        return int(self._words[self._line(place) + word])
+    def swap(self, place: int, word: int, expected: int, value: int) -> bool:
+        """Change a member's word; False: it is not as expected."""
+        return words.swap(self._at(place, word), expected, value)
+
+    def wake(self, place: int, word: int) -> None:
+        words.wake(self._at(place, word))
+
+    def _counts(self, word: int) -> list[int]:
+        values = [self.value(place, word) for place in range(self._read(MEMBERS))]
+        return [(value & (1 << _ABOVE) - 1) // _STEP for value in values]
 
     def _at(self, place: int, word: int) -> int:
         return self._address + 8 * (self._line(place) + word)
+
+    def _read(self, word: int) -> int:
+        return words.read(self._address + 8 * word)
+
+    def _write(self, word: int, value: int) -> None:
+        words.write(self._address + 8 * word, value)
 
     @staticmethod
     def _line(place: int) -> int:
@@ -208,16 +250,14 @@ class Board:
 class Seat:
     """A member's part in a roster. ``steps``: those that are made."""
 
-    def __init__(self, board: Board, shard: Shard, place: int) -> None:
+    def __init__(self, board: Board, shard: Shard, place: int, roster: Terms) -> None:
         """``shard``: in the board's segment, as this process sees it."""
         shard.take_over_rate()
         self._board, self._shard, self.place = board, shard, place
-        header = board._words[: MEMBERS + 1].tolist()
-        self._number, _, self._began, self._limit, self._next_batch, members = header
-        self.holders = board.holders
+        self._number, self._began, self._limit, self._next_batch, self.holders = roster
         self._buffers = [holder.buffer for holder in self.holders]
         sizes = [part.where.stop - part.where.start for part in shard.segment.layout.parts]
-        self._own = owned(sizes, members)[place]
+        self._own = owned(sizes, len(self.holders))[place]
         self.steps = 0
         self._figures = Figures()
 
@@ -228,43 +268,72 @@ class Seat:
 
     @property
     def version(self) -> int:
-        return int(self._began) + self.steps
+        return self._began + self.steps
 
     def offer(self, examples: int, loss: float) -> bool:
         """Say that the gradient is ready, computed from so many examples with this mean loss.
 
         False: it is to be pushed, for the roster is over, or the update is not made by parts.
         """
-        if self._board._value(self.place, MADE) != (self._number << _ABOVE | 2 * self.steps):
-            return False  # what follows is written where a later roster may write
         if self.steps == self._limit or not self._shard.can_update(examples, self.version):
             return False
-        self._shard.begin_parts(self._own)
         before = self._figures
         self._figures = Figures(before.examples + examples, before.loss + examples * loss, loss)
-        self._board._set_figures(self.place, self.steps + 1, self._figures)
-        return self._raise(MADE)
+        self._board.set_figures(self._buffers[self.place], self.steps + 1, self._figures)
+        made = self._board.swap(self.place, MADE, self._word, self._word + _STEP)
+        self._board.wake(self.place, MADE)
+        return made
 
     def missing(self, word: int) -> int:
         """Return a member whose word is not raised in this step, a taken seat first; -1: none."""
-        return self._board.behind(word, self._number, self.steps + 1)
+        return self._board.behind(word, len(self.holders), self._word + _STEP)
 
     def wait(self, place: int, word: int, limit_s: float) -> None:
         """Wait at most so long for a member that is missing to raise its word."""
-        self._board.wait(place, word, self._number, self.steps + 1, limit_s)
+        self._board.wait(place, word, self._word + _STEP, limit_s)
 
     def is_over(self, place: int) -> bool:
         """Say whether this member will not make its gradient of this step ready.
 
         Its seat may be taken also after it has.
         """
-        value = self._board._value(place, MADE)
-        return bool(value & 1) and value < (self._number << _ABOVE | 2 * (self.steps + 1))
+        value = self._board.value(place, MADE)
+        return bool(value & _TAKEN) and value < self._word + _STEP
 
     def update(self) -> None:
-        """Apply all gradients, which are ready, to this member's slice of the shard."""
+        """Apply all gradients, which are ready, to this member's slice, unless the ps does.
+
+        Raises:
+            FencedError: the member was left out, and the roster is over.
+        """
+        claimed = self._word | _MEMBER
+        if self._board.swap(self.place, DONE, self._word, claimed):
+            self._write(claimed)
+            return
+        found = self._board.value(self.place, DONE)
+        if found >> _ABOVE != self._number or found == self._word | _NOBODY:
+            worker = self.holders[self.place].worker
+            raise FencedError(f"worker {worker} was left out of the step that it has computed")
+
+    def finish(self, *, is_dead: bool) -> bool:
+        """Do :meth:`Board.finish` for this seat."""
+        self._board.swap(self.place, DONE, self._word, self._word | _PS)  # if nobody has claimed it
+        found = self._board.value(self.place, DONE)
+        if found < self._word + _STEP:
+            if found & _WRITER == _MEMBER and not is_dead:
+                return False
+            self._write(found)
+        return True
+
+    def _write(self, claimed: int) -> None:
+        """Update the slice, or finish that, by the claim that its word DONE shows."""
+        swap, begun = self._board.swap, claimed | _BEGUN
+        if claimed != begun:
+            self._shard.begin_parts(self._own)
+            swap(self.place, DONE, claimed, begun)
         self._shard.update_parts(self._own, self._buffers, self.version)
-        self._raise(DONE)
+        swap(self.place, DONE, begun, self._word + _STEP)
+        self._board.wake(self.place, DONE)
 
     def end_step(self) -> int:
         """The step is made; return the batch that this member is given with it."""
@@ -272,8 +341,7 @@ class Seat:
         self.steps += 1
         return batch
 
-    def _raise(self, word: int) -> bool:
-        address, value = self._board._at(self.place, word), self._number << _ABOVE | 2 * self.steps
-        raised = words.swap(address, value, value + 2)
-        words.wake(address)
-        return raised
+    @property
+    def _word(self) -> int:
+        """The member's words after the steps that are made."""
+        return self._number << _ABOVE | _STEP * self.steps

@@ -5,7 +5,10 @@ segment_layout.py describes its regions.
 A segment is a file (in /dev/shm by default) or, if no other process may see it and it need not
 outlive its process, private memory. Only the gradients grow in number, at the end of the file, and
 every one is mapped by itself, so nothing that is mapped ever moves. A worker maps the parameters
-read-only and one gradient.
+read-only and one gradient; one that makes steps over the board maps all, to write to its slices.
+
+Locks of the file say which processes live: the ps's flock, a worker's lock of its gradient. Each is
+held by a descriptor of its own, which neither a mapping nor a forked child keeps open.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from zmqtrain.store.segment_layout import (
     BOARD_LINE,
     CHANGE_NBYTES,
     CLOCK,
+    FIGURES,
     FIXED,
     JOURNAL_NBYTES,
     LAYOUT_VERSION,
@@ -50,6 +54,9 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock
 _Lane = Literal["memory", "shm"]
 _INSIDE = "process:"  # and a token: the name of a private segment
 
+_locks: set[int] = set()
+"""Descriptors that hold locks of this process."""
+
 _private: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
 
 
@@ -61,15 +68,23 @@ class Segment:
     """
 
     def __init__(
-        self, layout: SegmentLayout, path: Path | None, descriptor: int | None, nonce: str = ""
+        self,
+        layout: SegmentLayout,
+        path: Path | None,
+        descriptor: int | None,
+        nonce: str = "",
+        lock: int | None = None,
     ) -> None:
-        """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``."""
+        """Use :meth:`private`, :meth:`create` or :meth:`adopt`, which knows the ``nonce``.
+
+        ``lock``: the descriptor whose flock says that the ps lives, None in other processes.
+        """
         self.layout = layout
         self.path = path
         self.name = str(path) if path is not None else _INSIDE + secrets.token_hex(8)
         self.nonce = nonce or secrets.token_hex(16)
-        self._descriptor = descriptor
-        self._gradients: dict[int, Flat] = {}
+        self._descriptor, self._lock = descriptor, lock
+        self._gradients: dict[int, tuple[Flat, NDArray[np.float64]]] = {}
         # Gradients reached from this process, and their holders.
         self.holders: weakref.WeakValueDictionary[int, _Inside] = weakref.WeakValueDictionary()
         memory = _map(descriptor, layout.gradients_at)
@@ -119,13 +134,16 @@ class Segment:
         # Not written over: a worker of the dead ps may have it mapped.
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        lock = None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock = _flocked(path, descriptor)
             _reserve(descriptor, 0, layout.gradients_at, path)
-            return cls(layout, path, descriptor)
+            return cls(layout, path, descriptor, lock=lock)
         except BaseException:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+            if lock is not None:
+                _unlock(lock)
             raise
 
     @classmethod
@@ -145,10 +163,11 @@ class Segment:
                 f"{path} cannot be opened: {error.strerror}; {own_directory.REMEDY}"
             ) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = _flocked(path, descriptor)
             nonce = _nonce_of(descriptor, layout)
             if nonce:
-                return cls(layout, path, descriptor, nonce)
+                return cls(layout, path, descriptor, nonce, lock)
+            _unlock(lock)
         except BlockingIOError:
             os.close(descriptor)
             raise SegmentError(f"{path} belongs to a live ps; expected a path of its own") from None
@@ -161,9 +180,10 @@ class Segment:
     def close(self) -> None:
         """Close the segment and leave its file for the next life of this ps."""
         if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # mmap keeps duplicates that would hold it
             os.close(self._descriptor)
             self._descriptor = None
+        if self._lock is not None:
+            _unlock(self._lock)
 
     def gradient(self, number: int) -> Flat:
         """Return gradient ``number``, float32 of shape (size,), making room for it if need be.
@@ -171,14 +191,22 @@ class Segment:
         Raises:
             SegmentError: the file system has no room.
         """
-        gradient = self._gradients.get(number)
-        if gradient is None:
-            at, stride = self.layout.gradient_at(number), self.layout.stride
+        return self._buffer(number)[0]
+
+    def figures(self, number: int) -> NDArray[np.float64]:
+        """Return what the holder of gradient ``number`` tells of it, shape (FIGURES,)."""
+        return self._buffer(number)[1]
+
+    def _buffer(self, number: int) -> tuple[Flat, NDArray[np.float64]]:
+        found = self._gradients.get(number)
+        if found is None:
+            at, layout = self.layout.gradient_at(number), self.layout
             if self._descriptor is not None and self.path is not None:
-                _reserve(self._descriptor, at, stride, self.path)
-            memory = _map(self._descriptor, stride, at)
-            gradient = self._gradients[number] = _flat(memory, 0, self.layout.size)
-        return gradient
+                _reserve(self._descriptor, at, layout.gradient_stride, self.path)
+            memory = _map(self._descriptor, layout.gradient_stride, at)
+            figures = np.frombuffer(memory, np.float64, FIGURES, layout.figures_at)
+            found = self._gradients[number] = _flat(memory, 0, layout.size), figures
+        return found
 
     def redo(self, part: int) -> tuple[list[Flat], NDArray[np.int64]]:
         """Return what redo.py needs for a part: copies of parameters and slots, and progress."""
@@ -267,9 +295,11 @@ class _Mapping:
         if number < 0:
             raise SegmentError(f"{self._path} has no gradient {number}")
         at, layout = self._layout.gradient_at(number), self._layout
-        memory = self._map(layout.stride, at, mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = self._map(layout.gradient_stride, at, mmap.PROT_READ | mmap.PROT_WRITE)
+        lock = _reopened(self._path, self._descriptor)
+        weakref.finalize(memory, _unlock, lock)
         try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _lock_of(at))
+            fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _lock_of(at))
         except OSError as error:
             raise SegmentError(f"gradient {number} is held by another process") from error
         return _flat(memory, 0, layout.size)
@@ -406,6 +436,53 @@ def _fixed(descriptor: int) -> tuple[bytes, int, int, bytes, int]:
 def _lock_of(at: int, nbytes: int = 1) -> bytes:
     """0 bytes are all from there on."""
     return _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, nbytes, 0)
+
+
+def _flocked(path: Path, descriptor: int) -> int:
+    """Return another descriptor of this open file, by which this process owns it.
+
+    Raises:
+        BlockingIOError: another process does.
+    """
+    lock = _reopened(path, descriptor)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        _unlock(lock)
+        raise
+    return lock
+
+
+def _reopened(path: Path, descriptor: int) -> int:
+    """Return another descriptor of this open file, for a lock; :func:`_unlock` closes it.
+
+    Raises:
+        SegmentError: it has no name any more, or another file has it.
+    """
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise SegmentError(f"{path} cannot be opened again: {error.strerror}") from error
+    _locks.add(lock)
+    if not os.path.samestat(os.fstat(lock), os.fstat(descriptor)):
+        _unlock(lock)
+        raise SegmentError(f"{path} is another file by now")
+    return lock
+
+
+def _unlock(lock: int) -> None:
+    if lock in _locks:
+        _locks.remove(lock)
+        os.close(lock)
+
+
+def _forget_locks() -> None:
+    """They are the parent's: a child that outlives it would make it look alive."""
+    for lock in tuple(_locks):
+        _unlock(lock)
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:

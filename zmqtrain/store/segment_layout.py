@@ -15,7 +15,8 @@ for gradients are locked one by one:
     parameters    float32, shape (size,)
     slot NAME     the same shape, for each slot of the update rule, in its order
     sum           the same shape: gradients added up for a step
-    gradient 0    the same shape: the gradient of one worker until it is applied
+    gradient 0    the same shape: the gradient of one worker until it is applied; behind it what a
+                  worker that makes steps by itself tells of them: see board.py
     gradient 1    ...
 """
 
@@ -27,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 11
+LAYOUT_VERSION = 12
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -77,7 +78,7 @@ JOURNAL_ROOM_NBYTES = 256 << 10
 SEATS = 64
 """Workers at most that make steps by themselves."""
 
-MAX_STEPS = 1 << 30
+MAX_STEPS = 1 << 28
 """Steps that they make at most, until the ps has its say again."""
 
 IN_FORCE = 1
@@ -85,6 +86,9 @@ IN_FORCE = 1
 
 BOARD_LINE = 16
 """Words of a line of the board, 128 bytes: two workers that write share no cache line."""
+
+FIGURES = 6
+"""Numbers behind a gradient, float64: three each after an even number of steps, and an odd one."""
 
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""
@@ -127,6 +131,8 @@ class SegmentLayout:
         }
         self.sum_at = self.parameters_at + (1 + len(self.slots)) * self.stride
         self.gradients_at = self.sum_at + self.stride
+        self.figures_at = -(-size // 2) * 8  # from where a gradient begins
+        self.gradient_stride = _pages(self.figures_at + 8 * FIGURES)
 
     def redo_copies_at(self, part: int) -> range:
         """Return where the copies of a part begin: of its parameters, then of every slot."""
@@ -138,7 +144,7 @@ class SegmentLayout:
         return 4 * self.redo_size * (1 + len(self.slots))
 
     def gradient_at(self, number: int) -> int:
-        return self.gradients_at + number * self.stride
+        return self.gradients_at + number * self.gradient_stride
 
     def nbytes(self, gradients: int) -> int:
         """Return the size of a segment with so many gradients."""

@@ -1,8 +1,9 @@
 """Words that several processes share: aligned int64 in mapped memory, changed atomically.
 
-LLVM compiles two small functions, so that stores and loads keep their order on every processor:
-what a process wrote before :func:`swap` is seen by whoever sees the new value by :func:`behind`.
-A wait is a futex on Linux, elsewhere a short sleep.
+LLVM compiles four small functions, so that loads and stores keep their order on every processor,
+those of Arm too: a load is an acquire, a store a release. What a process wrote before :func:`write`
+or :func:`swap` is seen by whoever sees the new value by :func:`read`, :func:`swap` or
+:func:`behind`. A wait is a futex on Linux, elsewhere a short sleep.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
@@ -31,9 +32,19 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+def read(address: int) -> int:
+    """Return the word at ``address``."""
+    return int(_compiled().read(address))
+
+
+def write(address: int, value: int) -> None:
+    """Set the word at ``address``."""
+    _compiled().write(address, value)
+
+
 def swap(address: int, expected: int, value: int) -> bool:
     """Set the word at ``address`` if it is as expected; say whether it was."""
-    return bool(_compiled()[0](address, expected, value))
+    return bool(_compiled().swap(address, expected, value))
 
 
 def behind(address: int, count: int, stride: int, target: int) -> int:
@@ -41,7 +52,7 @@ def behind(address: int, count: int, stride: int, target: int) -> int:
 
     If several are, an odd one, else the first.
     """
-    return int(_compiled()[1](address, count, stride, target))
+    return int(_compiled().behind(address, count, stride, target))
 
 
 def wake(address: int) -> None:
@@ -86,21 +97,46 @@ def _futex() -> Callable[..., int] | None:
     return call
 
 
+class _Compiled(NamedTuple):
+    read: Any
+    write: Any
+    swap: Any
+    behind: Any
+    engine: Any  # the owner of their code
+
+
 @cache
-def _compiled() -> tuple[Any, Any, Any]:
-    """Return :func:`swap` and :func:`behind` as C functions, and the owner of their code."""
+def _compiled() -> _Compiled:
+    """Return the functions of this module as C functions."""
     module = ir.Module()
-    _build_swap(module)
-    _build_behind(module)
+    for build in (_build_read, _build_write, _build_swap, _build_behind):
+        build(module)
     _, engine = engine_of(module)
     number, word = ctypes.c_int64, ctypes.c_void_p
-    swapping = ctypes.CFUNCTYPE(number, word, number, number)
-    looking = ctypes.CFUNCTYPE(number, word, number, number, number)
-    return (
-        swapping(engine.get_function_address("swap")),
-        looking(engine.get_function_address("behind")),
+
+    def function(name: str, result: Any, *arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, word, *arguments)(engine.get_function_address(name))
+
+    return _Compiled(
+        function("read", number),
+        function("write", None, number),
+        function("swap", number, number, number),
+        function("behind", number, number, number, number),
         engine,
     )
+
+
+def _build_read(module: ir.Module) -> None:
+    function = ir.Function(module, ir.FunctionType(_INT, [_WORDS]), "read")
+    build = ir.IRBuilder(function.append_basic_block())
+    build.ret(build.load_atomic(function.args[0], "acquire", 8))
+
+
+def _build_write(module: ir.Module) -> None:
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORDS, _INT]), "write")
+    build = ir.IRBuilder(function.append_basic_block())
+    build.store_atomic(function.args[1], function.args[0], "release", 8)
+    build.ret_void()
 
 
 def _build_swap(module: ir.Module) -> None:
