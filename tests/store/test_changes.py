@@ -18,11 +18,14 @@ from zmqtrain.store import segment_layout as segments
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import CLOCK, ORDERS, REDO_SIZE
+from zmqtrain.store.segment_layout import CLOCK, ORDERS
 from zmqtrain.store.shard import Shard, segment_layout
 
+BLOCK = 4096
+"""Elements that are changed at once."""
+
 VARIABLES = (
-    Variable("w", (2 * REDO_SIZE,)),
+    Variable("w", (2 * BLOCK,)),
     Variable("b", (1005,)),
     Variable("mean", (7,), "float32", "state"),
     Variable("count", (2,), "int64", "state"),
@@ -41,6 +44,11 @@ GROUPED = Update(Adam(0.1), groups={"b": {"beta1": 0.5, "l2": 0.1}}, fused=False
 """With other options for the second variable."""
 
 INTERRUPTED = (changes.__file__, parts.__file__, redo.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "REDO_SIZE", BLOCK)
 
 
 def layout() -> ShardLayout:

@@ -119,7 +119,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("rule", killed.RULES)
 def test_shard_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_path: Path) -> None:
-    """SIGKILL in compiled code, 6 times: what was counted is there, and nothing else."""
+    """SIGKILL in compiled code, 3 times: what was counted is there, and nothing else."""
     seed = random.randrange(10**6)
     choose = random.Random(seed)
     tmp_path.chmod(0o700)
@@ -127,7 +127,7 @@ def test_shard_of_killed_processes_can_be_finished_bit_for_bit(rule: str, tmp_pa
     killed.begin(rule, path).segment.close()
     reference = killed.begin(rule, None)
     interrupted = 0
-    for _ in range(6):
+    for _ in range(3):
         command = [sys.executable, "-m", "tests.store.killed", str(path), rule]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as updater:
             assert updater.stdout is not None
