@@ -168,7 +168,7 @@ class Stage:
                 stdout=out,
                 stderr=err,
                 cwd=self.directory,
-                env=self._environment() | (env or {}),
+                env=self.environment() | (env or {}),
                 preexec_fn=_heed_hangups,
             )
         process = Process(name, popen, stdout, stderr)
@@ -253,7 +253,7 @@ class Stage:
         shutil.rmtree(self._temporary)
         return left
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         binaries = str(Path(sys.executable).parent)
         return INHERITED | {
             "PATH": f"{binaries}{os.pathsep}{INHERITED.get('PATH', os.defpath)}",

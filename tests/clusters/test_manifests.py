@@ -303,18 +303,20 @@ def test_script_says_where_the_ps_are(part: str, tmp_path: Path) -> None:
     assert any(line.endswith({"ps": "--index 1", "worker": "--index 3"}[part]) for line in lines)
 
 
-def test_worker_of_slurm_is_requeued_after_what_may_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "COMPLETING"])
+def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
+    tmp_path: Path, state: str
+) -> None:
     script = render_scripts(example_plan(), SCRIPTS)["digits.worker.sbatch"]
     for code in (*ExitCode, 137, 139):
         (tmp_path / "requeued").unlink(missing_ok=True)
-        for name, body in {
-            "srun": f"exit {code:d}",
-            "scontrol": f"touch {tmp_path}/requeued",
-        }.items():
+        requeue = f"touch {tmp_path}/requeued"
+        programs = {"srun": f"exit {code:d}", "squeue": f"echo {state}", "scontrol": requeue}
+        for name, body in programs.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
             (tmp_path / name).chmod(0o700)
         variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "777"}
         done = subprocess.run(["bash", "-c", script], env=variables, check=False)
         assert done.returncode == code
-        is_final = code in ENDED
-        assert (tmp_path / "requeued").exists() == (not is_final), code
+        is_preempted = code == ExitCode.TERMINATED and state != "COMPLETING"
+        assert (tmp_path / "requeued").exists() == (code not in ENDED or is_preempted), code

@@ -79,7 +79,7 @@ def call(
         done = subprocess.run(
             words, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-    except FileNotFoundError:
+    except OSError:
         raise missing(words[0]) from None
     except subprocess.TimeoutExpired:
         raise PeerLostError(

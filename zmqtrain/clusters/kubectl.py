@@ -160,7 +160,7 @@ class Kubernetes:
             process = subprocess.Popen(
                 words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
-        except FileNotFoundError:
+        except OSError:
             raise missing(KUBECTL) from None
         with process:
             try:

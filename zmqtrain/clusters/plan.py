@@ -196,6 +196,7 @@ class Plan:
             "job": self.job,
             "ps": self.ps,
             "workers": self.workers,
+            "max_workers": self.max_workers,
             **addresses,
             "keys": keys,
             "threads": self.resources[role].cpu,

@@ -122,12 +122,17 @@ class Slurm:
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        for part in _parts(job.name):
+        parts = _parts(job.name)
+        for part in parts:
             if part.task.role is Role.PS and part.state == "RUNNING":
                 (host, *_) = call(["scontrol", "show", "hostnames", part.nodes], MISTAKES).split()
                 yield f"{host}:{port_of(int(part.number))}"
                 return
-        raise PeerLostError(f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why")
+        raise PeerLostError(
+            f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why"
+            if parts
+            else f"{job.name} has ended: Slurm has no job of it; its log says how"
+        )
 
     def scale(self, job: Submitted, workers: int) -> None:
         held = {part.task.index: part for part in _parts(job.name) if part.task.role is Role.WORKER}

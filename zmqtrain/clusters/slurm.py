@@ -83,7 +83,7 @@ done
 $step --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)}
 code=$?
 wait
-exit "$code"
+{_end()}
 """
 
 
@@ -104,7 +104,6 @@ def _worker_script(plan: Plan, target: Target) -> str:
         "--open-mode=append",
     ]
     task = shlex.join(command_of(Role.WORKER, target.python, supervised=False))
-    ended = "|".join(map(str, ENDED))
     return f"""\
 {_head(options)}
 {_variables(plan, target, Role.WORKER)}
@@ -118,9 +117,7 @@ life() {{
 export -f life
 srun {target.python} -m zmqtrain.cli.supervise -- bash -c life
 code=$?
-case "$code" in {ended}) exit "$code" ;; esac
-[ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && scontrol requeue "$SLURM_JOB_ID"
-exit "$code"
+{_end()}
 """
 
 
@@ -145,6 +142,24 @@ for ((i = 0; i < {ps}; i++)); do
   ZMQTRAIN_PS+="${{ZMQTRAIN_PS:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
 done
 export ZMQTRAIN_PS"""
+
+
+def _end() -> str:
+    """Return lines that end a script by the code of its task, or have Slurm run it again.
+
+    A task that was told to leave while its job goes on was preempted: a job that ends by itself
+    in its grace time would not be run again. A cancelled job is no longer running.
+    """
+    told = int(ExitCode.TERMINATED)
+    ended = "|".join(str(code) for code in ENDED if code != told)
+    again = 'scontrol requeue "$SLURM_JOB_ID"'
+    return f"""\
+case "$code" in
+  {ended}) ;;
+  {told}) [[ $(squeue -h -j "$SLURM_JOB_ID" -o %T) == @(RUNNING|SIGNALING) ]] && {again} ;;
+  *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && {again} ;;
+esac
+exit "$code\""""
 
 
 def _command(role: Role, target: Target) -> str:

@@ -1,0 +1,403 @@
+"""`zmqtrain submit` and the commands that take a submitted job's name, with a stand-in kubectl."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.clusters.conftest import Answer, Kubectl, given, refused, said
+from tests.clusters.examples import JOB, ROOT
+from zmqtrain.cli.main import main
+from zmqtrain.clusters.submitted import submitted_jobs
+from zmqtrain.errors import ExitCode
+
+VIEW = {"contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
+CONTEXT = given(VIEW, "config", "view")
+SHARED = given({"spec": {"accessModes": ["ReadWriteMany"]}}, "pvc")
+CHECKED = said("", "--dry-run=server")
+MADE = said("secret/digits-registry\njobset.jobset.x-k8s.io/digits\n", "apply")
+NOTHING = given({"items": []}, "get")
+WILLING = (CONTEXT, SHARED, CHECKED, MADE, said("", "delete"), said("", "patch"))
+SUBMIT = (
+    *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),
+    *("--workers", "2", "--max-workers", "4", "--ps-memory", "1Gi"),
+)
+
+
+def submitted(kubectl: Kubectl, *options: str) -> None:
+    kubectl.answers(*WILLING)
+    assert main([*SUBMIT, *options]) == ExitCode.OK
+
+
+def pod(role: str, index: int, phase: str = "Running", **status: Any) -> dict[str, Any]:
+    labels = {
+        "app.kubernetes.io/component": role,
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    metadata = {"name": f"digits-{role}-0-{index}-abcde", "labels": labels}
+    return {"kind": "Pod", "metadata": metadata, "status": {"phase": phase} | status}
+
+
+def test_print_writes_manifests_and_nothing_else(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SUBMIT, "--print", "--policy", "sync-replicas"]) == ExitCode.OK
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert documents[-1]["kind"] == "JobSet"
+    assert documents[-1]["metadata"]["name"] == "digits"
+    assert "sync-replicas" in json.dumps(documents[-1])
+    assert not kubectl.calls("") and not submitted_jobs()
+
+
+def test_job_without_a_name_gets_one_of_its_own(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.answers(*WILLING)
+    words = [word for word in SUBMIT if word not in ("--name", "digits")]
+    assert main(words) == main(words) == ExitCode.OK
+    first, second = (job.name for job in submitted_jobs())
+    assert first != second
+    assert re.fullmatch(r"digits-\w{4}", first)
+
+
+def test_submitted_job_is_checked_made_and_remembered(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl, "--logdir", "pvc:training/digits")
+    ((check, _),) = kubectl.calls("create")
+    ((apply, text),) = kubectl.calls("apply")
+    for words in (check, apply):
+        assert words[:4] == ["--context", "lab", "--namespace", "ml"]
+    made = {item["kind"] for item in yaml.safe_load_all(text)}
+    assert made == {"Secret", "JobSet"}
+    (job,) = submitted_jobs()
+    assert (job.name, job.context, job.namespace, job.max_workers) == ("digits", "lab", "ml", 4)
+
+
+def test_keys_are_for_this_user_and_on_no_terminal(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    (job,) = submitted_jobs()
+    secrets = list(Path(job.keys).glob("*.secret"))
+    assert len(secrets) == 1 + 1 + 4 + 1
+    told = "".join(capsys.readouterr())
+    for path in secrets:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_text().strip() not in told
+    for words, _ in kubectl.calls(""):
+        assert not any(path.read_text().strip() in " ".join(words) for path in secrets)
+
+
+def test_keys_that_are_given_are_used_and_kept(kubectl: Kubectl, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    assert main(["keys", "new", "--keys", str(keys), "--workers", "4"]) == 0
+    submitted(kubectl, "--keys", str(keys))
+    ((_, text),) = kubectl.calls("apply")
+    assert (keys / "ps-0.secret").read_text().strip() in text
+    kubectl.answers(NOTHING, *WILLING)
+    assert main(["stop", "digits"]) == ExitCode.OK
+    assert (keys / "registry").exists()
+
+
+def test_dry_run_leaves_nothing(kubectl: Kubectl) -> None:
+    submitted(kubectl, "--dry-run")
+    assert kubectl.calls("create") and not kubectl.calls("apply")
+    assert not submitted_jobs()
+
+
+FORBIDDEN = (
+    'Error from server (Forbidden): jobsets.jobset.x-k8s.io is forbidden: User "eve" cannot create '
+    'resource "jobsets" in API group "jobset.x-k8s.io" in the namespace "ml"'
+)
+NO_CRD = (
+    'error: resource mapping not found for name: "digits" namespace: "" from "STDIN": no matches '
+    'for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"\nensure CRDs are installed first'
+)
+TAKEN = 'Error from server (AlreadyExists): secrets "digits-registry" already exists'
+QUOTA = (
+    'Error from server (Forbidden): secrets "digits-ps" is forbidden: exceeded quota: objects, '
+    "requested: secrets=1, used: secrets=10, limited: secrets=10"
+)
+REFUSED = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?"
+AWAY = "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout"
+LOGIN = "error: You must be logged in to the server (Unauthorized)"
+NAMESPACE = 'Error from server (NotFound): namespaces "ml" not found'
+
+
+@pytest.mark.parametrize(
+    "text, code, remedy",
+    [
+        (FORBIDDEN, ExitCode.REFUSED, "--namespace"),
+        (NO_CRD, ExitCode.USAGE, "--as jobs"),
+        (TAKEN, ExitCode.USAGE, "--name"),
+        (QUOTA, ExitCode.PEER_LOST, "quota objects"),
+        (REFUSED, ExitCode.PEER_LOST, "kubectl version"),
+        (AWAY, ExitCode.PEER_LOST, "kubectl version"),
+        (LOGIN, ExitCode.REFUSED, "log in"),
+        (NAMESPACE, ExitCode.USAGE, "--namespace"),
+        ("error: something new", ExitCode.USAGE, "something new"),
+    ],
+)
+def test_refusal_of_the_cluster_says_what_to_do_and_leaves_nothing(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], text: str, code: int, remedy: str
+) -> None:
+    kubectl.answers(CONTEXT, refused(text, "--dry-run=server"))
+    assert main([*SUBMIT]) == code
+    assert remedy in capsys.readouterr().err
+    assert not kubectl.calls("apply") and not submitted_jobs()
+
+
+def test_what_was_made_is_removed_if_the_rest_cannot_be(kubectl: Kubectl) -> None:
+    kubectl.answers(CONTEXT, CHECKED, refused(QUOTA, "apply"), said("", "delete"))
+    assert main([*SUBMIT]) == ExitCode.PEER_LOST
+    ((words, _),) = kubectl.calls("delete")
+    assert "app.kubernetes.io/name=zmqtrain,app.kubernetes.io/instance=digits" in words
+    assert not submitted_jobs()
+
+
+def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> None:
+    late = refused(
+        'Error from server (InternalError): Internal error occurred: failed calling webhook "j": '
+        'failed to call webhook: no endpoints available for service "jobset-webhook-service"',
+        "--dry-run=server",
+        once=True,
+    )
+    kubectl.answers(late, *WILLING)
+    assert main([*SUBMIT]) == ExitCode.OK
+    assert len(kubectl.calls("create")) == 2
+
+
+@pytest.mark.parametrize(
+    "options, answers, remedy",
+    [
+        (["--logdir", "/data"], [], "pvc:"),
+        (
+            ["--logdir", "pvc:training"],
+            [given({"spec": {"accessModes": ["ReadWriteOnce"]}}, "pvc")],
+            "ReadWriteMany",
+        ),
+        (
+            ["--logdir", "pvc:training"],
+            [refused('Error from server (NotFound): persistentvolumeclaims "training" not found')],
+            "training",
+        ),
+        (["--max-workers", "1"], [], "--max-workers"),
+        (["--env", "NAME"], [], "NAME=VALUE"),
+        (["--keys", "/nowhere"], [], "zmqtrain keys new"),
+    ],
+)
+def test_mistake_is_found_before_anything_is_made(
+    kubectl: Kubectl,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    answers: list[Answer],
+    remedy: str,
+) -> None:
+    kubectl.answers(CONTEXT, *answers, *WILLING)
+    assert main([*SUBMIT, *options]) == ExitCode.USAGE
+    assert remedy in capsys.readouterr().err
+    assert not kubectl.calls("apply") and not submitted_jobs()
+
+
+def test_missing_kubectl_is_said(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(kubectl.directory.parent))
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert "kubectl is not on PATH" in capsys.readouterr().err
+
+
+def test_job_that_cannot_be_loaded_here_needs_its_memory(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["submit", "elsewhere.py", "--on", "kubernetes", "--image", "i", "--print"]
+    assert main(words) == ExitCode.USAGE
+    assert "--ps-memory" in capsys.readouterr().err
+    assert main([*words, "--ps-memory", "1Gi"]) == ExitCode.OK
+
+
+def test_name_is_taken_twice_by_nobody(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert len(kubectl.calls("apply")) == 1
+
+
+@pytest.mark.parametrize(
+    "kind, target, number",
+    [
+        ("jobset", "jobset/digits", 2),
+        ("jobs", "job/digits-worker", 1),
+        ("tfjob", "tfjob/digits", 1),
+    ],
+)
+def test_scale_changes_the_number_of_workers(
+    kubectl: Kubectl, kind: str, target: str, number: int
+) -> None:
+    submitted(kubectl, "--as", kind)
+    parts = [{"name": "ps"}, {"name": "chief"}, {"name": "worker"}]
+    kubectl.answers(given({"spec": {"replicatedJobs": parts}}, "get"), *WILLING)
+    assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
+    ((words, _),) = kubectl.calls("patch")
+    assert target in words
+    assert json.dumps(json.loads(words[-1])).count("3") == (1 if kind == "tfjob" else 2)
+    assert [job.workers for job in submitted_jobs()] == [3]
+
+
+def test_jobset_that_cannot_change_has_its_job_scaled(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    parts = {"spec": {"replicatedJobs": [{"name": "worker"}]}}
+    immutable = refused('The JobSet "digits" is invalid: field is immutable', "jobset/digits")
+    kubectl.answers(given(parts, "get"), immutable, *WILLING)
+    assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
+    assert "job/digits-worker-0" in kubectl.calls("patch")[-1][0]
+
+
+@pytest.mark.parametrize("options, workers", [((), 5), (("--as", "trainjob"), 3)])
+def test_scale_beyond_what_the_job_can_is_refused(
+    kubectl: Kubectl, options: tuple[str, ...], workers: int
+) -> None:
+    submitted(kubectl, *options)
+    assert main(["scale", "digits", "--workers", str(workers)]) == ExitCode.USAGE
+    assert not kubectl.calls("patch")
+    assert [job.workers for job in submitted_jobs()] == [2]
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu.",
+}
+NO_IMAGE = {
+    "state": {
+        "waiting": {
+            "reason": "ImagePullBackOff",
+            "message": 'Back-off pulling image "i": not found',
+        }
+    }
+}
+NO_QUOTA = {
+    "reason": "FailedCreate",
+    "message": 'Error creating: pods "digits-worker-0-1" is forbidden: exceeded quota: cpu',
+    "involvedObject": {"kind": "Job", "name": "digits-worker-0"},
+}
+OTHERS = {
+    "reason": "FailedCreate",
+    "message": "of another job",
+    "involvedObject": {"kind": "Job", "name": "other"},
+}
+
+
+def test_why_says_why_the_cluster_does_not_start_a_task(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    pods = [
+        pod("ps", 0, "Pending", containerStatuses=[NO_IMAGE]),
+        pod("worker", 1, "Pending", conditions=[UNSCHEDULABLE]),
+    ]
+    kubectl.answers(
+        given({"items": pods}, "pods"), given({"items": [NO_QUOTA, OTHERS]}, "events"), NOTHING
+    )
+    capsys.readouterr()
+    assert main(["why", "digits", "--json"]) == ExitCode.OK
+    reasons = {item["what"]: item["text"] for item in json.loads(capsys.readouterr().out)["engine"]}
+    assert set(reasons) == {"ps 0", "worker 1", "Job digits-worker-0"}
+    assert "ImagePullBackOff" in reasons["ps 0"]
+    assert "Insufficient nvidia.com/gpu" in reasons["worker 1"]
+    assert "exceeded quota" in reasons["Job digits-worker-0"]
+
+
+def test_job_whose_ps_does_not_run_cannot_be_asked(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    kubectl.answers(given({"items": [pod("ps", 0, "Pending")]}, "pods"), NOTHING)
+    assert main(["status", "digits"]) == ExitCode.PEER_LOST
+    assert "zmqtrain why digits" in capsys.readouterr().err
+
+
+def test_status_goes_through_a_port_forward_to_ps_0(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there
+    kubectl.answers(said(line, "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
+    assert main(["status", "digits", "--timeout-s", "0.2"]) == ExitCode.PEER_LOST
+    assert "127.0.0.1:1 " in capsys.readouterr().err
+    ((words, _),) = kubectl.calls("port-forward")
+    assert "pod/digits-ps-0-0-abcde" in words
+
+
+def test_stop_removes_a_job_that_does_not_run(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    kubectl.answers(NOTHING, *WILLING)
+    assert main(["stop", "digits"]) == ExitCode.OK
+    ((words, _),) = kubectl.calls("delete")
+    assert any("jobsets.jobset.x-k8s.io" in word and "secrets" in word for word in words)
+    assert not submitted_jobs()
+
+
+@pytest.mark.parametrize(
+    "kind, name, condition, state",
+    [
+        ("JobSet", "digits", "Completed", "completed"),
+        ("JobSet", "digits", "Failed", "failed"),
+        ("JobSet", "digits", "Suspended", "suspended"),
+        ("Job", "digits-worker-0", "Complete", "1 pending, 1 running"),
+    ],
+)
+def test_jobs_says_what_the_cluster_does_with_each(
+    kubectl: Kubectl,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    name: str,
+    condition: str,
+    state: str,
+) -> None:
+    submitted(kubectl)
+    status = {"conditions": [{"type": condition, "status": "True"}]}
+    item = {"kind": kind, "metadata": {"name": name}, "status": status}
+    pods = [pod("ps", 0), pod("worker", 0, "Pending")]
+    kubectl.answers(given({"items": pods}, "pods"), given({"items": [item]}, "get"))
+    capsys.readouterr()
+    assert main(["jobs", "--json"]) == ExitCode.OK
+    (row,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (row["name"], row["state"]) == ("digits", state)
+
+
+def test_logs_are_those_of_the_tasks_newest_pod(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    old, new = pod("worker", 1, "Failed"), pod("worker", 1)
+    for number, item in enumerate((old, new)):
+        item["metadata"] |= {"name": f"p{number}", "creationTimestamp": f"2026-11-0{number + 1}"}
+    kubectl.answers(given({"items": [new, old, pod("worker", 0)]}, "pods"), said("", "logs"))
+    assert main(["logs", "digits", "worker=1", "-f"]) == ExitCode.OK
+    ((words, _),) = kubectl.calls("logs")
+    assert words[-3:] == ["logs", "p1", "--follow"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "digit"],
+        ["stop", "digit"],
+        ["logs", "digits", "client=0"],
+        ["status", "digits", "other"],
+        ["status", "digits", "--ps", "h:1"],
+    ],
+)
+def test_job_or_task_that_is_not_there_is_named(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    submitted(kubectl)
+    capsys.readouterr()
+    assert main(words) == ExitCode.USAGE
+    assert capsys.readouterr().err
