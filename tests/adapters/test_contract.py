@@ -206,10 +206,14 @@ def test_training_ends_where_the_frameworks_own_loop_does(
         np.testing.assert_allclose(weights[name], value, 1e-4, 1e-5, err_msg=name)
 
 
-def test_two_synchronous_workers_end_with_the_same_bits_each_time(kind: Kind) -> None:
+def test_two_synchronous_workers_end_with_the_same_bits_each_time_and_so_do_two_devices(
+    kind: Kind, one_thread: None
+) -> None:
     first, second = (zmqtrain.run(job(kind), workers=2) for _ in range(2))
-    assert first.parameters_sha256 == second.parameters_sha256
-    assert (first.loss, first.accuracy) == (second.loss, second.accuracy)
+    devices = zmqtrain.run(job(kind, devices=("cpu:0", "cpu:1")))
+    for other in (second, devices):
+        assert first.parameters_sha256 == other.parameters_sha256
+        assert (first.loss, first.accuracy) == (other.loss, other.accuracy)
 
 
 def test_resumed_run_ends_as_one_that_was_not_interrupted(kind: Kind, tmp_path: Path) -> None:

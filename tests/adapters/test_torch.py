@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import runpy
 import subprocess
 import sys
 import threading
@@ -23,11 +24,13 @@ import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.compute import threads  # noqa: E402
-from zmqtrain.data import Arrays  # noqa: E402
+from zmqtrain.data import Arrays, Digits  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 Y = np.arange(12) % 3
@@ -355,6 +358,27 @@ def test_own_metrics_are_measured(keys: str) -> None:
             metrics=lambda module, batch: {"size": module(batch[0]).abs().mean()},
         )
         assert step.model.metrics(step.values, BATCH).keys() == {"size"}
+
+
+def test_mobilenet_with_batch_normalisation_trains_on_two_devices_as_on_two_workers(
+    one_thread: None,
+) -> None:
+    example = runpy.run_path(str(EXAMPLES / "torch_mobilenet.py"))
+    x, y = Digits().load(None)[0].take(np.arange(24))
+
+    def build() -> Any:
+        module = example["MobileNetV2"]()
+        module.classifier[0] = nn.Identity()  # dropout has one generator for all threads
+        return module
+
+    def trained(workers: int, devices: str) -> dict[str, Any]:
+        options: dict[str, Any] = {"policy": "sync-replicas", "devices": devices}
+        model = TorchModel(build, F.cross_entropy)
+        trainer = zmqtrain.Trainer(model, AdamW(0.002), workers=workers, **options)
+        trainer.fit((x, y), batch_size=4, verbose=False)
+        return trainer.weights
+
+    same(trained(1, "cpu:0,cpu:1"), trained(2, ""))
 
 
 def test_copy_has_a_module_of_its_own() -> None:

@@ -68,6 +68,7 @@ def test_without_ps_workers_host_the_parameters_and_the_chief(changes: dict[str,
         ({"workers": 4, "max_workers": 3}, {}),
         ({"ps": 0, "workers": 2, "max_workers": 3}, {}),
         ({"ps": 0}, {"strategy": "parameter-server"}),
+        ({"workers": 2}, {"strategy": "mirrored"}),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused(

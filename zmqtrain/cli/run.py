@@ -28,6 +28,7 @@ from zmqtrain.config.options import (
     names_of,
     option_of,
     options_of,
+    text_of,
     values_of,
 )
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
@@ -140,7 +141,7 @@ def _as_flags(values: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            arguments += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+            arguments += [flag, text_of(value)]
     return arguments
 
 

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from zmqtrain.config.cluster import MAX_TASKS, Role
-from zmqtrain.config.options import names_of, variable_of
+from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role
+from zmqtrain.config.options import names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
+from zmqtrain.config.strategy import plan
 from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
@@ -203,7 +204,7 @@ class Plan:
             **self.overrides,
         }
         values |= {"logdir": logdir} if logdir else {}
-        return {variable_of(name): _as_text(value) for name, value in values.items()} | dict(
+        return {variable_of(name): text_of(value) for name, value in values.items()} | dict(
             self.variables
         )
 
@@ -234,12 +235,9 @@ def plan_of(
     Raises:
         ConfigError: values do not fit together.
     """
-    strategy = overrides.get("strategy", "auto" if job is None else job.strategy)
-    ps = 0 if strategy == "multi-worker-mirrored" else asked.ps
-    if strategy == "parameter-server" and not ps:
-        raise ConfigError(
-            f"{names_of('ps')} is 0, but {names_of('strategy')} is {strategy}; expected at least 1"
-        )
+    strategy = str(overrides.get("strategy", "auto" if job is None else job.strategy))
+    planned = plan(strategy, Cluster(("",) * asked.ps, asked.workers, chief=True))
+    ps = 0 if planned.hosted else asked.ps
     most = asked.max_workers or asked.workers
     if most < asked.workers:
         raise ConfigError(
@@ -302,7 +300,3 @@ def name_for(reference: str, letters: Sequence[str]) -> str:
     base = words if words[:1].isalpha() else f"job-{words}"
     room = MAX_NAME - SUFFIX_LENGTH - 1
     return f"{base[:room].strip('-')}-{''.join(letters)}"
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -41,6 +41,13 @@ def names_of(name: str) -> str:
     return f"{flag_of(name)} (or {variable_of(name)})"
 
 
+def text_of(value: object) -> str:
+    """Return a value as a flag or a variable has it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields that are options, by option name; inherited ones come last."""
     inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", ())}
