@@ -40,7 +40,7 @@ FOR_SOME = {
         *(Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         *(SwitchPolicy, RequestSave, RequestStop),
     },
-    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed},
+    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave},
     "client": {SwitchPolicy, RequestSave, RequestStop},
 }
 KINDS = get_args(Message)

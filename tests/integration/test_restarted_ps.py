@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zmqtrain.errors import ExitCode
+
 if TYPE_CHECKING:
     from tests.harness import Stage
 
@@ -80,3 +82,37 @@ def test_ps_on_an_empty_host_has_the_job_go_back_to_its_last_checkpoint(
     assert [task.exit_code() for task in [*tasks, *servers]] == [0] * (3 + PS), stage.report
     assert f"global step {STEPS}," in chief.output
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
+
+
+def test_under_an_engine_a_task_that_is_told_to_leave_takes_nothing_along(
+    stage: Stage, check_counts: Callable[[Path], list[int]]
+) -> None:
+    """Nothing is ever saved but for a ps that leaves, and at the end, which a person asks for."""
+    cluster = stage.cluster(counting_job(stage, save_secs=0), ps=PS, workers=2)
+    leave = ("--on-term", "leave")
+    servers = [cluster.start("ps", index, *leave) for index in range(PS)]
+    chief = cluster.start("chief", 0, *leave)
+    workers = [cluster.start("worker", index) for index in range(2)]
+    cluster.until_status(lambda status: status.step >= 4, "steps")
+    chief.signal(signal.SIGTERM)
+    assert chief.exit_code() == ExitCode.TERMINATED, str(chief)
+    chief = cluster.start("chief", 0, *leave)
+    chief.until_line("taking over in generation 1")
+
+    generation = 1
+    for index in range(PS):
+        servers[index].signal(signal.SIGTERM)
+        assert servers[index].exit_code() == ExitCode.TERMINATED, str(servers[index])
+        assert servers[index].lines("leaving after .*/step-"), str(servers[index])
+        (left,) = stage.segments.glob(f"ps-{index}-*")
+        left.unlink()
+        generation += 1
+        servers[index] = cluster.start("ps", index, *leave)
+        servers[index].until_line(f"generation {generation} begins at version .*, from .*/step-")
+
+    step = cluster.until_status(lambda status: status.step, "the last generation").step
+    stop = stage.start("stop", sys.executable, "-m", "zmqtrain", "stop", "--ps", cluster.leader)
+    ended = [task.exit_code() for task in [stop, chief, *workers, *servers]]
+    assert ended == [0] * (4 + PS), stage.report
+    last = max((stage.logdir / "checkpoints").glob("step-*"))
+    assert len(check_counts(last)) >= step

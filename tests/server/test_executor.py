@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,3 +170,33 @@ async def test_update_that_cannot_be_counted_is_a_bug(
     executor.carry_out([(1, Order("apply", (0,)))])
     await asyncio.sleep(0)
     assert ears.errors == [bug]
+
+
+async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
+    executor: Executor, state: ShardState, tmp_path: Path, within: Callable[[Any], Any]
+) -> None:
+    """So nothing is answered that the checkpoint does not hold."""
+    add_worker(state)
+    request = Asked()
+    add_push(state, 1, request)
+    is_taken = asyncio.Event()
+
+    def spawn(seal: Coroutine[Any, Any, None]) -> bool:
+        seal.close()
+        is_taken.set()
+        return True
+
+    executor._spawn = spawn
+    executor.halt_at_snapshot()
+    executor.carry_out([(1, Order("rate", text="0.5")), (2, Order("snapshot", text=str(tmp_path)))])
+    executor.carry_out([(3, Order("apply", (0,))), (4, release(1))])
+    await within(is_taken.wait())
+    executor.carry_out([(5, Order("rate", text="0.25"))])
+    await asyncio.sleep(0)
+    assert executor.halted
+    assert (state.orders, state.version, state.shard.learning_rate) == (2, 0, 0.5)
+    assert request.replies == []
+
+    executor.halt_at_snapshot()  # no checkpoint came of that one
+    assert (state.orders, state.version, state.shard.learning_rate) == (5, 1, 0.25)
+    assert len(request.replies) == 1

@@ -33,7 +33,8 @@ _RESERVED: dict[type, tuple[str, ...]] = {
         ("worker",): (Pull, Chunk, Push),
         ("chief",): (Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
-        ("chief", _CLIENT): (SwitchPolicy, RequestSave, RequestStop),
+        ("chief", _CLIENT): (SwitchPolicy, RequestStop),
+        ("chief", "ps", _CLIENT): (RequestSave,),  # a ps that leaves
     }.items()
     for kind in kinds
 }

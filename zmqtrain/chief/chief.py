@@ -53,6 +53,7 @@ from zmqtrain.wire.messages import (
     GetStatus,
     Heartbeat,
     Initialize,
+    Leave,
     Parameters,
     Read,
     Save,
@@ -85,6 +86,7 @@ class Chief(JobActor):
         self.weights: dict[str, Any] = {}  # at the end
         self.ending = False  # the shutdown is being broadcast
         self.learned_until = 0
+        self._leaves_on_term = config.on_term == "leave" and not config.hosted
         self._on_progress = on_progress
         self._data = data
         self._layouts = job.layouts(self.shards)
@@ -126,6 +128,8 @@ class Chief(JobActor):
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
             # Tasks that know this chief may wait for it. A later chief saves what was learned.
+            if self._is_leaving:
+                return self._leave()
             if self.incarnation and not self._may_have_begun:
                 await self._broadcast_shutdown(self.stop_code, "stopped by a signal")
             return self.stop_code
@@ -137,15 +141,30 @@ class Chief(JobActor):
                 if not is_in and not await self._unless_stopped(
                     asyncio.ensure_future(self._begin(again=True))
                 ):
-                    return self.stop_code
+                    return self._leave() if self._is_leaving else self.stop_code
                 self.metrics.role_state.set("training")
                 status = await self._watch()
+                if self._is_leaving and not (status.stop or status.failure):
+                    return self._leave()
                 self.metrics.role_state.set("draining")
                 return await self._end(status)
             except FencedError as error:
                 log.warning("%s; joining again", error)
                 is_in = self._is_ending = False
                 self._chosen = {}
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether this chief, and not the job, was told to end."""
+        return self._leaves_on_term and self.stop_code == ExitCode.TERMINATED
+
+    def _leave(self) -> int:
+        """Let the next chief take over; training goes on meanwhile."""
+        log.info("leaving; the job goes on, and waits for another chief")
+        for link in self._links:
+            if link.joined:
+                link.send(Leave("an engine told it to leave"))
+        return self.stop_code
 
     async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
@@ -245,7 +264,8 @@ class Chief(JobActor):
                 raise FencedError(f"{self.leader.peer} was restarted")
             self._on_progress(status)
             if status.stop_wanted:
-                self.stop(ExitCode.INTERRUPTED)
+                # An engine starts again what does not end well.
+                self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
             if status.failure or status.stop_code or self.stopping.is_set():
                 return status
             if self._epochs is not None and not await self._follow_epochs(

@@ -106,8 +106,9 @@ def stop_command(job: RemoteJob, *, wait_s: float) -> None:
     """End a running job early, as Ctrl-C on its chief does.
 
     Workers finish their steps, and a job with a logdir saves a checkpoint, from which the same
-    commands resume. All tasks end with exit code 130, and supervisors do not restart them. Prints
-    how the job ended. The job ends even if this command stops waiting.
+    commands resume. All tasks end with exit code 130, or 0 under --on-term leave: neither
+    supervisors nor engines restart them. Prints how the job ended. The job ends even if this
+    command stops waiting.
 
     A submitted job is also removed from its engine, with its keys. Of one that does not run, or
     has ended, nothing else is left to do.

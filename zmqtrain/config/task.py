@@ -58,6 +58,9 @@ A resolver gets the role, the options known so far and the variables. It returns
 index, ps, workers, members, chief and its address.
 """
 
+LEAVING_S = 25.0
+"""The default of grace_s of who leaves: what most engines give, with some room."""
+
 MAX_THREADS = 1024
 METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 """Port of the metrics of a role's task 0; task i has this port + i."""
@@ -115,6 +118,12 @@ class TaskConfig(Timing):
         "(default: from TF_CONFIG or honcho; without ps it is not)",
     )
     chief_address: str = ""  # where TF_CONFIG has the chief listen
+    on_term: Literal["end", "leave"] = Field(
+        "end",
+        description="what SIGTERM tells a chief or a ps: that the job ends; or, under an engine "
+        "that takes machines away, that this task leaves: a ps has a checkpoint saved first, and "
+        "the job goes on",
+    )
     bind: str | None = Field(
         None,
         min_length=1,
@@ -368,6 +377,8 @@ def load_task(
             f'TF_CONFIG such as "task": {{"type": "{role}", "index": 0}}, name the '
             f"Procfile's line {role}, or give {names_of('index')}"
         )
+    if values.get("on_term") == "leave":
+        values = {"grace_s": LEAVING_S} | values
     values = {"role": role, "ps": "1"} | values
     if isinstance(addresses := values.get("workers"), tuple):
         values |= {"workers": len(addresses)} | ({"members": addresses} if any(addresses) else {})

@@ -114,6 +114,20 @@ class Executor:
         self._work = WorkQueue(str(state.task), on_error=crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
+        self._halts = False
+
+    def halt_at_snapshot(self) -> None:
+        """Carry out no order after the next snapshot: what this ps does then would be lost.
+
+        If it has halted, it goes on up to the one after.
+        """
+        self._halts = True
+        self._work.paused = False
+        self._work.run()
+
+    @property
+    def halted(self) -> bool:
+        return self._work.paused
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once all orders so far are done; the shard is idle then."""
@@ -264,6 +278,7 @@ class Executor:
         """A copy of the shard is in a file; it is made durable beside the next orders."""
         if isinstance(copy, Path):
             self._spawn(self._seal(copy, self._state.version))
+            self._work.paused = self._halts
         elif isinstance(copy, ZmqTrainError):
             self._not_written(order.text, copy)
         self._done(number)

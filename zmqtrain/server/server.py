@@ -24,6 +24,7 @@ from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
+from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
@@ -101,7 +102,7 @@ class ParameterServer(JobActor):
         self._config = config
         self._segment: Segment | None = None
         self._shutdown: Shutdown | None = None
-        self._shut_down = asyncio.Event()
+        self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config)
         self._executor: Executor | None = None
         self._board_host: BoardHost | None = None  # where the leader is
@@ -168,17 +169,44 @@ class ParameterServer(JobActor):
         self.metrics.role_state.set("finished")
         self._members.close(message)
         request.reply(Done())
-        self._shut_down.set()
+        self._may_leave.set()
         self.stop(message.exit_code)
 
     async def _farewell(self) -> int:
-        """Leave on the chief's Shutdown, or, after SIGTERM, when none comes in time."""
-        if not await within(self.timing.grace_s, self._shut_down) or self._shutdown is None:
-            log.warning("leaving without the chief's shutdown")
+        """Leave on the chief's Shutdown, or, after SIGTERM, when none comes in time.
+
+        Who is told to leave does so as soon as a checkpoint holds all that it has answered.
+        """
+        if self._config.on_term == "leave" and self._shutdown is None:
+            self.spawn(self._have_saved())
+        in_time = await within(self.timing.grace_s, self._may_leave)
+        if self._shutdown is None:
+            if not in_time:
+                log.warning("leaving without the chief's shutdown")
             return self.stop_code
         await self._members.drain(self.timing)
         log.info("the run is over: %s", self._shutdown.reason)
         return self._shutdown.exit_code
+
+    async def _have_saved(self) -> None:
+        """Have the chief save a checkpoint, and carry out nothing after it."""
+        executor, is_lead = self._executor, self.leader is not None
+        if executor is not None and self.state.initialised and self.job.logdir:
+            link = self.link(self.task, self.ps_endpoints[0]) if is_lead else self.links[0]
+            while True:
+                executor.halt_at_snapshot()
+                try:
+                    saved = await link.request(RequestSave(), reason="it saves before this ps goes")
+                except FencedError:  # ps 0 has a new life, too
+                    await asyncio.sleep(self.timing.heartbeat_s)
+                    continue
+                except ZmqTrainError as error:
+                    log.warning("leaving without a checkpoint: %s", error)
+                    break
+                if executor.halted:  # else it is the answer to a request before
+                    log.info("leaving after %s", saved.expect(Done).text)
+                    break
+        self._may_leave.set()
 
     def on_end(self, error: BaseException | None) -> None:
         keep = False

@@ -32,6 +32,7 @@ class WorkQueue:
         self._queue: deque[tuple[Callable[[], Any] | None, Callable[[Any], None], bool]] = deque()
         self._on_error = on_error
         self._busy = False
+        self.paused = False  # nothing more is begun
         self.last_s = float("inf")  # of work; what is unknown is long until it was seen to be short
 
     def put(
@@ -50,7 +51,7 @@ class WorkQueue:
 
     def run(self) -> None:
         """Do what is queued; on return all of it is done, or the first long work has begun."""
-        while self._queue and not self._busy:
+        while self._queue and not self._busy and not self.paused:
             self._busy = True
             work, then, rare = self._queue.popleft()
             if work is not None and (rare or self.last_s > LONG_S):
