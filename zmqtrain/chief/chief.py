@@ -127,9 +127,9 @@ class Chief(JobActor):
         await self._saver.check()
         self.metrics.role_state.set("joining")
         if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
-            # Tasks that know this chief may wait for it. A later chief saves what was learned.
             if self._is_leaving:
                 return self._leave()
+            # Tasks that know this chief may wait for it. A later chief saves what was learned.
             if self.incarnation and not self._may_have_begun:
                 await self._broadcast_shutdown(self.stop_code, "stopped by a signal")
             return self.stop_code

@@ -199,6 +199,7 @@ class Plan:
             "workers": self.workers,
             "max_workers": self.max_workers,
             **addresses,
+            "on_term": "leave",
             "keys": keys,
             "threads": self.resources[role].cpu,
             **self.overrides,
