@@ -1,0 +1,136 @@
+"""The ps's part in a roster that a member leaves: dead, asleep, or in the middle of its slice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.kills import Killed
+from tests.server.conftest import add_worker, make_state
+from zmqtrain.actors.waits import Waits
+from zmqtrain.coordination.events import Stepped
+from zmqtrain.errors import PeerLostError
+from zmqtrain.server.board_host import BoardHost
+from zmqtrain.store.board import Board, Seat
+from zmqtrain.store.segment import Reached, reach
+from zmqtrain.store.shard import Shard
+from zmqtrain.wire.messages import Order
+
+
+class Interrupted(Shard):
+    """A shard as a member sees it, to whom something happens in the middle of its update."""
+
+    happens: Callable[[], None] = staticmethod(lambda: None)
+
+    def update_parts(self, numbers: Iterable[int], buffers: Sequence[int], step: int) -> None:
+        self.happens()
+        super().update_parts(numbers, buffers, step)
+
+
+class Roster:
+    """Members 0 and 1, who have their gradients of -1 ready; 1 owns the only part of the shard."""
+
+    def __init__(self, patience_s: float = 60.0) -> None:
+        self.state = make_state(safe=True)
+        self.segment = self.state.shard.segment
+        self.waits = Waits("ps 0")
+        self.told: list[Stepped] = []
+        self.watch: asyncio.Task[None]
+        self.host = BoardHost(
+            self.state,
+            report=lambda stepped, losses: self.told.append(stepped),
+            go_on=lambda: None,
+            end_leases=lambda: None,
+            spawn=self._spawn,
+            waits=self.waits,
+            patience_s=patience_s,
+        )
+        self.reached: dict[int, Reached] = {}
+        for index in (0, 1):
+            add_worker(self.state, index, buffer=index, lane="memory")
+            self.reached[index] = reach(self.segment.name, self.segment.layout)
+            self.reached[index].gradient(index)[:] = -1
+        self.host.begin(Order("roster", (0, 1), sequence=9, batches=(0,)))
+        shard = self.state.shard
+        self.shards = [
+            Interrupted(shard.layout, shard.rule, self.segment, safe=True) for _ in self.reached
+        ]
+        self.other, self.owner = map(self._seat, (0, 1))
+        assert self.other.offer(1, 0.5) and self.owner.offer(1, 0.5)
+
+    def leave(self) -> None:
+        """The owner of the slice is not a member any more."""
+        del self.state.workers[1]
+        self.host.halt(1)
+
+    @property
+    def is_made(self) -> bool:
+        return self.told == [Stepped(1, 2, 1.0, over=True)] and self.state.version == 1
+
+    def _seat(self, index: int) -> Seat:
+        seat = Board(self.segment).seat_of(index, 1, self.shards[index])
+        assert seat is not None
+        return seat
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> bool:
+        self.watch = asyncio.create_task(work)
+        return True
+
+
+def killed() -> None:
+    raise Killed
+
+
+async def test_slice_of_a_member_that_sleeps_is_updated_by_the_ps_alone() -> None:
+    roster = Roster()
+    roster.other.update()
+    roster.leave()
+    assert roster.is_made
+    roster.owner.update()  # it wakes up
+    assert (roster.state.shard.parameters == 1).all()
+
+
+@pytest.mark.parametrize("where", ["before its update", "in its update"])
+async def test_slice_of_a_member_that_died_is_updated_by_the_ps(where: str) -> None:
+    roster = Roster()
+    roster.other.update()
+    if where == "in its update":
+        roster.shards[1].happens = killed
+        with pytest.raises(Killed):
+            roster.owner.update()
+    del roster.reached[1]
+    roster.leave()
+    assert roster.is_made
+    assert (roster.state.shard.parameters == 1).all()
+
+
+async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> None:
+    roster = Roster()
+    roster.other.update()
+    waits = []
+
+    def left() -> None:
+        roster.leave()
+        waits.extend(roster.waits.snapshot())
+
+    roster.shards[1].happens = left
+    roster.owner.update()
+    assert [(wait.owner, wait.peer) for wait in waits] == [("ps 0", "worker 1")]
+    assert waits[0].until_s is not None and waits[0].until_s <= 60
+    roster.host.tell()
+    assert roster.is_made and not roster.waits.snapshot()
+    assert (roster.state.shard.parameters == 1).all()
+
+
+async def test_member_that_stops_in_the_middle_of_its_slice_ends_the_job_in_time() -> None:
+    roster = Roster(patience_s=0.01)
+    roster.shards[1].happens = killed
+    with pytest.raises(Killed):
+        roster.owner.update()  # but its process holds its gradient still
+    roster.leave()
+    with pytest.raises(PeerLostError, match="worker 1"):
+        await asyncio.wait_for(roster.watch, 60)
+    assert not roster.is_made
