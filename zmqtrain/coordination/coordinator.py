@@ -90,6 +90,7 @@ class Coordinator:
     refused: int = 0  # pushes with non-finite gradients
     makes_rosters: bool = False  # workers may make steps by themselves
     roster: Roster | None = None  # that does; until it is over only Stepped is handled
+    rosters: int = 0  # that there were
     workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
 
     make_policy = staticmethod(make_policy)
@@ -224,6 +225,7 @@ class Coordinator:
         left = self.steps - self.version
         roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
         if roster is not None:  # they find it when they are released
+            self.rosters += 1
             batches = (roster.next_batch,)
             order = Order("roster", roster.workers, sequence=roster.steps, batches=batches)
             orders.insert(orders.index(released[0]), order)

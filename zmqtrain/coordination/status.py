@@ -59,6 +59,7 @@ def status_of(
         tasks=(host.task, *(_task(leader, peer) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
         uncounted=coordinator.ledger.uncounted if coordinator is not None else 0,
+        rosters=coordinator.rosters if coordinator is not None else 0,
         limit=coordinator.ledger.limit if coordinator is not None else None,
         pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
         learning_rate=coordinator.learning_rate if coordinator is not None else None,

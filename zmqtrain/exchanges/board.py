@@ -48,6 +48,7 @@ class BoardExchange:
         self._updating = Offload("update")
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="wait")
         self._turned_at = 0.0
+        self._awaited = -1  # the last member that this step waited for, beyond a short look
 
     @property
     def is_finished(self) -> bool:
@@ -116,7 +117,7 @@ class BoardExchange:
             self._seat = board.seat_of(actor.task.index, actor.incarnation, shard)
 
     async def _step(self, seat: Seat, report: StepReport) -> StepResult:
-        began_at = time.perf_counter()
+        began_at, self._awaited = time.perf_counter(), -1
         if not await self._until(seat, MADE):
             return await self._push_after_all(report)
         held_s = time.perf_counter() - began_at
@@ -127,6 +128,9 @@ class BoardExchange:
         self._messages.versions[0] = seat.version
         self._messages.take_in_exact()
         held_s += await self._turn() - began_at
+        if self._awaited >= 0:
+            worker = seat.holders[self._awaited].worker
+            self._actor.metrics.waited_for_seconds[worker].inc(held_s)
         return StepResult("applied", (batch,), held_s=held_s)
 
     async def _turn(self) -> float:
@@ -149,6 +153,7 @@ class BoardExchange:
         loop, entered = asyncio.get_running_loop(), None
         try:
             while late >= 0 and not self._is_over(seat, word, late):
+                self._awaited = late
                 if entered is None or entered[0] != late:
                     self._end_wait(entered)
                     entered = late, self._begin_wait(seat, word, late)
@@ -179,6 +184,7 @@ class BoardExchange:
             left_s = until - time.perf_counter()
             if left_s <= 0:
                 break
+            self._awaited = late
             seat.wait(late, word, left_s)
             late = seat.missing(word)
         return late

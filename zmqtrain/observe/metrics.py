@@ -261,6 +261,9 @@ class Metrics:
         self.step_duration_seconds = make.histogram("step_duration_seconds", text)
         phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
         self.phase_duration_seconds = _by_label(phases, Phases)
+        text = "Time in phase wait, by the last worker that was waited for on the board."
+        waits = make.counter("waited_for_seconds", text, "worker")
+        self.waited_for_seconds = Series[int, Counter](waits, lambda series: series)
 
     def _declare_shard(self, make: _Maker) -> None:
         pushes = make.counter("pushes", "Pushes answered, by what became of them.", "result")

@@ -22,6 +22,7 @@ class Summary:
 
     ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
     ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices;
+    ``rosters``: how often workers began to make steps by themselves, over the board.
     ``ps`` leaves those out that workers host.
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
     the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
@@ -32,6 +33,7 @@ class Summary:
     policy: str
     strategy: str
     exchange: str
+    rosters: int
     ps: int
     workers: int
     global_step: int
@@ -55,6 +57,7 @@ class Summary:
         """
         return cls(
             policy=status.policy,
+            rosters=status.rosters,
             global_step=status.step,
             seconds=status.seconds,
             steps_per_second=status.steps_per_second,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -483,6 +483,7 @@ class Status:
     limit: int | None = None  # batches from this number on wait for the chief
     pass_loss: float = math.nan  # mean over the examples counted in this pass
     learning_rate: float | None = None  # set by a callback, in place of the optimizer's
+    rosters: int = 0  # that workers made steps in by themselves
 
 
 Message = (
