@@ -9,6 +9,7 @@ from bench.compression import compression_command
 from bench.headline import headline_command
 from bench.kernels import kernels_command
 from bench.memory import memory_command
+from bench.mirrored import mirrored_command
 from bench.models import models_command
 from bench.peers.command import peers_command
 from bench.profile import profile_command
@@ -22,6 +23,7 @@ COMMANDS: tuple[click.Command, ...] = (
     kernels_command,
     train_command,
     memory_command,
+    mirrored_command,
     models_command,
     profile_command,
     headline_command,

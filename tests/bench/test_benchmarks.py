@@ -40,6 +40,10 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         f"--compression int8 {SMALL}",
         {"compression", "sent_bytes_per_push", "received_bytes_per_push", "accuracy"},
     ),
+    "mirrored": (
+        "--model mlp --side devices --steps 10",
+        {"model", "side", "workers", "devices", "steps_per_second", "examples_per_second"},
+    ),
     "models": (
         "--model gpt --batches 10",
         {"framework", "model", "side", "workers", "policy", "examples_per_second"}

@@ -1,0 +1,86 @@
+"""Several devices of one process beside workers: steps and examples a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from bench.cluster import Plan, train
+from bench.options import json_option, list_of, runs_option
+from bench.output import ROOT, report
+from zmqtrain.job import load_job
+from zmqtrain.local.processes import LocalCluster
+
+REFERENCES = {"mlp": "bench.mirrored_job:job", "cnn": str(ROOT / "examples" / "torch_cnn.py")}
+STEPS = {"mlp": 1000, "cnn": 60}
+SIDES = {
+    "worker": (1, ""),
+    "device": (1, "cpu:0"),
+    "devices": (1, "cpu:0,cpu:1"),
+    "workers": (2, ""),
+}
+"""How many workers, and on which devices each computes; a batch is of one device."""
+
+
+def row_of(model: str, side: str, steps: int | None) -> dict[str, Any]:
+    """Train on one side, without ps: workers share a board."""
+    workers, devices = SIDES[side]
+    overrides = {"steps": steps or STEPS[model], "devices": devices, "exchange": "board"}
+    plan = Plan(
+        reference=REFERENCES[model],
+        make=lambda: load_job(REFERENCES[model]),
+        arguments={},
+        cluster=LocalCluster(workers=workers, ps=0, threads=1),
+        overrides={name: value for name, value in overrides.items() if value},
+    )
+    summary = train(plan, lambda status: None)
+    rate = summary.steps_per_second
+    return {
+        "bench": "mirrored",
+        "model": model,
+        "side": side,
+        "workers": workers,
+        "devices": devices.count(":") or 1,
+        "steps_per_second": rate,
+        "examples_per_second": rate * summary.examples / summary.global_step,
+    }
+
+
+@click.command("mirrored")
+@click.option(
+    "--model",
+    "models",
+    type=list_of(click.Choice(list(REFERENCES)), "model"),
+    default=",".join(REFERENCES),
+    help="mlp is 784-256-256-10 in NumPy; cnn that of examples/torch_cnn.py, if PyTorch is there",
+)
+@click.option(
+    "--side",
+    "sides",
+    type=list_of(click.Choice(list(SIDES)), "side"),
+    default=",".join(SIDES),
+    help="one worker; one with one device; one with two; two workers",
+)
+@click.option("--steps", type=click.IntRange(2), help="of each side; default: by model")
+@runs_option
+@json_option
+def mirrored_command(
+    models: tuple[str, ...], sides: tuple[str, ...], steps: int | None, runs: int, as_json: bool
+) -> None:
+    """Train on logical devices of a CPU in one process, and with workers; one thread each.
+
+    \b
+    Examples:
+      python -m bench mirrored
+      python -m bench mirrored --model mlp --side devices,workers --runs 3 --json
+    """
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for model in models:
+            for _ in range(runs if model != "cnn" or find_spec("torch") else 0):
+                yield from (row_of(model, side, steps) for side in sides)
+
+    report(rows(), as_json=as_json)
