@@ -310,12 +310,13 @@ def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
     script = render_scripts(example_plan(), SCRIPTS)["digits.worker.sbatch"]
     for code in (*ExitCode, 137, 139):
         (tmp_path / "requeued").unlink(missing_ok=True)
-        requeue = f"touch {tmp_path}/requeued"
+        requeue = f'[ "$*" = "requeue 770_3" ] && touch {tmp_path}/requeued'
         programs = {"srun": f"exit {code:d}", "squeue": f"echo {state}", "scontrol": requeue}
         for name, body in programs.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
             (tmp_path / name).chmod(0o700)
-        variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "777"}
+        element = {"SLURM_ARRAY_JOB_ID": "770", "SLURM_ARRAY_TASK_ID": "3"}
+        variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | element
         done = subprocess.run(["bash", "-c", script], env=variables, check=False)
         assert done.returncode == code
         is_preempted = code == ExitCode.TERMINATED and state != "COMPLETING"

@@ -52,6 +52,12 @@ def living_workers(status: dict[str, Any]) -> set[str]:
     }
 
 
+def requeued(slurm: SlurmCluster) -> list[str]:
+    """Return the elements of the arrays of workers that wait, once all do."""
+    told = slurm.run("squeue", "-h", "-r", "-n", f"{NAME}-worker", "-o", "%F_%K %T").split()
+    return told[::2] if told[1::2] == ["PENDING"] * 4 else []
+
+
 def names(count: int) -> set[str]:
     return {f"worker {index}" for index in range(count)}
 
@@ -79,10 +85,16 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     large = ("--parsable", "-p", "main", "-N1", "-n1", "-c6", "--wrap", "sleep 100")
     urgent = [slurm.run("sbatch", "-w", node, *large) for node in nodes]
     preempted = until_status(slurm, lambda s: living_workers(s) < names(4), "a preemption")
-    assert slurm.zmqtrain("why", NAME)
+    assert "worker" in slurm.zmqtrain("why", NAME)
+    waiting = slurm.stage.until(lambda: requeued(slurm), "Slurm to have all of them wait")
     slurm.run("scancel", *(number.strip() for number in urgent))
-    after = lambda s: living_workers(s) == names(4) and s["step"] > preempted["step"]  # noqa: E731
-    until_status(slurm, after, "all workers again")
+    for number in waiting:  # it would let them wait for two minutes
+        slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    until_status(
+        slurm,
+        lambda s: living_workers(s) == names(4) and s["step"] > preempted["step"],
+        "all workers again",
+    )
 
     assert slurm.zmqtrain("scale", NAME, "--workers", "1")
     until_status(slurm, lambda s: living_workers(s) == names(1), "one worker")

@@ -83,7 +83,7 @@ done
 $step --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)}
 code=$?
 wait
-{_end()}
+{_end("$SLURM_JOB_ID")}
 """
 
 
@@ -117,7 +117,7 @@ life() {{
 export -f life
 srun {target.python} -m zmqtrain.cli.supervise -- bash -c life
 code=$?
-{_end()}
+{_end("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")}
 """
 
 
@@ -144,19 +144,22 @@ done
 export ZMQTRAIN_PS"""
 
 
-def _end() -> str:
+def _end(number: str) -> str:
     """Return lines that end a script by the code of its task, or have Slurm run it again.
+
+    ``number``: how Slurm calls the script's job. The number in ``SLURM_JOB_ID`` is that of the
+    whole array in one of its elements.
 
     A task that was told to leave while its job goes on was preempted: a job that ends by itself
     in its grace time would not be run again. A cancelled job is no longer running.
     """
     told = int(ExitCode.TERMINATED)
     ended = "|".join(str(code) for code in ENDED if code != told)
-    again = 'scontrol requeue "$SLURM_JOB_ID"'
+    again = f'scontrol requeue "{number}"'
     return f"""\
 case "$code" in
   {ended}) ;;
-  {told}) [[ $(squeue -h -j "$SLURM_JOB_ID" -o %T) == @(RUNNING|SIGNALING) ]] && {again} ;;
+  {told}) [[ $(squeue -h -j "{number}" -o %T) == @(RUNNING|SIGNALING) ]] && {again} ;;
   *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && {again} ;;
 esac
 exit "$code\""""
