@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.health import LAG_INTERVAL_S, STALL_S, LoopMonitor, Server, serve
+from zmqtrain.observe.health import LAG_INTERVAL_S, STALL_S, LoopMonitor, Server, reachable, serve
 from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
@@ -89,6 +90,22 @@ def test_ready_task_answers_200_with_the_reason(server: Server) -> None:
 def test_readiness_of_the_whole_job_is_asked_for_apart(server: Server) -> None:
     answer = get(server, "/readyz?all")
     assert (answer.status, answer.text) == (503, "waiting for the chief\n")
+
+
+def test_tasks_of_a_job_are_listed_where_they_are_known(task: Task) -> None:
+    targets = [{"targets": ["10.0.0.7:9450"], "labels": {"__meta_zmqtrain_role": "worker"}}]
+    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, targets=lambda: targets)
+    try:
+        answer = get(server, "/sd")
+    finally:
+        server.close()
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert json.loads(answer.text) == targets
+
+
+def test_task_that_listens_everywhere_names_one_address_of_its_host() -> None:
+    assert reachable("10.0.0.7") == "10.0.0.7"
+    assert reachable("0.0.0.0") not in ("", "0.0.0.0", "192.0.2.1")
 
 
 def test_task_that_is_not_ready_answers_503_with_the_reason(server: Server, task: Task) -> None:

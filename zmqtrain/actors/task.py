@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from typing import Any
 
 from zmqtrain.actors.actor import Actor
 from zmqtrain.actors.joining import process_name
@@ -68,6 +69,10 @@ class JobActor(Actor):
         self.incarnation = 0
         self._lives += 1
         self.nonce = f"{self._process_nonce}/{self._lives}"
+
+    def targets(self) -> list[dict[str, Any]] | None:
+        """Return where all tasks serve metrics, for Prometheus; None: this task does not know."""
+        return None
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """Return (whether the task is ready, its state in words).

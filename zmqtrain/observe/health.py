@@ -1,5 +1,6 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
+``/sd`` of ps 0 is what Prometheus's HTTP discovery asks for: where all tasks serve theirs.
 ``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
 
 It runs in a daemon thread, so it answers even while the event loop is blocked.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import ssl
@@ -19,7 +21,7 @@ from http import HTTPStatus
 from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry, Histogram, MetricsHandler
 
@@ -38,6 +40,10 @@ log = logging.getLogger(__name__)
 
 class IsReady(Protocol):
     def __call__(self, *, everyone: bool) -> tuple[bool, str]: ...
+
+
+Targets: TypeAlias = Callable[[], list[dict[str, Any]] | None]
+"""Returns the answer to /sd, None where there is none."""
 
 
 class LoopMonitor:
@@ -85,8 +91,10 @@ class _HttpServer(ThreadingMixIn, TCPServer):
         is_ready: IsReady,
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None,
+        targets: Targets,
     ) -> None:
         self._tls = tls
+        self.targets = targets
         self.registry = registry
         self.is_ready = is_ready
         self.stalled_s = stalled_s
@@ -136,6 +144,8 @@ class _Handler(MetricsHandler):
             case "/healthz":
                 stalled_s = self.server.stalled_s()
                 self._answer(stalled_s <= STALL_S, f"event loop last ran {stalled_s:.1f} s ago")
+            case "/sd" if (targets := self.server.targets()) is not None:
+                self._send(HTTPStatus.OK, json.dumps(targets), "application/json")
             case _:
                 self._send(HTTPStatus.NOT_FOUND, f"no {path}; expected /metrics, /readyz, /healthz")
 
@@ -150,10 +160,10 @@ class _Handler(MetricsHandler):
     def _answer(self, is_good: bool, reason: str) -> None:
         self._send(HTTPStatus.OK if is_good else HTTPStatus.SERVICE_UNAVAILABLE, reason)
 
-    def _send(self, status: HTTPStatus, text: str) -> None:
+    def _send(self, status: HTTPStatus, text: str, kind: str = "text/plain; charset=utf-8") -> None:
         body = f"{text}\n".encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -189,6 +199,7 @@ def serve(
     is_ready: IsReady,
     loop_lag: Callable[[], float],
     tls: ssl.SSLContext | None = None,
+    targets: Targets = lambda: None,
 ) -> Server:
     """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
 
@@ -200,7 +211,7 @@ def serve(
         ConfigError: it cannot listen on that address, for instance because the port is taken.
     """
     try:
-        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls))
+        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls, targets))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
@@ -208,6 +219,21 @@ def serve(
             "of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
             "where 0 takes any free port"
         ) from error
+
+
+def reachable(host: str) -> str:
+    """Return an address of this host at which others reach a server that listens on ``host``."""
+    any_other = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}.get(host)
+    if any_other is None:
+        return host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
+        try:
+            route.connect((any_other, 9))  # sends nothing: it looks for the way there
+            found: str = route.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
+    return f"[{found}]" if ":" in found else found
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:

@@ -89,11 +89,13 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     files = config.metrics_tls
     tls = None if files is None else health.tls_context(*files)
     try:
-        server = health.serve(actor.metrics, host, port, actor.ready, monitor.stalled_s, tls)
+        server = health.serve(
+            actor.metrics, host, port, actor.ready, monitor.stalled_s, tls, actor.targets
+        )
     except ConfigError as error:
         raise ConfigError(f"{error}; or is {actor.task} already running on this host?") from error
     stack.callback(server.close)
-    actor.metrics_address = f"{server.address}:{server.port}"
+    actor.metrics_address = f"{health.reachable(server.address)}:{server.port}"
     actor.add_background_task(monitor.run)
     scheme = "http" if tls is None else "https"
     log.info("metrics at %s://%s/metrics", scheme, actor.metrics_address)

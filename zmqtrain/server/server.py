@@ -359,6 +359,26 @@ class ParameterServer(JobActor):
             return True, "serving"
         return listens and not everyone, "waiting for the chief" if listens else "starting"
 
+    def targets(self) -> list[dict[str, Any]] | None:
+        if self.leader is None:
+            return None
+        own = (self.task.role.value, self.task.index, self.metrics_address)
+        others = [(peer.role, peer.index, peer.metrics) for peer in self.peers if not peer.gone]
+        scheme = "http" if self._config.metrics_tls is None else "https"
+        return [
+            {
+                "targets": [address],
+                "labels": {
+                    "__scheme__": scheme,
+                    "__meta_zmqtrain_job": self.job_name,
+                    "__meta_zmqtrain_role": role,
+                    "__meta_zmqtrain_index": str(index),
+                },
+            }
+            for role, index, address in [own, *others]
+            if address
+        ]
+
     def _host_status(self) -> HostStatus:
         if self._executor is not None:
             self._executor.count()  # the leader has the figures of all updates so far
