@@ -9,21 +9,30 @@ from typing import Any
 
 import click
 
+from bench.hosts import Hosts
 from bench.jobs import USUAL_RULES
-from bench.options import json_option, list_of, runs_option, sizes_type, steps_for
+from bench.options import json_option, list_of, runs_option, size_type, sizes_type, steps_for
 from bench.output import report
 from bench.processes import json_lines_of
 from bench.push_pull import PushPull, measure
+from bench.rank import WARM_UP
+from bench.workload import ITEM_NBYTES, Workload, items_of, push_pull_row
 
 GLOO = "gloo"
-EXCHANGES = ("board", "direct", GLOO)
-RANKS = 2  # of gloo
+DIRECT = "direct"
+RANKS = 2  # of gloo on one host
+EXCHANGES = ("board", "ps", DIRECT, GLOO)
 TIMEOUT_S = 120.0
+PORT = 2222  # of every rank
 
 
-def row_of(exchange: str, megabytes: float, workers: int, rule: str) -> dict[str, Any]:
+def row_of(
+    exchange: str, megabytes: float, workers: int, rule: str, hosts: Hosts | None
+) -> dict[str, Any]:
     """Measure one exchange. gloo reduces alone, without an update."""
-    if exchange == GLOO:
+    if hosts is not None:
+        times = _between(hosts, exchange, megabytes, workers, rule)
+    elif exchange == GLOO:
         command = [sys.executable, "-m", "bench.peers.gloo", "push-pull"]
         command += ["--megabytes", str(megabytes), "--steps", str(steps_for(megabytes))]
         rows = json_lines_of(command, timeout_s=TIMEOUT_S)
@@ -37,7 +46,7 @@ def row_of(exchange: str, megabytes: float, workers: int, rule: str) -> dict[str
                 workers,
                 rule=rule,
                 policy="sync-replicas",
-                exchange=exchange,
+                exchange="board" if exchange == "board" else DIRECT,
             )
         )
     return {
@@ -49,11 +58,29 @@ def row_of(exchange: str, megabytes: float, workers: int, rule: str) -> dict[str
         "min_ms": times["min_ms"],
         "per_second": times["per_second"],
         "update": exchange != GLOO,
+        "bytes_over_bound": times.get("bytes_over_bound"),
     }
 
 
-def can_run(exchange: str, workers: int) -> bool:
-    return exchange != GLOO or (workers == RANKS and find_spec("torch") is not None)
+def _between(hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str) -> dict[str, Any]:
+    """Measure processes that exchange by tcp, each on a host of its own."""
+    command = [sys.executable, "-m", "bench.rank", kind, "--rule", rule]
+    command += ["--megabytes", str(megabytes), "--steps", str(steps_for(megabytes))]
+    addresses = ",".join(f"{hosts.address(index)}:{PORT}" for index in range(workers))
+    namespaces = ",".join(map(hosts.namespace, range(workers)))
+    command += ["--addresses", addresses, "--namespaces", namespaces]
+    rows = sorted(json_lines_of(command, timeout_s=TIMEOUT_S), key=lambda row: row["index"])
+    began_at = rows[0]["began_at"]
+    times = push_pull_row(Workload(kind, "in_place", megabytes), began_at, WARM_UP)
+    bound = 2 * (workers - 1) / workers * items_of(megabytes) * ITEM_NBYTES
+    sent = max(row["sent"] for row in rows) / (len(began_at) - 1 - WARM_UP)
+    return times | {"bytes_over_bound": sent / bound}
+
+
+def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
+    if exchange == GLOO:
+        return find_spec("torch") is not None and (workers == RANKS or hosts is not None)
+    return (exchange == DIRECT) == (hosts is not None)
 
 
 @click.command("all-reduce")
@@ -61,14 +88,17 @@ def can_run(exchange: str, workers: int) -> bool:
     "--exchange",
     "exchanges",
     type=list_of(click.Choice(EXCHANGES), "exchange"),
-    default=",".join(EXCHANGES),
-    help="board; direct, to one ps; gloo, without an update, if PyTorch is installed",
+    default="board,ps,gloo",
+    help="board; ps, one of them, in shared memory; gloo, without an update, if PyTorch is "
+    "installed; direct: then each worker, and each rank of gloo, is in a network namespace of its "
+    "own (Linux, root)",
 )
 @click.option(
     "--megabytes", "sizes", type=sizes_type, default="0.0003,13,100", help="sizes of a gradient"
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=2, help="of the step")
 @click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd", help="of the update")
+@click.option("--mbit", type=size_type, help="Mbit/s of the link of each namespace")
 @runs_option
 @json_option
 def all_reduce_command(
@@ -76,6 +106,7 @@ def all_reduce_command(
     sizes: tuple[float, ...],
     workers: int,
     rule: str,
+    mbit: float | None,
     runs: int,
     as_json: bool,
 ) -> None:
@@ -86,13 +117,21 @@ def all_reduce_command(
       python -m bench all-reduce
       python -m bench all-reduce --exchange board,gloo --megabytes 0.0003,13,100 --json
       python -m bench all-reduce --exchange board --workers 4 --rule adam
+      python -m bench all-reduce --exchange direct,gloo --mbit 1000
     """
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows(hosts: Hosts | None) -> Iterator[dict[str, Any]]:
         for megabytes in sizes:
             for _ in range(runs):
                 for exchange in exchanges:
-                    if can_run(exchange, workers):
-                        yield row_of(exchange, megabytes, workers, rule)
+                    if can_run(exchange, workers, hosts):
+                        yield row_of(exchange, megabytes, workers, rule, hosts)
 
-    report(rows(), as_json=as_json)
+    if DIRECT not in exchanges:
+        report(rows(None), as_json=as_json)
+        return
+    with Hosts(workers) as hosts:
+        if mbit is not None:
+            for host in range(workers):
+                hosts.throttle(host, mbit)
+        report(rows(hosts), as_json=as_json)

@@ -1,0 +1,141 @@
+"""Processes that make steps together, each on a host of its own (see bench.hosts).
+
+`python -m bench.rank KIND ...` starts all of them.
+
+``direct`` is a worker of ours that hosts a part of the parameters, ``gloo`` a rank of
+torch.distributed that reduces alone. At its end it prints when its steps began, and what was sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WARM_UP = 5  # steps not counted
+INTERFACE = "eth0"  # of a host, see bench.hosts
+COUNTER = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
+GLOO_PORT = 2323  # where rank 0 is met
+
+
+class Clock:
+    """When steps began, and what this host has sent from the first that counts to the last."""
+
+    def __init__(self) -> None:
+        self.began_at: list[float] = []
+        self._sent: list[int] = []
+
+    def begin(self) -> None:
+        self.began_at.append(time.perf_counter())
+        if len(self.began_at) > WARM_UP:
+            self._sent = [*self._sent[:1], int(COUNTER.read_text())]
+
+    def tell(self, index: int) -> None:
+        sent = self._sent[-1] - self._sent[0]
+        print(json.dumps({"index": index, "began_at": self.began_at, "sent": sent}), flush=True)
+
+
+def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
+    from bench.blob import Blob, make_job
+    from zmqtrain.config.cluster import Role
+    from zmqtrain.config.task import TaskConfig
+    from zmqtrain.roles.launch import run_script_task
+
+    clock = Clock()
+
+    class Timed(Blob):
+        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+            clock.begin()
+            return super().loss_and_gradients(parameters, batch, out)
+
+        def __deepcopy__(self, _: Any) -> Blob:  # the chief's, which makes no steps
+            return Blob(arguments.megabytes, "in_place")
+
+    job = make_job(
+        arguments.megabytes,
+        arguments.steps + WARM_UP + 1,
+        arguments.rule,
+        mode="in_place",
+        device="cpu",
+        ps_device="cpu",
+        policy="sync-replicas",
+        exchange="direct",
+    ).model_copy(update={"model": Timed(arguments.megabytes, "in_place")})
+    config = TaskConfig(
+        role=Role.WORKER,
+        job="bench.rank",
+        index=arguments.index,
+        ps=(),
+        members=tuple(addresses),
+        workers=len(addresses),
+        chief=False,
+        insecure=True,
+        metrics_port=0,
+        threads=1,
+        log_level="warning",
+    )
+    code, _ = run_script_task(config, job)
+    clock.tell(arguments.index)
+    return code
+
+
+def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
+    import torch
+    from torch import distributed
+
+    from bench.workload import items_of
+
+    host = addresses[0].rpartition(":")[0]
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    torch.set_num_threads(1)
+    meeting = f"tcp://{host}:{GLOO_PORT}"
+    size = len(addresses)
+    distributed.init_process_group("gloo", meeting, rank=arguments.index, world_size=size)
+    tensor = torch.from_numpy(np.full(items_of(arguments.megabytes), 1e-3, np.float32))
+    clock = Clock()
+    for _ in range(arguments.steps + WARM_UP):
+        clock.begin()
+        distributed.all_reduce(tensor)
+    clock.begin()
+    distributed.barrier()
+    distributed.destroy_process_group()
+    clock.tell(arguments.index)
+    return 0
+
+
+KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {"direct": direct, "gloo": gloo}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--index", type=int, help="of this one; none: start all")
+    parser.add_argument("--namespaces", help="the hosts of all", required=True)
+    parser.add_argument("--addresses", required=True, help="of all, host:port,host:port")
+    parser.add_argument("--megabytes", type=float, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--rule", default="sgd")
+    arguments = parser.parse_args()
+    addresses = arguments.addresses.split(",")
+    if arguments.index is not None:
+        return KINDS[arguments.kind](arguments, addresses)
+    # A host has a /dev/shm of its own: no other may map what lies there.
+    inside = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$0" "$@"')
+    command = (*inside, sys.executable, "-m", "bench.rank", *sys.argv[1:], "--index")
+    ranks = [
+        subprocess.Popen(["ip", "netns", "exec", namespace, *command, str(index)])
+        for index, namespace in enumerate(arguments.namespaces.split(","))
+    ]
+    return max(abs(rank.wait()) for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
