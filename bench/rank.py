@@ -15,10 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bench.workload import ITEM_NBYTES, items_of
 
 WARM_UP = 5  # steps not counted
 INTERFACE = "eth0"  # of a host, see bench.hosts
@@ -43,32 +46,55 @@ class Clock:
         print(json.dumps({"index": index, "began_at": self.began_at, "sent": sent}), flush=True)
 
 
+class Parts:
+    """A model that computes nothing: a variable for each worker, of so many bytes together.
+
+    So each of them is whole with one worker, and left where it lies.
+    """
+
+    def __init__(self, megabytes: float, workers: int, clock: Clock | None) -> None:
+        self.size = items_of(megabytes)
+        self._workers, self._clock = workers, clock
+        self._is_filled = False
+
+    def __repr__(self) -> str:
+        return f"Parts({self.size})"
+
+    def __deepcopy__(self, _: Any) -> Parts:  # the chief's, which makes no steps
+        return Parts(self.size * ITEM_NBYTES / 1e6, self._workers, None)
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        cuts = [self.size * index // self._workers for index in range(self._workers + 1)]
+        sizes = [stop - start for start, stop in pairwise(cuts)]
+        return {f"part {i}": np.zeros(size, np.float32) for i, size in enumerate(sizes) if size}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        if self._clock is not None:
+            self._clock.begin()
+        if not self._is_filled:
+            self._is_filled = True
+            for gradient in out.values():
+                gradient[...] = 1e-3
+        return 0.0
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
 def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
-    from bench.blob import Blob, make_job
+    from bench.jobs import RULES, dataless_job
     from zmqtrain.config.cluster import Role
     from zmqtrain.config.task import TaskConfig
     from zmqtrain.roles.launch import run_script_task
 
     clock = Clock()
-
-    class Timed(Blob):
-        def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-            clock.begin()
-            return super().loss_and_gradients(parameters, batch, out)
-
-        def __deepcopy__(self, _: Any) -> Blob:  # the chief's, which makes no steps
-            return Blob(arguments.megabytes, "in_place")
-
-    job = make_job(
-        arguments.megabytes,
+    job = dataless_job(
+        Parts(arguments.megabytes, len(addresses), clock),
         arguments.steps + WARM_UP + 1,
-        arguments.rule,
-        mode="in_place",
-        device="cpu",
-        ps_device="cpu",
-        policy="sync-replicas",
+        optimizer=RULES[arguments.rule],
+        prefetch=0,
         exchange="direct",
-    ).model_copy(update={"model": Timed(arguments.megabytes, "in_place")})
+    )
     config = TaskConfig(
         role=Role.WORKER,
         job="bench.rank",
@@ -90,8 +116,6 @@ def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
 def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
     import torch
     from torch import distributed
-
-    from bench.workload import items_of
 
     host = addresses[0].rpartition(":")[0]
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

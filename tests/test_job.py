@@ -97,7 +97,7 @@ AVERAGE = (
         ("max_nonfinite", -1, "expected at least 0"),
         ("partition_nbytes", -1, "expected at least 0"),
         ("prefetch", 65, "expected at most 64"),
-        ("placement", "random", "expected 'round-robin' or 'greedy'"),
+        ("placement", "random", "expected 'round-robin', 'greedy' or 'contiguous'"),
         ("device", "tpu", "expected 'cpu' or 'gpu'"),
         ("stepz", 3, "did you mean steps?"),
     ],

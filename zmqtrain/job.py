@@ -216,8 +216,10 @@ class Job(BaseModel):
         description=f"how gradients are sent by tcp: {compression.FORMS}; the part that int8 and "
         "topk leave out is added to the next gradient",
     )
-    placement: Literal["round-robin", "greedy"] = Field(
-        "greedy", description="how variables are distributed over the ps"
+    placement: Literal["round-robin", "greedy", "contiguous"] = Field(
+        "greedy",
+        description="how variables are distributed over the ps; contiguous cuts fewer of them, "
+        "which saves workers copies, and is the default without ps, unless with overlap",
     )
     partition_nbytes: Count = Field(
         256 * 1024,
@@ -401,10 +403,14 @@ class Job(BaseModel):
     def hosted(self, hosted: bool) -> Job:
         """Return this job as it is trained if workers host the ps, or if they do not.
 
-        If they do, the policy is ``sync-replicas`` unless the job names one.
+        If they do, policy and placement are others by default. With ``overlap`` each variable is
+        cut for all shards, so that the first gradients that are complete have many receivers.
         """
-        is_open = hosted and "policy" not in self.model_fields_set
-        return self.model_copy(update={"policy": MIRRORED_POLICY}) if is_open else self
+        if not hosted:
+            return self
+        found = {"policy": MIRRORED_POLICY} | ({} if self.overlap else {"placement": "contiguous"})
+        open_ones = found.keys() - self.model_fields_set
+        return self.model_copy(update={name: found[name] for name in open_ones})
 
     def with_own_model(self) -> Job:
         """Return this job with a copy of the model, for another thread of this process.

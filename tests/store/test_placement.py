@@ -74,6 +74,25 @@ def test_whole_variables_go_where_the_strategy_says(
     assert _shard_of_each(layouts, [v.name for v in variables]) == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "shards", "partition_nbytes", "expected"),
+    [
+        ([10, 10], 2, 4, [[(0, 0, 10)], [(1, 0, 10)]]),
+        ([20], 2, 4, [[(0, 0, 10)], [(0, 10, 10)]]),
+        ([4, 8, 6], 3, 4, [[(0, 0, 4), (1, 0, 2)], [(1, 2, 6)], [(2, 0, 6)]]),
+        ([7, 3], 2, 28, [[(0, 0, 7)], [(1, 0, 3)]]),  # what is small stays whole
+        ([7, 3], 2, 0, [[(0, 0, 7)], [(1, 0, 3)]]),
+        ([0, 2, 0], 3, 4, [[(0, 0, 0)], [(1, 0, 1)], [(1, 1, 1), (2, 0, 0)]]),
+    ],
+)
+def test_contiguous_cuts_the_line_of_all_variables_into_equal_shards(
+    rows: list[int], shards: int, partition_nbytes: int, expected: list[list[tuple[int, int, int]]]
+) -> None:
+    layouts = place(_variables(*((n,) for n in rows)), shards, "contiguous", partition_nbytes)
+    held = [[(int(c.variable.name[1:]), c.start, c.rows) for c in at.slices] for at in layouts]
+    assert held == expected
+
+
 def test_round_robin_counter_runs_on_over_parts() -> None:
     layouts = place(_variables((2,), (2,), (1,)), 3, "round-robin", 4)
     held = [[(chunk.variable.name, chunk.start) for chunk in at.slices] for at in layouts]
@@ -99,7 +118,7 @@ def test_parts_on_the_same_shard_stay_separate_slices() -> None:
 
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)
-strategies = st.sampled_from(["round-robin", "greedy"])
+strategies = st.sampled_from(["round-robin", "greedy", "contiguous"])
 
 
 @settings(deadline=None)

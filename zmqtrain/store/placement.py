@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from zmqtrain.store.layout import ALIGNMENT, ShardLayout, Slice, Variable
 
-Strategy: TypeAlias = Literal["round-robin", "greedy"]
+Strategy: TypeAlias = Literal["round-robin", "greedy", "contiguous"]
 
 PARTITION_NBYTES = 256 * 1024
 
@@ -26,20 +26,63 @@ def place(
     ``round-robin`` gives each to the shard after the last one's, ``greedy`` to the shard with the
     fewest bytes, the lowest index on ties (TensorFlow's ``GreedyLoadBalancingStrategy``). With
     fewer parts than shards some stay empty.
+
+    ``contiguous`` lays all variables end to end and cuts that line into equal shards. So fewer
+    variables are cut than there are shards, and a worker needs no copy of the others; those of
+    ``partition_nbytes`` at most stay whole.
     """
     slices: list[list[Slice]] = [[] for _ in range(shards)]
     sizes = [0] * shards
     turn = 0
-    for variable in sorted(variables, key=lambda variable: variable.place):
+    ordered = sorted(variables, key=lambda variable: variable.place)
+    if strategy == "contiguous":
+        for shard, variable, start, rows in _in_line(ordered, shards, partition_nbytes):
+            _append(slices[shard], variable, start, rows)
+        return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
+    for variable in ordered:
         for start, rows in _cut(variable, shards, partition_nbytes):
             shard = turn % shards if strategy == "round-robin" else sizes.index(min(sizes))
-            end = slices[shard][-1].end if slices[shard] else 0
-            offset = -(-end // ALIGNMENT) * ALIGNMENT
-            cut = Slice(variable, start, rows, offset)
-            slices[shard].append(cut)
-            sizes[shard] += cut.size
+            sizes[shard] += _append(slices[shard], variable, start, rows)
             turn += 1
     return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
+
+
+def _append(slices: list[Slice], variable: Variable, start: int, rows: int) -> int:
+    """Lay rows of a variable behind what a shard holds; return how many elements they are."""
+    end = slices[-1].end if slices else 0
+    slices.append(Slice(variable, start, rows, -(-end // ALIGNMENT) * ALIGNMENT))
+    return slices[-1].size
+
+
+def _in_line(
+    variables: Sequence[Variable], shards: int, partition_nbytes: int
+) -> Iterator[tuple[int, Variable, int, int]]:
+    """Yield (shard, variable, start, rows) of each part; the line is cut at the nearest row."""
+    total = sum(_elements(variable) for variable in variables)
+    shard = position = 0
+    for variable in variables:
+        start, rows = 0, variable.shape[0] if variable.shape else 1
+        if not _elements(variable):
+            yield shard, variable, 0, rows
+            continue
+        is_whole = not partition_nbytes or variable.nbytes <= partition_nbytes
+        unit = rows if is_whole else 1  # rows that stay together
+        size = _elements(variable) // rows * unit  # of these
+        while start < rows:
+            taken = rows - start
+            if shard < shards - 1:
+                left = total * (shard + 1) // shards - position
+                taken = min(taken, (2 * left + size) // (2 * size) * unit)
+            if taken > 0:
+                yield shard, variable, start, taken
+                start += taken
+                position += taken // unit * size
+            else:
+                shard += 1
+
+
+def _elements(variable: Variable) -> int:
+    return Slice(variable, 0, variable.shape[0] if variable.shape else 1, 0).size
 
 
 def _cut(variable: Variable, shards: int, partition_nbytes: int) -> Iterator[tuple[int, int]]:
