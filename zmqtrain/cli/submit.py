@@ -16,21 +16,9 @@ from zmqtrain.cli.output import cell, counted, show, show_json, table
 from zmqtrain.clusters import kubernetes, slurm
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.kubectl import current
-from zmqtrain.clusters.plan import (
-    LETTERS,
-    SUFFIX_LENGTH,
-    Plan,
-    Submission,
-    name_for,
-    plan_of,
-)
+from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.sbatch import Slurm
-from zmqtrain.clusters.submitted import (
-    Submitted,
-    directory_of,
-    submitted_job,
-    submitted_jobs,
-)
+from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig

@@ -74,7 +74,7 @@ def _ps_script(plan: Plan, target: Target) -> str:
     return f"""\
 {_head(options)}
 {_variables(plan, target, Role.PS)}
-{_where(plan.ps, '"$SLURM_JOB_ID"', '"$SLURM_JOB_NODELIST"')}
+{_where(plan.ps, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
 step="srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append"
 for ((i = 0; i < {plan.ps}; i++)); do
   $step --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
@@ -82,7 +82,8 @@ for ((i = 0; i < {plan.ps}; i++)); do
 done
 $step --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)}
 code=$?
-wait
+# Told by the chief, the ps end by themselves; otherwise they would wait for another chief.
+case "$code" in {int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}) wait ;; esac
 {_end("$SLURM_JOB_ID")}
 """
 
@@ -111,7 +112,7 @@ life() {{
   read -r job state nodes < <(squeue -h --me -n {plan.name}-ps -o '%A %T %N')
   [ -n "$job" ] || {{ echo "the ps of {plan.name} run no longer"; exit 0; }}
   [ "$state" = RUNNING ] || {{ echo "their state is $state"; exit {int(ExitCode.PEER_LOST)}; }}
-  {_where(plan.ps, '"$job"', '"$nodes"').replace(chr(10), chr(10) + "  ")}
+  {_where(plan.ps, "$job", "$nodes").replace(chr(10), chr(10) + "  ")}
   exec {task} --index "$SLURM_ARRAY_TASK_ID"
 }}
 export -f life
@@ -136,8 +137,8 @@ def _variables(plan: Plan, target: Target, role: Role) -> str:
 def _where(ps: int, job: str, nodes: str) -> str:
     """Return lines that set ``hosts`` and the variable with the addresses of all ps."""
     return f"""\
-mapfile -t hosts < <(scontrol show hostnames {nodes})
-port=$(({FIRST_PORT} + {PORTS} * ({job.strip('"')} % {JOBS}))) ZMQTRAIN_PS=
+mapfile -t hosts < <(scontrol show hostnames "{nodes}")
+port=$(({FIRST_PORT} + {PORTS} * ({job} % {JOBS}))) ZMQTRAIN_PS=
 for ((i = 0; i < {ps}; i++)); do
   ZMQTRAIN_PS+="${{ZMQTRAIN_PS:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
 done
