@@ -317,6 +317,8 @@ class Job(BaseModel):
                 reason = f", or it must be examples: {error}"
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
+            if info.field_name == "optimizer":
+                reason = "; zmqtrain.optim has them: SGD, Adam, AdamW and others"
             raise ValueError(
                 f"not a {expected.__name__}: it needs the methods {', '.join(methods)}{reason}"
             )
@@ -573,13 +575,13 @@ class Job(BaseModel):
 
         Raises:
             DataError: files are missing or damaged, or ``load()`` returns something else.
-            ConfigError: the batch size is larger than the training set.
+            ConfigError: the batch size is larger than the training set, and no pass ends a batch.
         """
         with user_code("load()", self.data, DataError):
             loaded = self.data.load(self.data_dir)
         match loaded:
             case (Dataset() as training, (Dataset() | None) as evaluation):
-                if 0 < len(training) < self.worker_batch_size:
+                if 0 < len(training) < self.worker_batch_size and not self.epochs:
                     times = f" on each of {len(self.devices)} devices" if self.devices else ""
                     raise ConfigError(
                         f"batch_size is {self.batch_size}{times}, but the training set has "

@@ -347,6 +347,10 @@ def _errors(metric: object, outputs: Array, batch: Batch) -> NDArray[np.float64]
 
 def _labels(metric: object, outputs: Array, batch: Batch) -> NDArray[Any]:
     labels = np.asarray(batch[-1])
+    if len(batch) == 3 and labels.shape == np.shape(batch[0])[:1] and labels.dtype.kind == "f":
+        beside = np.asarray(batch[1])  # of which these may be the weights
+        if beside.dtype.kind in "iub" or (beside.ndim > 1 and beside.shape == np.shape(outputs)):
+            labels = beside
     if np.ndim(outputs) == 0 or labels.ndim == 0 or len(batch) < 2:
         raise _wrong_shapes(metric, outputs, batch, "a row for each example, and labels")
     return labels

@@ -387,6 +387,28 @@ def test_copy_has_a_module_of_its_own() -> None:
     twin = copy.deepcopy(step.model)
     assert twin.module is not step.model.module
     assert repr(twin) == repr(step.model) == "TorchModel(net)"
+    module = net()
+    shared = TorchModel(lambda: module, F.cross_entropy)
+    assert shared.module is module and copy.deepcopy(shared).module is not module
+
+
+def test_batches_of_float64_are_computed_in_float32() -> None:
+    assert Step()((X.astype(np.float64), Y)) == Step()((X, Y))
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.CrossEntropyLoss(reduction="sum")]
+)
+def test_weights_of_examples_need_a_loss_that_is_a_plain_mean(loss: Any) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        Step(loss=loss)((X, Y, np.ones(len(Y), np.float32)))
+
+
+def test_third_argument_of_a_loss_is_no_weight() -> None:
+    """The variance of GaussianNLLLoss, here of one output."""
+    values, ones = X[:, :1], np.ones(len(X), np.float32)
+    step = Step(lambda: nn.Sequential(nn.Linear(X.shape[1], 1)), loss=nn.GaussianNLLLoss())
+    assert np.isfinite(step((X, values, ones)))
 
 
 def test_threads_of_the_task_are_those_of_the_thread_that_computes() -> None:

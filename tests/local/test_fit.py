@@ -19,7 +19,7 @@ from zmqtrain.callbacks import (
     ModelCheckpoint,
     ReduceLROnPlateau,
 )
-from zmqtrain.data import ArrayDataset, BatchPlan, NoisyLine
+from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
 from zmqtrain.metrics import Accuracy, MeanAbsoluteError, TopK
 from zmqtrain.models import LinearRegression, SoftmaxRegression
@@ -293,7 +293,6 @@ def test_run_that_diverges_raises() -> None:
         ({"callbacks": [EarlyStopping("val_acc")]}, ConfigError, "val_loss"),
         ({"callbacks": [EarlyStopping()], "validation_data": None}, ConfigError, "there are loss"),
         ({"epochs": 0, "callbacks": [EarlyStopping()]}, ConfigError, "epochs"),
-        ({"batch_size": 18}, ConfigError, "batch_size"),
         ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
         ({"train": (X[:3], Y[:4])}, DataError, "rows"),
     ],
@@ -630,3 +629,23 @@ def test_variable_of_a_field_counts_in_a_script_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ZMQTRAIN_STEPS", "3")
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(examples=20), optimizer=SGD(0.1))
     assert zmqtrain.run(job, on_progress=lambda status: None).global_step == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_smaller_than_a_batch_is_an_epoch_of_one_batch(workers: int) -> None:
+    trainer = Trainer(MODEL, SGD(0.05), workers=workers)
+    history = fit(trainer, epochs=2, batch_size=1000)
+    assert len(history.history["loss"]) == 2
+    assert trainer.summary is not None and trainer.summary.examples == 2 * len(TRAIN[0])
+
+
+def test_features_and_labels_may_be_two_arguments_and_a_part_is_held_out() -> None:
+    def fitted(*train: Any, **options: Any) -> zmqtrain.History:
+        trainer = Trainer(MODEL, SGD(0.05), seed=3)
+        return trainer.fit(*train, batch_size=5, verbose=False, **options)
+
+    history = fitted(X, Y, validation_split=0.25)
+    assert history.history == fitted(Holdout((X, Y), 0.25, seed=3)).history
+    assert "val_loss" in history.history
+    with pytest.raises(ConfigError, match="validation_split"):
+        fitted(X, Y, validation_split=0.25, validation_data=VALIDATION)

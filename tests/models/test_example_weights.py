@@ -9,6 +9,7 @@ import pytest
 
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.metrics import Accuracy
 from zmqtrain.models import MLP, LinearRegression, SoftmaxRegression
 
 RANDOM = np.random.default_rng(0)
@@ -65,3 +66,15 @@ def test_weights_that_fit_nothing_are_refused() -> None:
         with_class_weights((X,), {0: 2.0})
     with pytest.raises(ConfigError, match="weights"):
         SoftmaxRegression(3, 3).loss_and_gradients({}, (X, LABELS, WEIGHTS[:2]), {})
+
+
+def test_third_array_that_is_no_weight_is_refused_beside_class_weights() -> None:
+    with pytest.raises(DataError, match="third"):
+        with_class_weights((X, LABELS, LABELS), {0: 2.0})
+
+
+def test_metrics_measure_the_labels_of_a_batch_with_weights() -> None:
+    metric = Accuracy()
+    scores = np.eye(3, dtype=np.float32)[LABELS]
+    for batch in ((X, LABELS, WEIGHTS), (X, scores, WEIGHTS)):
+        assert metric.result(metric.update(scores, batch)) == 1.0

@@ -26,6 +26,15 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
+def check_build(build: Any, kind: type) -> None:
+    """Raise ConfigError if ``build`` is what it should return: a module, a model."""
+    if isinstance(build, kind):
+        raise ConfigError(
+            f"a {type(build).__name__} was given in place of build; expected a function that "
+            "returns a new one at each call, so that each worker has its own"
+        )
+
+
 def weights_of(source: str | Path | Mapping[str, Any], *, average: bool) -> Mapping[str, Any]:
     """Return arrays by name: those of a logdir, or the given ones.
 

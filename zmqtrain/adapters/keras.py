@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import name_of, not_installed, weights_of
+from zmqtrain.adapters.common import check_build, name_of, not_installed, weights_of
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import Rule
@@ -49,6 +50,8 @@ if BACKEND not in ("torch", "jax"):
 
 Weights = dict[str, NDArray[Any]]
 
+_BUILT: WeakSet[Any] = WeakSet()  # models that are in use
+
 
 class KerasModel:
     """A Keras model, compiled or not.
@@ -65,6 +68,7 @@ class KerasModel:
         ``loss``, ``metrics``: of a model that is not compiled, as ``compile`` takes them. A batch
         has the model's inputs, then a target for each output, then weights of the examples, if any.
         """
+        check_build(build, keras.Model)
         self.build = build
         self._loss, self._metrics = loss, metrics
         self._policy = keras.config.dtype_policy()  # Keras has one for each thread
@@ -103,7 +107,11 @@ class KerasModel:
             ConfigError: there are some, and the model has several outputs.
         """
         network = self._ready
-        found = [SummedMetric(metric) for metric in network.metrics if not _is_mean(metric)]
+        found = [
+            SummedMetric(metric, network.inputs)
+            for metric in network.metrics
+            if not _is_mean(metric)
+        ]
         if found and network.outputs > 1:
             raise ConfigError(
                 f"the metric {found[0].name!r} of {self!r} is no mean over examples; expected such "
@@ -205,6 +213,12 @@ class KerasModel:
                 raise ConfigError(
                     f"build of {self!r} returned {model!r:.80}; expected a keras.Model"
                 )
+            if model in _BUILT:
+                raise ConfigError(
+                    f"build of {self!r} returned a model for the second time; expected a new one "
+                    "from each call: make the model within build"
+                )
+            _BUILT.add(model)
             self._compile(model)
             return Network(model, seed, self)
 
@@ -227,6 +241,12 @@ class KerasModel:
                 f"the model of {self!r} has a train_step of its own, which would include the "
                 "optimizer's step; override compute_loss instead"
             )
+        for variable in model.trainable_variables:
+            if variable.constraint is not None:
+                raise ConfigError(
+                    f"variable {variable.path!r} of {self!r} has a constraint, which zmqtrain's "
+                    "updates do not keep; leave it out, or use a regularizer"
+                )
         if any(layer.compute_dtype == "float16" for layer in model._flatten_layers()):
             raise ConfigError(
                 f"the model of {self!r} computes in float16, which needs its loss scaled; set the "
@@ -260,7 +280,7 @@ class Network:
         kinds = self.trained.keys() | self.frozen.keys()
         self.state = {n: v for n, v in self.variables.items() if n not in kinds}
         self.computer = _computer(self, owner)  # copies of the owner that share this share it
-        self._inputs = len(getattr(model, "inputs", None) or [None])
+        self.inputs = len(getattr(model, "inputs", None) or [None])
         self.outputs = len(getattr(model, "outputs", None) or [None])
 
     def values(self) -> Weights:
@@ -271,7 +291,7 @@ class Network:
             variable.assign(weights[name])
 
     def inputs_of(self, batch: Batch) -> Any:
-        return _one_or_list(batch[: self._inputs])
+        return _one_or_list(batch[: self.inputs])
 
     def parts_of(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and weights of the examples, as Keras takes them.
@@ -279,13 +299,11 @@ class Network:
         Raises:
             ConfigError: the batch has too few arrays, or too many.
         """
-        targets, more = (
-            batch[self._inputs :][: self.outputs],
-            batch[self._inputs + self.outputs :],
-        )
-        if len(batch) < self._inputs or len(more) > 1:
+        after = self.inputs + self.outputs
+        targets, more = batch[self.inputs : after], batch[after:]
+        if len(batch) < self.inputs or len(more) > 1:
             raise ConfigError(
-                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {self._inputs} "
+                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {self.inputs} "
                 f"inputs, {self.outputs} targets, and at most one of weights"
             )
         return self.inputs_of(batch), _one_or_list(targets), more[0] if more else None
@@ -305,15 +323,16 @@ def _computer(network: Network, owner: KerasModel) -> Any:
 class SummedMetric:
     """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
 
-    def __init__(self, metric: Any) -> None:
-        self.metric, self.name = metric, metric.name
+    def __init__(self, metric: Any, inputs: int) -> None:
+        """``inputs``: arrays of a batch before the targets."""
+        self.metric, self.name, self._inputs = metric, metric.name, inputs
 
     def __repr__(self) -> str:
         return f"keras.metrics.{type(self.metric).__name__}(name={self.name!r})"
 
     def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
         self.metric.reset_state()
-        self.metric.update_state(batch[-1], outputs)
+        self.metric.update_state(batch[self._inputs], outputs)
         return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
 
     def result(self, sums: NDArray[np.float64]) -> Any:

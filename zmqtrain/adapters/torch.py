@@ -14,11 +14,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import name_of, not_installed, weights_of
+from zmqtrain.adapters.common import check_build, name_of, not_installed, weights_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 
@@ -28,6 +29,8 @@ except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
 from zmqtrain.adapters.torch_memory import GradientViews, array_of, tensor_over, use_own_threads
+
+_BUILT: WeakSet[Any] = WeakSet()  # modules that instances train
 
 
 class TorchModel:
@@ -52,10 +55,11 @@ class TorchModel:
         """``build()`` returns the module; the job's seed decides its initial values.
 
         ``loss(outputs, *targets)`` returns the mean loss: the batch's first array goes into the
-        module, the others are targets. ``metrics(outputs, *targets)`` returns mean measures beside
-        the loss; without it, accuracy is measured if targets are numbers of classes. A loss that
-        takes torch's ``reduction`` gets no third array of floats, shape (n,): these are weights of
-        the examples, and multiply what each of them loses.
+        module, the others are targets; float64 becomes float32. ``metrics(outputs, *targets)``
+        returns mean measures beside the loss; without it, accuracy is measured if targets are
+        numbers of classes. A loss of outputs and labels that takes torch's ``reduction`` gets no
+        third array of floats, shape (n,): these are weights of the examples, and multiply what
+        each of them loses.
 
         ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
         ``loss``; then ``metrics(module, batch)`` returns all measures.
@@ -67,6 +71,7 @@ class TorchModel:
         Raises:
             ConfigError: the arguments do not fit together.
         """
+        check_build(build, torch.nn.Module)
         if (loss is None) == (training_step is None):
             raise ConfigError(
                 "TorchModel needs either loss(outputs, targets) or training_step(module, batch), "
@@ -218,6 +223,11 @@ class TorchModel:
         if not _has_weights(loss, targets):
             return loss(outputs, *targets)
         labels, weights = targets
+        if getattr(loss, "weight", None) is not None or getattr(loss, "reduction", "") == "sum":
+            raise ConfigError(
+                f"examples have weights, and {loss} weighs classes or adds up; expected the mean "
+                'of each example\'s own loss: a loss without weight and with reduction="mean"'
+            )
         if isinstance(loss, torch.nn.Module):
             each = copy.copy(loss)
             each.reduction = "none"
@@ -248,9 +258,9 @@ class TorchModel:
 
     def _as_tensors(self, batch: Batch) -> tuple[Any, ...]:
         tensors = map(tensor_over, batch)
-        if not self._is_double:
-            return tuple(tensors)
-        return tuple(t.double() if t.is_floating_point() else t for t in tensors)
+        if self._is_double:
+            return tuple(t.double() if t.is_floating_point() else t for t in tensors)
+        return tuple(t.float() if t.dtype == torch.float64 else t for t in tensors)
 
     def _autocasting(self, batch: tuple[Any, ...]) -> Any:
         kind = batch[0].device.type
@@ -268,6 +278,9 @@ class TorchModel:
                 f"build of {self!r} returned {module!r:.80}; expected a torch.nn.Module"
             )
         if self._module is None:
+            if module in _BUILT:  # build returns one that another instance trains
+                module = copy.deepcopy(module)
+            _BUILT.add(module)
             self._module, self._initial_seed = module, seed
             if self._compile:
                 module.compile(**({} if self._compile is True else self._compile))
@@ -378,4 +391,8 @@ def _has_weights(loss: Any, targets: tuple[Any, ...]) -> bool:
     """Return whether a loss of torch's kind gets labels and a weight for each example."""
     if len(targets) != 2 or targets[1].ndim != 1 or not targets[1].is_floating_point():
         return False
-    return hasattr(loss, "reduction") or "reduction" in inspect.signature(loss).parameters
+    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    parameters = inspect.signature(call).parameters
+    if not (hasattr(loss, "reduction") or "reduction" in parameters):
+        return False
+    return sum(one.default is one.empty for one in parameters.values()) == 2  # outputs, labels

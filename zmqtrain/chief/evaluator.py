@@ -14,7 +14,7 @@ from zmqtrain.job import Job
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.training.evaluation import evaluate
+from zmqtrain.training.evaluation import ROWS, evaluate
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Evaluator:
                 self._dataset,
                 cancelled.is_set,
                 self._job.metrics,
+                min(ROWS, 4 * self._job.batch_size),  # what a step of training has room for
             )
         finally:
             cancelled.set()  # otherwise the process would wait for the thread

@@ -134,13 +134,18 @@ def as_dataset(examples: Any) -> Dataset:
     if isinstance(examples, Dataset) and not hasattr(examples, "shape"):  # an array has take, too
         return examples
     if any(kind.__module__.startswith("torch.utils.data") for kind in type(examples).__mro__):
+        if hasattr(examples, "batch_sampler"):
+            raise DataError(
+                "the examples are a DataLoader; expected the data set that it loads: batches are "
+                "leased by number, so give loader.dataset, and batch_size to the job"
+            )
         from zmqtrain.data.torch_dataset import TorchDataset  # which may need what needs this
 
         return TorchDataset(examples)
     parts = examples if isinstance(examples, tuple | list) else (examples,)
     arrays = [_mapped(part) if isinstance(part, str | Path) else _by_row(part) for part in parts]
     if not all(hasattr(array, "shape") for array in arrays):
-        kinds = ", ".join(type(array).__name__ for array in arrays)
+        kinds = ", ".join(sorted({type(array).__name__ for array in arrays}))
         raise DataError(
             f"the examples are {kinds}; expected arrays such as (features, labels), or an object "
             "with __len__ and take(indices); convert lists with numpy.array"

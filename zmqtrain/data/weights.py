@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zmqtrain.errors import DataError
-from zmqtrain.models.base import Batch
+from zmqtrain.models.base import Array, Batch
 
 
 def with_class_weights(batch: Batch, weights: Mapping[int, float]) -> Batch:
@@ -20,10 +20,12 @@ def with_class_weights(batch: Batch, weights: Mapping[int, float]) -> Batch:
     Raises:
         DataError: the batch holds something else.
     """
-    if len(batch) not in (2, 3) or np.ndim(batch[1]) not in (1, 2):
+    has_weights = len(batch) == 3 and is_weights(batch[2], len(batch[0]))
+    if not (len(batch) == 2 or has_weights) or np.ndim(batch[1]) not in (1, 2):
         raise DataError(
             f"class_weight was given, and a batch has arrays of shapes {[b.shape for b in batch]}; "
-            "expected (features, labels) with one class for each example"
+            "expected (features, labels) with one class for each example, and weights of floats if "
+            "there is a third"
         )
     labels = np.asarray(batch[1])
     is_scores = labels.ndim == 2 and labels.shape[1] > 1
@@ -31,4 +33,9 @@ def with_class_weights(batch: Batch, weights: Mapping[int, float]) -> Batch:
     found = np.ones(len(classes), np.float32)
     for number, weight in weights.items():
         found[classes == number] = weight
-    return *batch[:2], found * batch[2] if len(batch) == 3 else found
+    return *batch[:2], found * batch[2] if has_weights else found
+
+
+def is_weights(array: Array, examples: int) -> bool:
+    """Return whether an array can be weights of examples: floats of shape (n,)."""
+    return np.shape(array) == (examples,) and np.asarray(array).dtype.kind == "f"

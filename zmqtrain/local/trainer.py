@@ -15,7 +15,7 @@ from zmqtrain.callbacks import History, ModelView, ProgressBar
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.data.arrays import Arrays, as_dataset
+from zmqtrain.data.arrays import Arrays, Holdout, as_dataset
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.exchanges.worker import Worker
@@ -85,10 +85,12 @@ class Trainer:
     def fit(
         self,
         train: Any,
+        labels: Any = None,
         *,
         epochs: int = 1,
         batch_size: int | None = None,
         validation_data: Any = None,
+        validation_split: float = 0.0,
         callbacks: Sequence[Any] = (),
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
@@ -98,7 +100,9 @@ class Trainer:
         """Train for so many passes over ``train``; return what was measured after each.
 
         ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
-        whose evaluation set is the validation data unless that is given. ``epochs`` counts from the
+        whose evaluation set is the validation data unless that is given; or two arrays,
+        ``fit(features, labels)``. ``validation_split``: fraction of the examples, chosen by the
+        job's seed, that is held out as validation data. ``epochs`` counts from the
         begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
         optimizer's slots new. ``class_weight``: how much examples of a class weigh in the loss, 1
         unless given. ``sample_weight``: how much each example of a tuple of arrays does; it may be
@@ -117,8 +121,14 @@ class Trainer:
             ZmqTrainError: it could not begin.
         """
         directory = self._options.get("data_dir")
+        if labels is not None:
+            train = (train, labels)
         if sample_weight is not None:
             train = _weighted(train, sample_weight)
+        if validation_split:
+            if validation_data is not None:
+                raise ConfigError("validation_data and validation_split were given; expected one")
+            train = Holdout(train, validation_split, self._options.get("seed", 0))
         data = _data(train, validation_data, directory)
         shown = [ProgressBar()] if verbose else []
         if fast_dev_run:

@@ -12,7 +12,7 @@ from zmqtrain.metrics import Measures, Metric, Totals
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
-ROWS = 1024  # examples at a time
+ROWS = 1024  # examples at a time, at most
 
 
 def evaluate(
