@@ -26,7 +26,7 @@ SHOWN = 10  # failed seeds that are shown
     help="how many schedules to run",
 )
 @click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="first seed")
-@click.option("--seed", type=click.IntRange(0), help="run this one, and tell all that happens")
+@click.option("--seed", type=click.IntRange(0), help="run this one, and print all that happens")
 @click.option("--policy", default="", help="run every schedule under this policy")
 @click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
 @click.option(

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from simulation.fakes import memory_of, put_back, unlock
 from simulation.loop import Process, VirtualLoop
 from simulation.network import Cut, Network, SimulatedTransport
 from simulation.schedule import Fault, Schedule
-from simulation.stand_ins import memory_of, put_back, unlock
 from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor

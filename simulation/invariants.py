@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from simulation.cluster import SimulatedCluster
+from simulation.monitor import MessageMonitor
 from simulation.reference import reference_parameters
 from simulation.schedule import Schedule
-from simulation.witness import Witness
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.errors import ExitCode
@@ -28,7 +28,7 @@ class Broken(Exception):
     """A run broke what must hold; the text says what."""
 
 
-def check_end(cluster: SimulatedCluster, witness: Witness) -> None:
+def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
     """Check everything that can be checked once all tasks have ended.
 
     Raises:
@@ -40,7 +40,7 @@ def check_end(cluster: SimulatedCluster, witness: Witness) -> None:
     if summary is not None:
         wrong += _wrong_summary(cluster.schedule, summary)
     if summary is not None and not wrong:
-        wrong += _Learned(cluster, witness, summary).wrong()
+        wrong += _Learned(cluster, monitor, summary).wrong()
     if wrong:
         raise Broken("\n".join(wrong))
 
@@ -87,12 +87,14 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
 
 
 class _Learned:
-    """What is in the parameters, against what the ledger and the witness say."""
+    """What is in the parameters, against what the ledger and the monitor say."""
 
-    def __init__(self, cluster: SimulatedCluster, witness: Witness, summary: Summary) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, monitor: MessageMonitor, summary: Summary
+    ) -> None:
         self._cluster = cluster
         self._schedule = cluster.schedule
-        self._witness = witness
+        self._monitor = monitor
         self._summary = summary
         self._values = _values_of(cluster)
         self._step = 0  # as the leader has decided
@@ -108,16 +110,16 @@ class _Learned:
             yield from self._differs_from_summary()
         ledger = leader.coordinator.ledger
         batches = set(range(ledger.next_batch)) - set(ledger.open_batches())
-        lost = self._witness.counted.get(leader.generation, set()) - batches
+        lost = self._monitor.counted.get(leader.generation, set()) - batches
         if lost:
             yield f"batches {sorted(lost)} were acknowledged and are not counted"
         examples = self._examples(batches)
         if self._schedule.epochs and self._summary.exit_code == ExitCode.OK:
             yield from self._wrong_epochs(ledger, len(batches))
         for shard in range(1 if self._may_be_uneven() else self._schedule.shards):
-            yield from self._wrong_tally(shard, examples)
+            yield from self._wrong_sums(shard, examples)
         if leader.generation > 1:
-            told = [number for number in self._witness.counted if number < leader.generation]
+            told = [number for number in self._monitor.counted if number < leader.generation]
             is_needless = self._schedule.lane != "memory" and not self._schedule.sets_weights
             if told and is_needless:
                 now = leader.generation
@@ -133,7 +135,7 @@ class _Learned:
         plan = self._cluster.job.plan(self._schedule.examples)
         return {int(plan.indices(batch)[0]) for batch in batches} - self._schedule.bad
 
-    def _wrong_tally(self, shard: int, examples: set[int]) -> Iterator[str]:
+    def _wrong_sums(self, shard: int, examples: set[int]) -> Iterator[str]:
         version = self._cluster.server(shard).state.version
         if version != self._step:
             yield f"ps {shard} ends at version {version}, not {self._step}"
@@ -141,17 +143,17 @@ class _Learned:
         in_step = self._schedule.policy.startswith("sync") and not self._schedule.has("switch")
         if steps > version or (in_step and steps != version):
             yield f"the state of ps {shard} has seen {steps} steps at version {version}"
-        tally = self._values[f"tally{shard}"]
-        present = {int(example) for example in np.flatnonzero(tally)}
+        sums = self._values[f"sums{shard}"]
+        present = {int(example) for example in np.flatnonzero(sums)}
         if present != examples:
             yield (
                 f"ps {shard} has learned {len(present)} examples, {len(examples)} are counted; "
                 f"too many: {sorted(present - examples)}, missing: {sorted(examples - present)}"
             )
-        if abs(float(tally.sum()) - version) > TOLERANCE:
-            yield f"the tally of ps {shard} is {float(tally.sum())} at version {version}"
+        if abs(float(sums.sum()) - version) > TOLERANCE:
+            yield f"the sums of ps {shard} is {float(sums.sum())} at version {version}"
         for example in sorted(present if not self._schedule.epochs else ()):
-            share = float(tally[example])
+            share = float(sums[example])
             if abs(share - 1 / max(1, round(1 / share))) > TOLERANCE:
                 yield f"example {example} counts {share} times on ps {shard}"
 
@@ -191,7 +193,7 @@ class _Learned:
 
         Or was taken for dead, although the end came before it knew.
         """
-        if len(self._witness.lives) > self._schedule.workers or self._cluster.expirations:
+        if len(self._monitor.lives) > self._schedule.workers or self._cluster.expirations:
             return True
         stayed = [end for end in self._cluster.ends if end.name.startswith("worker")]
         return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers

@@ -12,13 +12,13 @@ from pathlib import Path
 from random import Random
 
 from simulation.cluster import SimulatedCluster
+from simulation.fakes import faked, garbage_kept, log_passed
 from simulation.invariants import Broken, broken_bound, check_end
 from simulation.loop import VirtualLoop, unseen
+from simulation.model import SameAgain, counting_job
+from simulation.monitor import MessageMonitor
 from simulation.network import Connection, Frames, Network
 from simulation.schedule import JOB_SEED, Schedule, draw
-from simulation.stand_ins import garbage_kept, log_told, standing_in
-from simulation.tally import SameAgain, tally_job
-from simulation.witness import Witness
 from zmqtrain.job import Job
 from zmqtrain.wire.codec import decode
 
@@ -29,7 +29,7 @@ pass one after another."""
 STARTS_AT = 1000.0  # virtual time of a run's begin
 SHARED_MEMORY = Path("/dev/shm")  # where files cost no disk
 
-Tell = Callable[[str], None]
+OnLine = Callable[[str], None]
 """Gets a line, with its virtual time, for all that happens."""
 
 
@@ -50,21 +50,21 @@ class Report:
         return f"{self.schedule}\n{self.broken or 'everything held'}"
 
 
-def simulate(schedule: Schedule, tell: Tell | None = None) -> Report:
+def simulate(schedule: Schedule, on_line: OnLine | None = None) -> Report:
     """Run a schedule in virtual time and check it. Nothing else may go on in this process."""
     with garbage_kept():
-        return _simulate(schedule, tell)
+        return _simulate(schedule, on_line)
 
 
-def _simulate(schedule: Schedule, tell: Tell | None) -> Report:
+def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
     random = Random(f"{schedule.seed} run")
     loop = VirtualLoop(random, STARTS_AT)
-    observer = _Observer(loop, tell)
+    observer = _Observer(loop, on_line)
     network = Network(loop, random, schedule.weather, observer.watch, schedule.rules)
     with (
         _directory() as directory,
-        standing_in(loop, random, in_chunks=schedule.in_chunks),
-        log_told(observer.note if tell is not None else None),
+        faked(loop, random, in_chunks=schedule.in_chunks),
+        log_passed(observer.note if on_line is not None else None),
     ):
         job = _job(schedule, directory)
         observer.hidden = str(directory)
@@ -94,32 +94,32 @@ def smallest(schedule: Schedule) -> Schedule:
 class _Observer:
     """Has every message looked at, and ends the run when something is wrong."""
 
-    def __init__(self, loop: VirtualLoop, tell: Tell | None) -> None:
+    def __init__(self, loop: VirtualLoop, on_line: OnLine | None) -> None:
         self.cluster: SimulatedCluster
         self.hidden = ""  # path that has another name in every run
         self.messages = 0
-        self.witness = Witness(lambda text: self.cluster.give_up(text))
+        self.monitor = MessageMonitor(lambda text: self.cluster.give_up(text))
         self._loop = loop
-        self._tell = tell
+        self._on_line = on_line
 
     def note(self, text: str) -> None:
-        if self._tell is not None:
+        if self._on_line is not None:
             line = f"{self._loop.time() - STARTS_AT:9.4f} {text}"
-            self._tell(line.replace(self.hidden, "~") if self.hidden else line)
+            self._on_line(line.replace(self.hidden, "~") if self.hidden else line)
 
     def watch(self, connection: Connection, up: bool, frames: Frames, fate: str) -> None:
-        if fate == "sent" or self._tell is not None:
+        if fate == "sent" or self._on_line is not None:
             with unseen():
                 self._watch(connection, up, frames, fate)
 
     def _watch(self, connection: Connection, up: bool, frames: Frames, fate: str) -> None:
-        if self._tell is not None:
+        if self._on_line is not None:
             arrow = "->" if up else "<-"
             self.note(f"{connection} {arrow} {fate}: {decode(frames)}")
         if fate != "sent":
             return
         self.messages += 1
-        if self.witness.saw(connection, up, frames):
+        if self.monitor.saw(connection, up, frames):
             self._check_bound()
 
     def _check_bound(self) -> None:
@@ -139,7 +139,7 @@ async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoo
             await cluster.over.wait()
         if cluster.objections or loop.errors:
             return "\n".join([*cluster.objections, *loop.errors])
-        check_end(cluster, observer.witness)
+        check_end(cluster, observer.monitor)
     except TimeoutError:
         return "\n".join([f"the run has not ended after {limit_s:g} s", *cluster.waits()])
     except Broken as error:
@@ -150,7 +150,7 @@ async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoo
 
 
 def _job(schedule: Schedule, directory: Path) -> Job:
-    return tally_job(
+    return counting_job(
         schedule.shards,
         schedule.bad,
         examples=schedule.examples,

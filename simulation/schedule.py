@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
+from simulation.model import EXAMPLES
 from simulation.network import Weather
 from simulation.rules import Rule
-from simulation.tally import EXAMPLES
 from zmqtrain.config.timing import Timing
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.policies import make_policy

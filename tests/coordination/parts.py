@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from simulation.tally import tally_job
+from simulation.model import counting_job
 from tests.asking import Asked
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.timing import Timing
@@ -68,7 +68,7 @@ def make_leader(
     segment = segment or Segment.private(SegmentLayout(4, []))
     peers = peers or PeerTable(5.0, shards, lambda peer: False)
     return Leader(
-        tally_job(shards, frozenset(), policy=policy, steps=10, seed=1),
+        counting_job(shards, frozenset(), policy=policy, steps=10, seed=1),
         peers,
         Journal(segment),
         make_delivery(peers, segment, others=shards - 1),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from simulation import stand_ins
+from simulation import fakes
 from simulation.run import STARTS_AT
 from simulation.schedule import Fault
-from tests.tales import calm, tale_of
+from tests.traces import calm, trace_of
 
 HOUR_S = 3600.0
 JUMPS_AT_S = 0.45  # after a heartbeat, before leases are looked at
@@ -33,34 +33,34 @@ def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
     policy: str, name: str | None, jump_s: float,     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Who is killed after it comes back as usual: lives are numbered upwards all the same."""
-    monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(jump_s))
+    monkeypatch.setattr(fakes, "UNIX_S", WallClock(jump_s))
     kills = () if name is None else (Fault(JUMPS_AT_S + 0.1, "kill", (name,), 0.2),)
-    tale = tale_of(calm(policy=policy, lane="shm", faults=kills))
-    left = [line for line in tale.of("it has left") if "worker 1 has died" not in line]
+    trace = trace_of(calm(policy=policy, lane="shm", faults=kills))
+    left = [line for line in trace.of("it has left") if "worker 1 has died" not in line]
     assert left == []
-    assert (tale.of("joining again") == []) == (name not in ("ps 0", "ps 1"))
+    assert (trace.of("joining again") == []) == (name not in ("ps 0", "ps 1"))
 
 
 def test_numbers_of_lives_outlive_a_ps_whose_clock_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The chief's last life began late, and only ps 0 and its segment know of the number."""
-    monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(-HOUR_S))
+    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S))
     faults = (Fault(0.2, "kill", ("chief 0",), 0.1), Fault(0.55, "kill", ("ps 0",), 0.2))
-    tale = tale_of(calm(lane="shm", faults=faults))
-    assert tale.of("chief 0 ended: exit code 0")
+    trace = trace_of(calm(lane="shm", faults=faults))
+    assert trace.of("chief 0 ended: exit code 0")
 
 
 def test_numbers_of_lives_outlive_a_ps_that_goes_back_to_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stand_ins, "UNIX_S", WallClock(-HOUR_S))
+    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S))
     """It knows them from those who live and, of those who were killed, from the checkpoint."""
     faults = (
         Fault(0.4, "save"),
         Fault(0.55, "kill", ("ps 0",), 0.2),
         Fault(0.55, "kill", ("worker 1",), 1.0),
     )
-    tale = tale_of(calm(lane="memory", keeps=True, save_secs=1000.0, steps=20, faults=faults))
-    assert tale.of("generation 2 begins")
-    assert tale.of("worker 1 says: leaving after [1-9]")
+    trace = trace_of(calm(lane="memory", keeps=True, save_secs=1000.0, steps=20, faults=faults))
+    assert trace.of("generation 2 begins")
+    assert trace.of("worker 1 says: leaving after [1-9]")

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.rules import delay, duplicate
 from simulation.schedule import WIDE, Fault
-from tests.tales import calm, held, tale_of
+from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.wire.messages import Close, Parameters
 
@@ -63,9 +63,9 @@ def test_worker_that_comes_back_under_another_number_takes_up_what_was_left(
 ) -> None:
     kills = (Fault(0.2, "kill", ("worker 1",), 0.1, returns_as="worker 3"),)
     absent = frozenset({"worker 3"})
-    tale = tale_of(calm(workers=4, policy=policy, steps=16, faults=kills, absent=absent))
-    assert tale.of("ps 0 says: worker 1 has been silent for .*: it has left")
-    assert tale.of("worker 3 says: leaving after [1-9]")
+    trace = trace_of(calm(workers=4, policy=policy, steps=16, faults=kills, absent=absent))
+    assert trace.of("ps 0 says: worker 1 has been silent for .*: it has left")
+    assert trace.of("worker 3 says: leaving after [1-9]")
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0"])
@@ -82,10 +82,10 @@ def test_task_killed_while_a_checkpoint_is_written_does_not_keep_the_job_from_be
 
 def test_job_waits_complete_for_a_chief_that_returns_after_the_last_step() -> None:
     for policy in POLICIES:
-        tale = tale_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
-        assert tale.of("ps 0 says: chief 0 is silent; training goes on without it")
-        assert tale.of("chief 0 says: taking over in generation 1")
-        assert len(tale.of("worker . joined")) == 3 * 2  # at every ps, once
+        trace = trace_of(calm(policy=policy, faults=(kill("chief 0", lasts_s=10.0),)))
+        assert trace.of("ps 0 says: chief 0 is silent; training goes on without it")
+        assert trace.of("chief 0 says: taking over in generation 1")
+        assert len(trace.of("worker . joined")) == 3 * 2  # at every ps, once
 
 
 def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or_leaves_it() -> (
@@ -94,10 +94,10 @@ def test_chief_that_is_told_to_end_while_it_takes_over_saves_what_was_learned_or
     saved = []
     for ms in range(1450, 1850, 25):
         faults = (kill("chief 0", 0.8), Fault(ms / 1000, "interrupt"))
-        tale = tale_of(calm(weather=WIDE, keeps=True, save_secs=1000.0, faults=faults))
-        assert len(tale.of("ps 0 says: generation 1 begins")) == 1
-        assert tale.of("chief 0 ended: exit code 130")
-        saved += tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
+        trace = trace_of(calm(weather=WIDE, keeps=True, save_secs=1000.0, faults=faults))
+        assert len(trace.of("ps 0 says: generation 1 begins")) == 1
+        assert trace.of("chief 0 ended: exit code 130")
+        saved += trace.of("chief 0 says: saved .*/step-0000000[1-9] ")
     assert len(saved) > 2
 
 
@@ -106,9 +106,9 @@ def test_chief_that_is_told_to_end_before_its_first_order_is_answered_saves_what
 ):
     """A ps may begin on that order, and workers train, while its answer is still on the way."""
     late = delay(Parameters, 1, sender="ps", receiver="chief 0", by_s=1.0)
-    tale = tale_of(calm(keeps=True, faults=(Fault(0.5, "interrupt"),), rules=(late,)))
-    assert len(tale.of("chief 0 starts")) == 1
-    assert tale.of("chief 0 says: saved .*/step-0000000[1-9] ")
+    trace = trace_of(calm(keeps=True, faults=(Fault(0.5, "interrupt"),), rules=(late,)))
+    assert len(trace.of("chief 0 starts")) == 1
+    assert trace.of("chief 0 says: saved .*/step-0000000[1-9] ")
 
 
 def test_interrupted_step_ends_without_the_worker_that_nobody_has_missed_yet() -> None:
@@ -133,9 +133,9 @@ def test_ps_that_is_told_to_end_alone_leaves_its_memory_to_its_next_life(
 ) -> None:
     usual = calm(policy=policy, lane="shm", faults=(Fault(0.5, "terminate", (name,)),))
     timing = usual.timing.model_copy(update={"grace_s": 0.3})
-    tale = tale_of(calm(policy=policy, lane="shm", faults=usual.faults, timing=timing))
-    assert tale.of(f"{name} ended: exit code {ExitCode.TERMINATED:d}")
-    assert tale.of(
+    trace = trace_of(calm(policy=policy, lane="shm", faults=usual.faults, timing=timing))
+    assert trace.of(f"{name} ended: exit code {ExitCode.TERMINATED:d}")
+    assert trace.of(
         f"{name} says: this ps was killed at version .* of generation 1: everything is there"
     )
 
@@ -162,8 +162,8 @@ def test_ps_killed_shortly_before_the_last_checkpoint_does_not_keep_it_from_bein
 
 def test_job_that_goes_back_to_one_checkpoint_twice_begins_two_epochs() -> None:
     faults = (Fault(0.3, "save"), kill("ps 0", 1.0), kill("ps 0", 2.5))
-    tale = tale_of(calm(ps=1, lane="memory", keeps=True, save_secs=1000.0, faults=faults))
-    begun = [line.partition("from")[2] for line in tale.of("ps 0 says: generation [23] begins")]
+    trace = trace_of(calm(ps=1, lane="memory", keeps=True, save_secs=1000.0, faults=faults))
+    begun = [line.partition("from")[2] for line in trace.of("ps 0 says: generation [23] begins")]
     assert len(begun) == 2
     assert begun[0] == begun[1]
 
@@ -178,5 +178,5 @@ def test_job_that_goes_back_from_another_policy_has_one_on_all_shards(name: str)
 def test_workers_that_were_done_take_part_again_when_the_job_goes_back() -> None:
     """The memory of ps 1 is gone before the chief has saved the last step."""
     faults = (kill("chief 0", 1.8, 6.0), kill("ps 1", 6.8))
-    tale = tale_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
-    assert tale.of("ps 0 says: generation 2 begins at version [1-9],")
+    trace = trace_of(calm(lane="memory", keeps=True, save_secs=0.5, faults=faults))
+    assert trace.of("ps 0 says: generation 2 begins at version [1-9],")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from simulation import stand_ins
+from simulation import fakes
 from simulation.rules import before, delay, drop, refuse
 from simulation.run import STARTS_AT, simulate
 from simulation.schedule import Fault, draw
-from tests.tales import Tale, calm, held, tale_of
+from tests.traces import Trace, calm, held, trace_of
 from zmqtrain.config.timing import Timing
 from zmqtrain.wire.messages import Initialize, Pull, Push, Read
 
@@ -24,8 +24,8 @@ USUAL = calm(
 )
 
 
-def run(*faults: Fault, **fields: Any) -> Tale:
-    return tale_of(replace(USUAL, faults=faults, **fields))
+def run(*faults: Fault, **fields: Any) -> Trace:
+    return trace_of(replace(USUAL, faults=faults, **fields))
 
 
 class WallClock:
@@ -40,7 +40,7 @@ def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
     lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker died as the youngest of all. Another shard knows it and lets no older life in."""
-    monkeypatch.setattr(stand_ins, "UNIX_S", WallClock())
+    monkeypatch.setattr(fakes, "UNIX_S", WallClock())
     faults = [
         Fault(0.1, "kill", ("worker 1",), 0.7),
         Fault(1.2, "kill", ("worker 1",), 1.4),
@@ -48,22 +48,22 @@ def test_ps_numbers_a_new_life_above_the_last_one_which_it_knows_only_from(
     ]
     if lane == "memory":
         faults.append(Fault(1.0, "save"))
-    tale = run(*faults, lane=lane, keeps=lane == "memory", slow=0)
-    assert len(tale.of("ps 1 says: worker 1 joined")) == 3
-    assert not tale.of("has a newer life already")
+    trace = run(*faults, lane=lane, keeps=lane == "memory", slow=0)
+    assert len(trace.of("ps 1 says: worker 1 joined")) == 3
+    assert not trace.of("has a newer life already")
 
 
 def test_chief_begins_again_when_its_first_begin_comes_to_nothing() -> None:
     """As when a ps has a new life that the chief has not joined."""
-    tale = run(ps=1, steps=4, rules=(refuse(Initialize, 1),))
-    assert tale.of("chief 0 says: ps 0: chief 0 .*has not joined; joining again")
-    assert tale.of("chief 0 ended: exit code 0")
+    trace = run(ps=1, steps=4, rules=(refuse(Initialize, 1),))
+    assert trace.of("chief 0 says: ps 0: chief 0 .*has not joined; joining again")
+    assert trace.of("chief 0 ended: exit code 0")
 
 
 def test_new_chief_does_not_begin_anew_what_some_shard_has_learned() -> None:
-    tale = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
-    assert tale.of("ps 1 restarted without parameters, and there is no checkpoint to restore")
-    assert not tale.of("generation 2 begins")
+    trace = run(Fault(0.5, "kill", ("ps 1",), 0.1), Fault(0.5, "kill", ("chief 0",), 0.3))
+    assert trace.of("ps 1 restarted without parameters, and there is no checkpoint to restore")
+    assert not trace.of("generation 2 begins")
 
 
 @pytest.mark.parametrize("faults", [(), (Fault(0.5, "kill", ("chief 0",), 0.3),)])
@@ -71,18 +71,18 @@ def test_ps_lost_before_the_first_checkpoint_has_the_job_begin_once_more(
     faults: tuple[Fault, ...],
 ) -> None:
     kill = Fault(0.5, "kill", ("ps 1",), 0.1)
-    tale = run(kill, *faults, lane="memory", keeps=True, save_secs=1000.0)
-    assert tale.of("ps 1 restarted without parameters: restoring the beginning")
-    assert tale.of("generation 2 begins at version 0")
-    assert tale.of("chief 0 ended: exit code 0")
+    trace = run(kill, *faults, lane="memory", keeps=True, save_secs=1000.0)
+    assert trace.of("ps 1 restarted without parameters: restoring the beginning")
+    assert trace.of("generation 2 begins at version 0")
+    assert trace.of("chief 0 ended: exit code 0")
 
 
 def test_ps_does_not_end_before_a_worker_that_was_stopped_when_the_job_ended() -> None:
     """It was silent for longer than a goodbye takes, and for less than three heartbeats."""
     timing = Timing(heartbeat_s=1.5, lease_s=6.0)
     stops = Fault(1.0, "stop", ("chief 0",), 9.0), Fault(9.9, "stop", ("worker 1",), 3.0)
-    tale = run(*stops, ps=1, timing=timing)
-    assert tale.of("worker 1 ended: exit code 0")
+    trace = run(*stops, ps=1, timing=timing)
+    assert trace.of("worker 1 ended: exit code 0")
 
 
 @pytest.mark.parametrize("lines", [25, 40, 60, 88, 120])
@@ -105,9 +105,9 @@ def test_ps_that_lost_its_memory_while_it_is_asked_for_its_version_has_the_job_g
     """The chief asks before it hears that the ps has a new life."""
     kill = Fault(0.0, "kill", ("ps 1",), lasts_s)
     rule = before(Read, 1, sender="chief 0", receiver="ps 1", fault=kill)
-    tale = tale_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3, rules=(rule,)))
-    assert tale.of("ps 1 restarted without parameters: restoring")
-    assert tale.of("chief 0 ended: exit code 0")
+    trace = trace_of(calm(ps=2, lane="memory", keeps=True, save_secs=0.3, rules=(rule,)))
+    assert trace.of("ps 1 restarted without parameters: restoring")
+    assert trace.of("chief 0 ended: exit code 0")
 
 
 def test_nothing_is_decided_after_the_chief_has_ended_the_run() -> None:
@@ -123,9 +123,9 @@ def test_chief_that_is_told_to_end_while_it_waits_to_take_over_leaves_the_job_to
         Fault(0.6, "kill", ("ps 1",), 6.0),
         Fault(1.5, "interrupt"),
     )
-    tale = tale_of(calm(lane="shm", faults=faults))
-    assert len(tale.of("chief 0 ended: exit code 130")) == 1
-    assert tale.of("ps 0 says: the run is over: step 10 of 10 is done")
+    trace = trace_of(calm(lane="shm", faults=faults))
+    assert len(trace.of("chief 0 ended: exit code 130")) == 1
+    assert trace.of("ps 0 says: the run is over: step 10 of 10 is done")
 
 
 def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is_missing() -> None:
@@ -134,7 +134,7 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
         Fault(0.6, "kill", ("ps 0",), 0.5),
         Fault(2.0, "interrupt"),
     )
-    told = tale_of(calm(steps=40, faults=faults)).of(
+    told = trace_of(calm(steps=40, faults=faults)).of(
         "chief 0 .*joining again|chief 0 ended|ps 1 st"
     )
     assert [line.split(maxsplit=1)[1] for line in told[1:4]] == [

@@ -10,7 +10,7 @@ import pytest
 from simulation.rules import drop, refuse
 from simulation.run import simulate
 from simulation.schedule import Fault
-from tests.tales import calm, held, tale_of
+from tests.traces import calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.store import checkpoint
 from zmqtrain.wire.messages import Orders, Pull, Push, Saved, ShardWritten, Shutdown
@@ -57,19 +57,19 @@ def test_push_that_some_shard_never_got_is_not_waited_for() -> None:
     """Its worker has died; the others tell that all of theirs have been answered."""
     lost = drop(Push, sender="worker 1", receiver="ps 1")
     kill = Fault(1.2, "kill", ("worker 1",), 1000.0)
-    tale = tale_of(calm(ps=2, policy="hogwild", faults=(kill,), rules=(lost,)))
-    assert tale.of(r"chief 0 says: the shards end at versions \[10, 9\], not all at step 10")
+    trace = trace_of(calm(ps=2, policy="hogwild", faults=(kill,), rules=(lost,)))
+    assert trace.of(r"chief 0 says: the shards end at versions \[10, 9\], not all at step 10")
 
 
 def test_order_to_end_that_is_lost_is_given_to_workers_again() -> None:
-    tale = tale_of(calm(ps=1, rules=(drop(Shutdown, 1, 2, 3, receiver="worker"),)))
-    assert len(tale.of("worker . ended: exit code 0")) == 3
+    trace = trace_of(calm(ps=1, rules=(drop(Shutdown, 1, 2, 3, receiver="worker"),)))
+    assert len(trace.of("worker . ended: exit code 0")) == 3
 
 
 def test_order_to_end_that_is_lost_is_given_to_the_ps_again() -> None:
-    tale = tale_of(calm(ps=1, rules=(drop(Shutdown, 1, receiver="ps 0"),)))
-    assert tale.of("ps 0 ended: exit code 0")
-    assert tale.of("it has not confirmed the end") == []
+    trace = trace_of(calm(ps=1, rules=(drop(Shutdown, 1, receiver="ps 0"),)))
+    assert trace.of("ps 0 ended: exit code 0")
+    assert trace.of("it has not confirmed the end") == []
 
 
 def test_ps_restarted_while_the_chief_begins_ends_no_job() -> None:
@@ -91,9 +91,9 @@ def test_pull_that_was_released_before_it_came_is_answered_by_the_next_life(
 def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:
     stop = Fault(0.5, "stop", ("worker 0",), 20.0)
     cut = Fault(0.5, "cut", ("worker 0",), 20.1, mild=True)
-    tale = tale_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))
-    assert tale.of("ps 0 says: worker 0 has been silent for .*: it has left")
-    assert tale.of("worker 0 ended: exit code 0")
+    trace = trace_of(calm(ps=1, policy="hogwild", faults=(stop, cut)))
+    assert trace.of("ps 0 says: worker 0 has been silent for .*: it has left")
+    assert trace.of("worker 0 ended: exit code 0")
 
 
 def test_worker_that_never_comes_is_waited_for_as_long_as_others_are() -> None:
@@ -108,9 +108,9 @@ def test_ps_that_gives_up_leaves_nothing_for_a_next_life() -> None:
     simulate(
         calm(ps=1, lane="shm", faults=(Fault(0.5, "kill", ("chief 0",), 1000.0),)), lines.append
     )
-    tale = "\n".join(lines)
-    assert "ps 0 ended: OrphanedError" in tale
-    assert "memory kept in" not in tale
+    trace = "\n".join(lines)
+    assert "ps 0 ended: OrphanedError" in trace
+    assert "memory kept in" not in trace
 
 
 def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
@@ -123,5 +123,5 @@ def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
 
 def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for() -> None:
     timing = calm().timing.model_copy(update={"join_timeout_s": 0.3})
-    tale = tale_of(calm(ps=1, steps=2, workers=2, slow=0, timing=timing))
-    assert tale.of("worker 1 has waited 0.3 s for worker 0")
+    trace = trace_of(calm(ps=1, steps=2, workers=2, slow=0, timing=timing))
+    assert trace.of("worker 1 has waited 0.3 s for worker 0")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from simulation.fakes import CHUNK_SIZE
 from simulation.network import Connection, Frames, Network
 from simulation.rules import drop
 from simulation.schedule import Fault
-from simulation.stand_ins import CHUNK_SIZE
-from tests.tales import calm, held, tale_of
+from tests.traces import calm, held, trace_of
 from zmqtrain.config.timing import Timing
 
 AT_S = 0.4  # when a partition begins
@@ -40,14 +40,14 @@ def test_only_a_worker_that_is_not_heard_for_longer_than_its_lease_is_done_witho
     for policy, lasts_s in (("bounded-staleness:1", SHORT_S), ("sync-replicas", LONG_S)):
         ends_s = AT_S + lasts_s
         lost = drop(object, sender=sender, receiver=receiver, from_s=AT_S, until_s=ends_s)
-        tale = tale_of(calm(policy=policy, steps=12, rules=(lost,)))
-        assert tale.of(f"{sender} -- {receiver}.* lost: |{receiver} -- {sender}.* lost: ")
-        left = tale.of(HAS_LEFT)
+        trace = trace_of(calm(policy=policy, steps=12, rules=(lost,)))
+        assert trace.of(f"{sender} -- {receiver}.* lost: |{receiver} -- {sender}.* lost: ")
+        left = trace.of(HAS_LEFT)
         if sender == "worker 1" and lasts_s == LONG_S:
             (line,) = left
             assert f"{receiver} says: worker 1 has been silent for" in line
         else:
-            assert left == tale.of(BEGINS_AGAIN) == []
+            assert left == trace.of(BEGINS_AGAIN) == []
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["late", "lost"])
@@ -93,5 +93,5 @@ def test_link_that_takes_half_a_lease_for_a_piece_costs_nobody_its_life(
         carry_once(network, connection, frames, up, earliest, faults)
 
     monkeypatch.setattr(Network, "_carry_once", slow)
-    tale = tale_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, timing=timing))
-    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}|has been silent") == []
+    trace = trace_of(calm(policy=policy, ps=1, workers=2, steps=4, in_chunks=True, timing=timing))
+    assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}|has been silent") == []

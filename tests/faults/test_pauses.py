@@ -10,7 +10,7 @@ import pytest
 
 import zmqtrain
 from simulation.schedule import Fault
-from tests.tales import calm, tale_of
+from tests.traces import calm, trace_of
 from zmqtrain import Job
 from zmqtrain.compute import offload
 from zmqtrain.config.timing import Timing
@@ -27,8 +27,8 @@ BEGINS_AGAIN = "joining again"
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
 @pytest.mark.parametrize("name", ["ps 0", "ps 1", "chief 0", "worker 1"])
 def test_pause_shorter_than_a_lease_ends_no_life(name: str, lane: str) -> None:
-    tale = tale_of(calm(lane=lane, faults=(Fault(0.4, "stop", (name,), SHORT_S),)))
-    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
+    trace = trace_of(calm(lane=lane, faults=(Fault(0.4, "stop", (name,), SHORT_S),)))
+    assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
 
 
 @pytest.mark.parametrize("lane", ["tcp", "shm"])
@@ -38,10 +38,10 @@ def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
 ) -> None:
     away = Fault(0.6, "stop", ("chief 0",), 2 * LONG_S)  # so that the job is there when it wakes
     faults = (Fault(0.4, "stop", ("worker 1",), LONG_S), away)
-    tale = tale_of(calm(policy=policy, lane=lane, faults=faults))
-    left = tale.of(HAS_LEFT)
+    trace = trace_of(calm(policy=policy, lane=lane, faults=faults))
+    left = trace.of(HAS_LEFT)
     assert len(left) == 2 and all("worker 1 has been silent for" in line for line in left)
-    assert tale.of(f"worker 1 says: .*{BEGINS_AGAIN}")
+    assert trace.of(f"worker 1 says: .*{BEGINS_AGAIN}")
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])
@@ -52,8 +52,8 @@ def test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for_dead(
     """What the others said meanwhile reaches it when it has already looked at its clock."""
     late = Fault(0.4, "cut", (name,), LONG_S + 0.1, mild=True)
     faults = (Fault(0.4, "stop", (name,), LONG_S), late)
-    tale = tale_of(calm(policy=policy, faults=faults))
-    assert tale.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
+    trace = trace_of(calm(policy=policy, faults=faults))
+    assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
 
 
 @dataclass(frozen=True)
@@ -107,5 +107,5 @@ def test_task_that_stood_still_for_longer_than_a_ps_may_be_silent_does_not_give_
     if name == "worker 1":  # else the job is over when it wakes
         faults.append(Fault(0.5, "stop", ("worker 0",), lasts_s))
         faults.append(Fault(0.5, "stop", ("worker 2",), lasts_s))
-    tale = tale_of(calm(policy="bounded-staleness:1", faults=tuple(faults)))
-    assert tale.of("PeerLostError") == []
+    trace = trace_of(calm(policy="bounded-staleness:1", faults=tuple(faults)))
+    assert trace.of("PeerLostError") == []

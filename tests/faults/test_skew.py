@@ -11,7 +11,7 @@ import pytest
 from simulation.loop import current_process
 from simulation.run import simulate
 from simulation.schedule import Fault
-from tests.tales import calm
+from tests.traces import calm
 from zmqtrain import Job
 from zmqtrain.actors import actor, link
 from zmqtrain.actors.task import JobActor
@@ -130,7 +130,7 @@ def test_task_whose_ps_comes_back_in_another_version_starts_again_and_leaves_wit
         monkeypatch.setattr(module, "encode", encoded)
         monkeypatch.setattr(module, "decode", decoded)
     monkeypatch.setattr("simulation.run.decode", lambda frames: "a message")
-    monkeypatch.setattr("simulation.witness.Witness.saw", lambda *_: False)
+    monkeypatch.setattr("simulation.monitor.MessageMonitor.saw", lambda *_: False)
 
     kill = Fault(0.5, "kill", ("ps 0",), 0.2)
     report = simulate(calm(ps=1, workers=2, faults=(kill,)), lines.append)

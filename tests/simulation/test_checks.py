@@ -11,7 +11,7 @@ import pytest
 from simulation.network import Weather
 from simulation.run import simulate
 from simulation.schedule import Fault
-from tests.tales import calm
+from tests.traces import calm
 from zmqtrain.actors.actor import Request
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.leader import Leader

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from simulation.monitor import MessageMonitor
 from simulation.run import simulate
 from simulation.schedule import Fault
-from simulation.witness import Witness
-from tests.tales import calm, tale_of
+from tests.traces import calm, trace_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store import checkpoint
 
@@ -27,27 +27,27 @@ def test_ps_with_a_full_disk_fails_every_save_and_the_job_learns_on_to_its_end(
         return write(directory, layout, *rest)
 
     monkeypatch.setattr(checkpoint, "copy_shard", fail)
-    tale: list[str] = []
-    report = simulate(calm(ps=2, keeps=True, save_secs=0.2), tale.append)
-    failed = [line for line in tale if "no checkpoint at step" in line and "no space" in line]
+    trace: list[str] = []
+    report = simulate(calm(ps=2, keeps=True, save_secs=0.2), trace.append)
+    failed = [line for line in trace if "no checkpoint at step" in line and "no space" in line]
     assert len(failed) > 1
     assert f"step {report.schedule.steps}" in failed[-1]
-    assert "chief 0 ended: exit code 74" in "\n".join(tale)
+    assert "chief 0 ended: exit code 74" in "\n".join(trace)
 
 
 def test_job_that_ps_and_chief_have_both_forgotten_does_not_begin_anew_in_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The witness would end the run before the workers notice.
-    monkeypatch.setattr(Witness, "saw", lambda *_: False)
+    # The monitor would end the run before the workers notice.
+    monkeypatch.setattr(MessageMonitor, "saw", lambda *_: False)
     faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
-    tale: list[str] = []
-    simulate(calm(ps=1, lane="memory", faults=faults), tale.append)
-    found = [line for line in tale if "ps 0 went back from version" in line]
+    trace: list[str] = []
+    simulate(calm(ps=1, lane="memory", faults=faults), trace.append)
+    found = [line for line in trace if "ps 0 went back from version" in line]
     assert found and "give the job a logdir" in found[0]
 
 
 def test_job_that_ps_and_chief_have_both_forgotten_goes_back_to_its_checkpoint() -> None:
     faults = tuple(Fault(1.0, "kill", (name,), 0.05) for name in ("ps 0", "chief 0"))
     schedule = calm(ps=1, lane="memory", keeps=True, save_secs=0.3, faults=faults)
-    assert tale_of(schedule).of("generation 2 begins at version")
+    assert trace_of(schedule).of("generation 2 begins at version")

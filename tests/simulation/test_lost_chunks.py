@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulation import stand_ins
+from simulation import fakes
 from simulation.rules import delay, drop
-from tests.tales import calm, held
+from tests.traces import calm, held
 from zmqtrain.wire.messages import Chunk
 
 OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
@@ -21,7 +21,7 @@ OF_ONE_ANSWER = 5  # chunks, with the simulation's shards
 def test_push_of_which_chunks_are_lost_is_sent_again(
     lost: tuple[int, ...], window_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stand_ins, "CREDITS_NBYTES", (window_nbytes,))
+    monkeypatch.setattr(fakes, "CREDITS_NBYTES", (window_nbytes,))
     rule = drop(Chunk, *lost, receiver="ps")
     report = held(calm(lane="tcp", in_chunks=True, workers=2, rules=(rule,)))
     assert report.matched > (max(lost),)

@@ -10,7 +10,7 @@ import pytest
 
 from simulation.run import run_seed, simulate, smallest
 from simulation.schedule import Fault, draw
-from tests.tales import calm
+from tests.traces import calm
 from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -46,11 +46,11 @@ def test_weights_and_rate_that_are_set_between_epochs_lose_nothing_whatever_is_d
 
 def test_seed_is_replayed_exactly() -> None:
     """Also after others, and whether or not anybody is told of it."""
-    tales: list[list[str]] = [[], []]
-    told = [simulate(draw(seed), tales[0].append) for seed in (3, 30)]
-    again = [simulate(draw(seed), tales[1].append) for seed in (3, 30)]
-    assert tales[0] == tales[1]
-    assert len(tales[0]) > 500
+    traces: list[list[str]] = [[], []]
+    told = [simulate(draw(seed), traces[0].append) for seed in (3, 30)]
+    again = [simulate(draw(seed), traces[1].append) for seed in (3, 30)]
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 500
     assert told == again == [simulate(draw(seed)) for seed in (3, 30)]
 
 
@@ -72,10 +72,10 @@ def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
 ) -> None:
     stop = Fault(0.505, "stop", ("ps 0",), 4.0)
     kill = Fault(kill_at_s, "kill", ("ps 0",), 3.0, lines=300)
-    tale: list[str] = []
-    report = simulate(calm(lane="shm", faults=(stop, kill)), tale.append)
+    trace: list[str] = []
+    report = simulate(calm(lane="shm", faults=(stop, kill)), trace.append)
     assert not report.broken, report
-    killed = [line for line in tale if line.endswith("ps 0 is killed")]
+    killed = [line for line in trace if line.endswith("ps 0 is killed")]
     assert [float(line.split()[0]) < stop.ends_at for line in killed] == [True]
 
 

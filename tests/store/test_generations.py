@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulation.schedule import Fault
-from tests.tales import calm, tale_of
+from tests.traces import calm, trace_of
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.logdir import GENERATION_FILE, last_generation, note_generation
 
@@ -44,6 +44,6 @@ def test_job_that_goes_back_twice_begins_two_epochs_though_no_task_knows_the_fir
     schedule = calm(
         ps=1, lane="memory", steps=60, slow=0, keeps=True, save_secs=1000.0, faults=faults
     )
-    tale = tale_of(schedule)
-    assert len(tale.of("chief 0 says: saved")) == 2  # one on the way, one at the end
-    assert tale.of("generation 2 begins at version") and tale.of("generation 3 begins at version")
+    trace = trace_of(schedule)
+    assert len(trace.of("chief 0 says: saved")) == 2  # one on the way, one at the end
+    assert trace.of("generation 2 begins at version") and trace.of("generation 3 begins at version")

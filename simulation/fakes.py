@@ -1,7 +1,7 @@
-"""What stands in for the clock, for threads, for chance and for the kernel in a simulated run.
+"""Fakes of the clock, of threads, of chance and of the kernel for a simulated run.
 
 zmqtrain's modules ask ``time``, ``secrets`` and ``os`` for what they need, by these names; here
-others answer. That leaves the simulated code as it is. It holds for the whole process, so a
+fakes answer. That leaves the simulated code as it is. It holds for the whole process, so a
 simulation shall be alone in it.
 """
 
@@ -55,7 +55,7 @@ class _AtOnce(Executor):
 
 
 @contextmanager
-def standing_in(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[None]:
+def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[None]:
     """Have all that a task takes from outside come from the simulation.
 
     ``in_chunks``: have small tensors travel in chunks, as large ones do.
@@ -67,7 +67,7 @@ def standing_in(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterat
     def boot_time_ns(clock: int) -> int:
         return int(1e9 * loop.time())
 
-    stand_ins: list[tuple[Any, str, Any]] = [
+    fakes: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
         (time, "perf_counter", loop.performance_counter),
         (time, "time", lambda: UNIX_S + loop.time()),
@@ -80,14 +80,14 @@ def standing_in(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterat
     ]
     if in_chunks:
         window_nbytes = random.choice(CREDITS_NBYTES)
-        stand_ins += [
+        fakes += [
             (chunks, "CHUNK_SIZE", CHUNK_SIZE),
             (receiver, "WINDOW_NBYTES", window_nbytes),
             (members, "WINDOW_NBYTES", window_nbytes),
         ]
-    before = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
-    for module, name, stand_in in stand_ins:
-        setattr(module, name, stand_in)
+    before = [(module, name, getattr(module, name)) for module, name, _ in fakes]
+    for module, name, fake in fakes:
+        setattr(module, name, fake)
     try:
         yield
     finally:
@@ -153,24 +153,24 @@ def put_back(memory: list[Kept]) -> None:
 
 
 def unlock(process: Process) -> None:
-    """Do what the kernel does for a process that died: let go of its locks."""
+    """Do what the kernel does for a process that died: release its locks."""
     for descriptor in _descriptors(process):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
 
 
-class _Told(logging.Handler):
+class _LogHandler(logging.Handler):
     """Passes lines of the log on, each with the process it is from."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, on_line: Callable[[str], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._on_line = on_line
 
     def emit(self, record: logging.LogRecord) -> None:
         if current_process() is None:
             return
         with unseen():
-            self._tell(f"{current_process()} says: {self.format(record)}")
+            self._on_line(f"{current_process()} says: {self.format(record)}")
 
 
 @contextmanager
@@ -190,13 +190,13 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def log_told(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Pass what the tasks log to ``tell``, or to nobody."""
+def log_passed(on_line: Callable[[str], None] | None) -> Iterator[None]:
+    """Pass what the tasks log to ``on_line``, or to nobody."""
     log = logging.getLogger("zmqtrain")
     before = log.level, log.propagate
     log.propagate = False
-    log.setLevel(logging.INFO if tell is not None else logging.CRITICAL + 1)
-    handler = _Told(tell) if tell is not None else logging.NullHandler()
+    log.setLevel(logging.INFO if on_line is not None else logging.CRITICAL + 1)
+    handler = _LogHandler(on_line) if on_line is not None else logging.NullHandler()
     log.addHandler(handler)
     try:
         yield

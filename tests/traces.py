@@ -25,9 +25,7 @@ _CALM = replace(
     prefetch=1,
     consistent_reads=False,
     in_chunks=False,
-    timing=Timing(
-        heartbeat_s=0.2, lease_s=0.8, join_timeout_s=20.0, peer_timeout_s=12.0, grace_s=4.0
-    ),
+    timing=_TIMING,
     weather=LOCAL,
     slow=99,
     keeps=False,
@@ -37,7 +35,7 @@ _CALM = replace(
 
 
 @dataclass(frozen=True)
-class Tale:
+class Trace:
     """All that was said and done in a run."""
 
     lines: tuple[str, ...]
@@ -59,14 +57,14 @@ def held(schedule: Schedule) -> Report:
     return report
 
 
-def tale_of(schedule: Schedule) -> Tale:
-    """Do the same and return the tale of it; what messages said is left out."""
+def trace_of(schedule: Schedule) -> Trace:
+    """Do the same and return the trace of it; what messages said is left out."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("simulation.run.decode", lambda frames: "a message")
         report = simulate(schedule, lines.append)
     _check(report)
-    return Tale(tuple(lines))
+    return Trace(tuple(lines))
 
 
 def _check(report: Report) -> None:

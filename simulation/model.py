@@ -1,6 +1,6 @@
-"""A job whose parameters tell what was learned: a tally of every example on every shard.
+"""A job whose parameters say what was learned: a sum for every example on every shard.
 
-An example that is one of k gradients of an update adds 1/k to its element of a shard's tally.
+An example that is one of k gradients of an update adds 1/k to its element of a shard's sums.
 Beside it lies a part that depends on every update before, to the last bit; and state, a mean and
 the number of steps that it has seen.
 """
@@ -25,7 +25,7 @@ _NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, TRAIL
 _NOISE = _NOISE.astype(np.float32)
 
 
-class Tally:
+class CountingModel:
     """The model. Its examples are their own numbers; those in ``bad`` have no gradient."""
 
     def __init__(self, shards: int, bad: frozenset[int] = frozenset()) -> None:
@@ -33,12 +33,12 @@ class Tally:
         self.bad = bad
 
     def __repr__(self) -> str:
-        return f"Tally({self.shards}, {sorted(self.bad)})"
+        return f"CountingModel({self.shards}, {sorted(self.bad)})"
 
     def parameters(self, seed: int) -> dict[str, Any]:
-        tallies = {f"tally{i}": np.zeros(EXAMPLES, np.float32) for i in range(self.shards)}
+        sums = {f"sums{i}": np.zeros(EXAMPLES, np.float32) for i in range(self.shards)}
         trails = {f"trail{i}": np.ones(TRAIL, np.float32) for i in range(self.shards)}
-        return {**tallies, **trails}
+        return {**sums, **trails}
 
     def state(self, seed: int) -> dict[str, Any]:
         means = {f"mean{i}": np.zeros(TRAIL, np.float32) for i in range(self.shards)}
@@ -48,7 +48,7 @@ class Tally:
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         example = int(batch[0][0])
         for name, gradient in out.items():
-            if name.startswith("tally"):
+            if name.startswith("sums"):
                 gradient[...] = 0
                 gradient[example] = -1
             elif name.startswith("steps"):
@@ -83,10 +83,12 @@ class SameAgain(Callback):
         self.model.optimizer.changed = True
 
 
-def tally_job(shards: int, bad: frozenset[int], *, examples: int = EXAMPLES, **fields: Any) -> Job:
-    """Return a job in which every shard holds one tally and one trail."""
+def counting_job(
+    shards: int, bad: frozenset[int], *, examples: int = EXAMPLES, **fields: Any
+) -> Job:
+    """Return a job in which every shard holds sums and one trail."""
     return Job(
-        model=Tally(shards, bad),
+        model=CountingModel(shards, bad),
         data=Numbers(examples),
         optimizer=SGD(1.0),
         batch_size=1,

@@ -16,7 +16,7 @@ REPLACED = {
     "secrets": {"token_hex"},
     "os": {"open", "close"},
 }
-"""What :mod:`simulation.stand_ins` replaces, by module."""
+"""What :mod:`simulation.fakes` replaces, by module."""
 
 
 def kept_references(source: str) -> Iterator[int]:

@@ -29,7 +29,7 @@ class _Exchange:
     results: dict[int, str] = field(default_factory=dict)  # sequence -> what became of it
 
 
-class Witness:
+class MessageMonitor:
     """Sees every message when it is sent.
 
     ``counted``: batches that a leader, in a generation, told a worker to be part of the parameters.
