@@ -23,8 +23,9 @@ from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push,
 log = logging.getLogger(__name__)
 
 WINDOW_NBYTES = 8 << 20
-EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 """Bytes of chunks that a worker may send to a ps without acknowledgement."""
+
+EXAMPLES_LIMIT = 1 << 31  # of one push; sums of them fit in 64 bits
 
 MESSAGES_NBYTES = 2 * WINDOW_NBYTES
 """Memory of these chunks at a ps: the allocator keeps as much again as was freed last."""

@@ -162,7 +162,8 @@ class ParameterServer(JobActor):
         return self._shutdown
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
-        self.peers.member(request)
+        if self.peers.get(Role.CHIEF, 0) is not None:  # else it was stopped before it joined here
+            self.peers.member(request)
         self._shutdown = message
         if self.leader is not None:
             self.leader.end()
