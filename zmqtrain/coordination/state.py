@@ -49,6 +49,7 @@ class ListPacker:
     def pack(self, elements: list[Any]) -> bytes:
         """Return the bytes of such a list."""
         known = zip(elements, self._before, self._packed, strict=True)
+        pack = _PACKER.pack
         self._packed = [packed if each is old else pack(each) for each, old, packed in known]
         self._before = elements
         return b"".join((self._head, *self._packed))

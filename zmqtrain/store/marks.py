@@ -31,12 +31,13 @@ class Marks:
         if len(mark) > MAX_MARK_NBYTES:
             return False
         if worker < MAX_WORKERS:
-            half = 2 if self._words[self._row(worker)] == 1 else 1
+            row = self._row(worker)
+            half = 2 if self._words[row] == 1 else 1
             at = self._at(worker, half)
             _SIZE.pack_into(self._memory, at, len(mark))
             at += _SIZE.size
             self._memory[at : at + len(mark)] = mark
-            self._words[self._row(worker)] = half
+            self._words[row] = half
         return True
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from zmqtrain.wire.buffers import Buffer
 
 BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
 BROKEN_WITHIN_S = 5.0  # less than it takes an end that gives no answer to run out of time
-GREETING_S = 2.0
+GREETING_S = 10.0  # as libzmq waits for one
 # ZMTP 3.1: signature, version, mechanism, as-server, filler. Who has seen the first two of a
 # greeting answers with all of its own.
 _GREETING = struct.Struct("!c8xc2B20s32x")
