@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from tests.clock import Clock
 from zmqtrain import errors
 from zmqtrain.actors import link as link_module
 from zmqtrain.errors import (
@@ -129,23 +129,10 @@ async def test_reply_in_time_is_not_followed_by_the_deadline(
     assert worker.count("rpc_timeouts") == 0
 
 
-class Clock:
-    """A second passes at each heartbeat."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def tick(self) -> None:
-        self.now += 1.0
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(link_module, "time", clock)
     return clock
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Collection
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.clock import Clock
 from zmqtrain.actors import link as link_module
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
@@ -373,24 +373,11 @@ async def test_what_comes_behind_a_reply_is_dropped(
     assert laid(out) == [0, 1]
 
 
-class Clock:
-    """A second passes at each heartbeat."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def tick(self) -> None:
-        self.now += 1.0
-
-
 async def test_request_that_is_being_answered_is_not_sent_again(
     worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(link_module, "time", clock)
     worker.on_beat = clock.tick
     count = 3 * int(link_module.RESEND_S)
     asked = worker.ask(Read(), out=nothing(count))

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.clock import Clock
 from zmqtrain.compute import offload as offload_module
 from zmqtrain.compute.offload import LONG_S, Offload
 
@@ -18,20 +18,10 @@ Within = Callable[[Any], Any]
 SHORT_S = LONG_S / 2
 
 
-class Clock:
-    """Time passes in work alone."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(offload_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(offload_module, "time", clock)
     return clock
 
 

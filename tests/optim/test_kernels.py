@@ -9,13 +9,10 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
@@ -88,7 +85,6 @@ def named(update: Update) -> str:
 
 
 every_update = pytest.mark.parametrize("update", [*UPDATES, *LAYERED], ids=named)
-every_elementwise_update = pytest.mark.parametrize("update", UPDATES, ids=named)
 
 
 class Run:
@@ -149,18 +145,6 @@ def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
     fused, reference = Run(update, size, offset=3), Run(unfused(update), size, offset=3)
     for step in range(3):
         assert fused.step(step).memory == reference.step(step).memory
-
-
-@every_elementwise_update
-@settings(deadline=None, max_examples=30)  # the first example compiles
-@given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_kernel_block_by_block_equals_the_whole(update: Update, cuts: list[int]) -> None:
-    whole, cut = Run(update, 200).step(0), Run(update, 200)
-    for start, stop in pairwise([0, *sorted(cuts), 200]):
-        run = slice(start, stop)
-        slots = {name: slot[run] for name, slot in cut.slots.items()}
-        update.update(cut.parameters[run], cut.gradient(0)[run], slots, 0)
-    assert cut.memory == whole.memory
 
 
 @every_update

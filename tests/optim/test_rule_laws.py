@@ -123,11 +123,6 @@ def test_rule_over_several_blocks_equals_other_blocks_bit_for_bit(rule: Rule) ->
 
 
 @every_rule
-def test_rule_run_twice_gives_the_same_bits(rule: Rule) -> None:
-    assert Run(rule, 1000).steps(5).memory == Run(rule, 1000).steps(5).memory
-
-
-@every_rule
 def test_rule_shared_by_threads_gives_the_bits_of_each_alone(rule: Rule) -> None:
     size = BLOCK_SIZE + 1
     with ThreadPoolExecutor(2) as threads:

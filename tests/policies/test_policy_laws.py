@@ -182,10 +182,3 @@ def test_policy_that_starts_again_forgets_everything(
     again.play(after)
     first.play(after)
     assert again.trace == first.trace
-
-
-@every_policy
-def test_spec_makes_an_equal_policy(spec: str) -> None:
-    policy = make_policy(spec)
-    assert policy.spec == spec
-    assert type(make_policy(policy.spec)) is type(policy)

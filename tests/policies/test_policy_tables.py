@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from zmqtrain.policies import Drop, Held, Policy, make_policy
+from zmqtrain.policies import Held, Policy, make_policy
 
 Play = Callable[[str, str], Policy]
 
@@ -130,18 +130,6 @@ def test_token_sync_replicas_say_how_far_the_step_is() -> None:
     policy.join(1)
     policy.push(1)
     assert list(policy.held()) == [Held(1, "waits for a token; step 7 has 1 of 2", (0,))]
-
-
-@pytest.mark.parametrize(
-    "spec", ["sync-replicas:aggregate=1", "sync-replicas:aggregate=1,tokens=0"]
-)
-def test_late_gradient_is_dropped_as_stale(spec: str) -> None:
-    policy = make_policy(spec)
-    policy.start(0, 2)
-    policy.join(0)
-    policy.join(1)
-    policy.push(0)
-    assert policy.push(1)[0] == Drop(1, "stale")
 
 
 @pytest.mark.parametrize(

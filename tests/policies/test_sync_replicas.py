@@ -90,19 +90,6 @@ def test_workers_compute_several_batches_of_a_larger_step(play: Play) -> None:
     )
 
 
-def test_one_worker_accumulates_a_whole_step(play: Play) -> None:
-    play(
-        "sync-replicas:aggregate=3",
-        """
-        start 5 1 -> -
-        join 0    -> release 0
-        push 0    -> accumulate 0, release 0
-        push 0    -> accumulate 0, release 0
-        push 0    -> reduce 0, release 0
-        """,
-    )
-
-
 @pytest.mark.parametrize(
     ("spec", "script"),
     [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.clock import Clock
 from zmqtrain.errors import ConfigError
 from zmqtrain.server import work_queue as work_queue_module
 from zmqtrain.server.work_queue import LONG_S, WorkQueue
@@ -19,16 +19,6 @@ from zmqtrain.server.work_queue import LONG_S, WorkQueue
 LOOP = threading.main_thread().name
 Within = Callable[[Any], Any]
 Make = Callable[[bool], Any]
-
-
-class Clock:
-    """Time passes in work alone."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 class Log:
@@ -86,8 +76,7 @@ def do(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    time = SimpleNamespace(perf_counter=clock.perf_counter)
-    monkeypatch.setattr(work_queue_module, "time", time)
+    monkeypatch.setattr(work_queue_module, "time", clock)
     return clock
 
 
@@ -126,24 +115,6 @@ async def test_short_work_is_done_when_run_returns(make: Make, log: Log) -> None
     do(queue, log.note("then 0"))
     do(queue, log.note("then 1"), log.note("work 1"))
     assert log.entries == [("then 0", LOOP), ("work 1", LOOP), ("then 1", LOOP)]
-
-
-@pytest.mark.parametrize("long_work", [False, True])
-async def test_piece_added_by_a_piece_comes_after_those_before_it(
-    make: Make, log: Log, long_work: bool
-) -> None:
-    queue = await make(long_work)
-
-    def then() -> None:
-        do(queue, log.note("added later"), log.note("work of added later"))
-        log.note("first")()
-
-    do(queue, then, log.note("work of first"))
-    do(queue, log.note("second"))
-    await finish(queue)
-    await finish(queue)
-    after = ["added later", "second"] if not long_work else ["second", "added later"]
-    assert [name for name in log.names if "work" not in name] == ["first", *after]
 
 
 async def test_loop_stays_free_while_long_work_runs(make: Make, log: Log, within: Within) -> None:
@@ -311,7 +282,7 @@ def test_every_piece_is_done_once_in_order_whatever_came_before_it(
         queue.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work_queue_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+        patch.setattr(work_queue_module, "time", clock)
         asyncio.run(play())
     expected = [
         f"{part} {number}"
