@@ -128,12 +128,12 @@ def test_files_are_as_open_as_their_directory(job, tmp_path: Path) -> None:
     assert (temporary / written.file).stat().st_mode & 0o777 == 0o640
 
 
-def test_restored_shards_all_start_at_the_highest_version(job, tmp_path: Path) -> None:
+def test_restored_shards_all_start_at_the_step_of_the_checkpoint(job, tmp_path: Path) -> None:
     path = job.save(tmp_path, 1200, layouts=job.layouts(3))
     manifest = read_manifest(path)
     assert [file.version for file in manifest.files] == [1200, 1201, 1202]
     versions = [read_shard(path, manifest, layout, ())[2] for layout in job.layouts(2)]
-    assert versions == [1202, 1202]
+    assert versions == [manifest.global_step] * 2
 
 
 @pytest.mark.parametrize(("average", "key"), [(False, "parameters"), (True, "average")])

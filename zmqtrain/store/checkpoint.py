@@ -186,9 +186,10 @@ def read_shard(
 ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]], int]:
     """Read one shard of any placement: (parameters, slots, version), float32 (layout.size,).
 
-    The version is the highest of all shards in the checkpoint, the same whichever shard asks: the
-    shards of the restored job start level. Under asynchronous policies they were apart by the
-    updates then on their way, so some elements saw that many fewer updates than the version says.
+    The version is the checkpoint's global step, whichever shard asks: the shards of the restored
+    job start level, and its ledger says which batches those steps were made of. Under asynchronous
+    policies shards were apart by the updates then on their way, so some elements saw a few more or
+    fewer updates than the version says.
 
     ``manifest`` comes from ``read_manifest(path)``, and ``verify`` has passed. Slots of the
     checkpoint that are not asked for are left out.
@@ -207,7 +208,7 @@ def read_shard(
     plan.carry_out()
     if AVERAGE in flats:  # the average of state is the state
         flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
-    return flats.pop(PARAMETERS), flats, manifest.version
+    return flats.pop(PARAMETERS), flats, manifest.global_step
 
 
 def read_parameters(

@@ -142,11 +142,6 @@ class Manifest(BaseModel):
     files: tuple[ShardFile, ...]
     tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where
 
-    @property
-    def version(self) -> int:
-        """The highest number of updates that any shard had applied."""
-        return max(file.version for file in self.files)
-
     def variables(self) -> list[Variable]:
         """Return all variables, in creation order."""
         return _variables(self.tensors[PARAMETERS])
