@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from tests.optim.test_kernels import LAYERED, UPDATES, Run, every_elementwise_update, named
+from tests.optim.test_kernels import LAYERED, UPDATES, Run, named
 from tests.store.test_arithmetic import make_shard, run
 from zmqtrain import Job
 from zmqtrain.compute.device import Gpu
@@ -48,7 +48,7 @@ def normal(size: int, seed: int) -> Flat:
 # Rules
 
 
-@every_elementwise_update
+@pytest.mark.parametrize("update", UPDATES, ids=named)
 @pytest.mark.parametrize("size", [1, 1000, 70_001])
 def test_update_on_the_gpu_gives_the_bits_of_the_numpy_rule(
     update: Update, size: int, cupy: Any
@@ -84,7 +84,7 @@ def test_update_with_sums_or_powers_on_the_gpu_agrees_with_the_cpu(
     np.testing.assert_allclose(parameters.get(), host.parameters, rtol=1e-5, atol=1e-6)
 
 
-@every_elementwise_update
+@pytest.mark.parametrize("update", UPDATES, ids=named)
 def test_non_finite_and_extreme_gradients_on_the_gpu_give_what_the_numpy_rule_gives(
     update: Update, cupy: Any
 ) -> None:

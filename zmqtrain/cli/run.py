@@ -96,7 +96,6 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     with forked(cluster.ps + cluster.workers) as processes:
         job = load_job(job_reference).with_overrides(**overrides)
         cluster = _planned(cluster, job, flags)
-        job = job.hosted(not cluster.ps)
         limit_threads(cluster.threads)
         # Connections and pipes; a worker may be both.
         allow_descriptors(2 * (cluster.ps or cluster.workers) + cluster.workers)

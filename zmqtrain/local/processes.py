@@ -220,6 +220,7 @@ async def run_processes(
     """
     children: list[Child] = []
     failures: list[ChildError] = []
+    job = job.hosted(not cluster.ps)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
         config = _chief_config(reference, job, cluster, directory, lane, crash_safe)
