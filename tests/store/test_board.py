@@ -17,7 +17,7 @@ from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.store import board as boards
 from zmqtrain.store import changes, parts, words
 from zmqtrain.store import segment_layout as segments
-from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat, owned
+from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat, Terms, owned
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -382,3 +382,19 @@ def test_members_in_any_order_that_die_anywhere_agree_on_every_step(
     assert set(pushes.values()) <= {board.made}
     board.close()
     assert contents(shard) == expected(members, shard.version - BEGAN, update)
+
+
+def test_roster_that_begins_while_a_member_looks_gives_it_no_seat_of_both() -> None:
+    shard = begin()
+    board = opened(shard, 2)
+
+    class Slow(Board):
+        @property
+        def roster(self) -> Terms:
+            found = super().roster
+            board.close()
+            opened(shard, 3)
+            return found
+
+    assert Slow(shard.segment).seat_of(0, 7, shard) is None
+    assert Board(shard.segment).seat_of(0, 7, shard) is not None
