@@ -1,4 +1,4 @@
-"""Workers that exchange over the board compute the bits that they compute with messages."""
+"""All exchanges between workers compute the same bits, however the variables are cut."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from zmqtrain.store.board import Seat
 
 STEPS = 30
 ROWS = 92
+CUT = 16
+"""Bytes of a variable at which it is cut: most are."""
 
 
 def data() -> Arrays:
@@ -82,11 +84,21 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def outcome(workers: int, **fields: Any) -> tuple[Any, ...]:
+EVERYTHING: dict[str, dict[str, Any]] = {
+    type(rule).__name__: {
+        "optimizer": rule, "model": Normed(), "l2": 0.01, "clip_norm": 0.1, "moving_average": 0.9,
+    }
+    for rule in (SGD(0.1), Momentum(0.1), Adam(0.01), Ftrl(0.1))
+}  # fmt: skip
+EVERYTHING["groups"] = {"groups": {"*/bias": {"learning_rate": 0.1}}}
+EVERYTHING["overlap"] = {"overlap": True, "model": Normed()}
+
+
+def outcome(workers: int, ps: int = 1, **fields: Any) -> tuple[Any, ...]:
     """Train, and return what shall not depend on the exchange."""
     defaults = {"model": MLP(6, 8, 3), "optimizer": Adam(0.05), "steps": STEPS, "batch_size": 8}
     job = Job(data=data(), policy="sync-replicas", **defaults | fields)
-    summary = zmqtrain.run(job, workers=workers, ps=1)
+    summary = zmqtrain.run(job, workers=workers, ps=ps)
     assert summary.exit_code == 0
     return (
         summary.parameters_sha256,
@@ -98,8 +110,29 @@ def outcome(workers: int, **fields: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("fields", JOBS.values(), ids=JOBS)
-def test_board_gives_the_bits_of_messages(fields: dict[str, Any]) -> None:
-    assert outcome(2, exchange="board", **fields) == outcome(2, **fields)
+def test_board_and_cut_shards_give_the_bits_of_one_ps(fields: dict[str, Any]) -> None:
+    by_messages = outcome(2, **fields)
+    assert outcome(2, exchange="board", **fields) == by_messages
+    cut = {"exchange": "direct", "partition_nbytes": CUT} | fields
+    assert outcome(2, ps=0, **cut) == by_messages
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("fields", EVERYTHING.values(), ids=EVERYTHING)
+def test_bits_do_not_depend_on_who_holds_which_rows(fields: dict[str, Any], workers: int) -> None:
+    cut = fields | {"partition_nbytes": CUT}
+    expected = outcome(workers, **fields)
+    assert outcome(workers, ps=0, exchange="board", **cut) == expected
+    assert outcome(workers, ps=0, exchange="direct", **cut) == expected
+    assert outcome(workers, ps=0, exchange="direct", placement="greedy", **cut) == expected
+    assert outcome(workers, ps=3, **cut) == expected
+
+
+def test_variables_are_cut_where_these_tests_mean_it() -> None:
+    job = Job(model=Normed(), data=data(), optimizer=SGD(0.1), partition_nbytes=CUT).hosted(True)
+    assert (job.shards_on(2), job.shards_on(3)) == (2, 3)
+    cuts = [cut for layout in job.layouts(3) for cut in layout.slices]
+    assert len(cuts) > len(job.variables())
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4])

@@ -159,6 +159,31 @@ def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(tmp_p
     assert digests[-1] == zmqtrain.run(job, workers=3, ps=1).parameters_sha256
 
 
+def test_job_goes_on_without_ps_and_back_with_other_workers_and_every_example_counts_once(
+    tmp_path: Path,
+) -> None:
+    """Also from checkpoints without ps whose variables were not yet placed end to end."""
+    older = {"placement": "greedy"}
+    for steps, workers, ps, fields in (
+        (9, 2, 1, {}),
+        (18, 3, 0, older),
+        (27, 2, 0, {}),
+        (36, 1, 2, {}),
+    ):
+        job = JOBS["counting_job"](
+            policy="sync-replicas:aggregate=2",
+            aggregate=2,
+            steps=steps,
+            logdir=str(tmp_path),
+            **fields,
+        )
+        summary = zmqtrain.run(job, workers=workers, ps=ps)
+        placement = read_manifest(Path(str(summary.checkpoint))).fingerprint["placement"]
+        assert placement.startswith("greedy" if ps or fields else "contiguous")
+        assert len(counted_batches(summary)) == 2 * steps
+        check_counts(job, summary)
+
+
 def test_without_ps_the_policy_is_sync_replicas_unless_the_job_names_one() -> None:
     job = digits_job(steps=3)
     told = [
