@@ -40,6 +40,10 @@ SPARE_NBYTES = 16 * MIB
 GRACE_S = 60
 """From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
 
+JOIN_TIMEOUT_S = 3600
+"""How long a task waits for one that has not been started: it may be pending, or its image on its
+way. Giving up is permanent, and `why` says meanwhile what the engine waits for."""
+
 PERMANENT = tuple(int(code) for code in ExitCode if advice(code) is Advice.NO)
 """Exit codes after which an engine does not start a task again."""
 
@@ -200,6 +204,7 @@ class Plan:
             "max_workers": self.max_workers,
             **addresses,
             "on_term": "leave",
+            "join_timeout_s": JOIN_TIMEOUT_S,
             "keys": keys,
             "threads": self.resources[role].cpu,
             **self.overrides,
