@@ -128,12 +128,12 @@ def test_files_are_as_open_as_their_directory(job, tmp_path: Path) -> None:
     assert (temporary / written.file).stat().st_mode & 0o777 == 0o640
 
 
-def test_restored_shards_all_start_at_the_step_of_the_checkpoint(job, tmp_path: Path) -> None:
+def test_restored_shards_all_start_at_the_version_of_shard_0(job, tmp_path: Path) -> None:
     path = job.save(tmp_path, 1200, layouts=job.layouts(3))
     manifest = read_manifest(path)
     assert [file.version for file in manifest.files] == [1200, 1201, 1202]
     versions = [read_shard(path, manifest, layout, ())[2] for layout in job.layouts(2)]
-    assert versions == [manifest.global_step] * 2
+    assert versions == [1200, 1200]
 
 
 @pytest.mark.parametrize(("average", "key"), [(False, "parameters"), (True, "average")])
@@ -259,7 +259,7 @@ CONTRADICTIONS = {
     "twice": ("tensors", _with_slices((0, 6), (0, 6)), "two slices hold row 0"),
     "too long": ("tensors", _with_slices((0, 7)), "the slices hold 7 rows of the shape's 6"),
     "negative": ("tensors", _with_slices((-1, 7)), "greater than or equal to 0"),
-    "no file": ("files", [], "there is none; expected one for each shard"),
+    "no file": ("files", [], "there is none of shard 0; expected one for each shard"),
     "other file": ("files", [_file(shard=1)], "a slice is in a shard without a file"),
     "same file": ("files", [_file(), _file(shard=1)], "two entries share a shard or a file name"),
     "same shard": ("files", [_file(), _file(file="b")], "two entries share a shard or a file name"),

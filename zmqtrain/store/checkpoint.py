@@ -186,8 +186,8 @@ def read_shard(
 ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]], int]:
     """Read one shard of any placement: (parameters, slots, version), float32 (layout.size,).
 
-    The version is the checkpoint's global step, whichever shard asks: the shards of the restored
-    job start level, and its ledger says which batches those steps were made of. Under asynchronous
+    The version is that of shard 0, whichever shard asks: the shards of the restored job start
+    level, with the updates that the ledger, which lay beside shard 0, knows. Under asynchronous
     policies shards were apart by the updates then on their way, so some elements saw a few more or
     fewer updates than the version says.
 
@@ -208,7 +208,7 @@ def read_shard(
     plan.carry_out()
     if AVERAGE in flats:  # the average of state is the state
         flats[AVERAGE][layout.trained :] = flats[PARAMETERS][layout.trained :]
-    return flats.pop(PARAMETERS), flats, manifest.global_step
+    return flats.pop(PARAMETERS), flats, manifest.version
 
 
 def read_parameters(

@@ -142,6 +142,11 @@ class Manifest(BaseModel):
     files: tuple[ShardFile, ...]
     tensors: dict[str, dict[str, TensorRecord]]  # "parameters" or slot -> variable -> where
 
+    @property
+    def version(self) -> int:
+        """How many updates shard 0 had applied."""
+        return next(file.version for file in self.files if file.shard == 0)
+
     def variables(self) -> list[Variable]:
         """Return all variables, in creation order."""
         return _variables(self.tensors[PARAMETERS])
@@ -149,8 +154,8 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         shards = {file.shard for file in self.files}
-        if not shards:
-            raise ValueError("files: there is none; expected one for each shard")
+        if 0 not in shards:
+            raise ValueError("files: there is none of shard 0; expected one for each shard")
         if not len(shards) == len({file.file for file in self.files}) == len(self.files):
             raise ValueError("files: two entries share a shard or a file name")
         if PARAMETERS not in self.tensors:
