@@ -238,9 +238,9 @@ def test_unwritable_directory_is_a_checkpoint_error_that_names_it(job, tmp_path:
         begin(tmp_path / "file", 1)
 
 
-def _with_slices(*rows: tuple[int, int], dtype: str = "float32") -> dict:
+def _with_slices(*rows: tuple[int, int], dtype: str = "float32", shard: int = 0) -> dict:
     slices = [
-        {"shard": 0, "start": start, "rows": count, "tensor": f"parameters/w@{start}"}
+        {"shard": shard, "start": start, "rows": count, "tensor": f"parameters/w@{start}"}
         for start, count in rows
     ]
     return {"parameters": {"w": {"dtype": dtype, "shape": [6], "slices": slices}}}
@@ -260,7 +260,8 @@ CONTRADICTIONS = {
     "too long": ("tensors", _with_slices((0, 7)), "the slices hold 7 rows of the shape's 6"),
     "negative": ("tensors", _with_slices((-1, 7)), "greater than or equal to 0"),
     "no file": ("files", [], "there is none of shard 0; expected one for each shard"),
-    "other file": ("files", [_file(shard=1)], "a slice is in a shard without a file"),
+    "other file": ("files", [_file(shard=1)], "there is none of shard 0; expected one for each"),
+    "other shard": ("tensors", _with_slices((0, 6), shard=1), "in a shard without a file"),
     "same file": ("files", [_file(), _file(shard=1)], "two entries share a shard or a file name"),
     "same shard": ("files", [_file(), _file(file="b")], "two entries share a shard or a file name"),
     "parent": ("files", [_file(file="../secret")], "files.0.file"),
