@@ -60,7 +60,7 @@ def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
     assert (summary["strategy"], summary["exchange"], summary["ps"], summary["workers"]) == (
         "multi-worker-mirrored", exchange, 0, 2,
     )  # fmt: skip
-    assert (summary["rosters"] > 2) == (exchange == "board")
+    assert (summary["rosters"] > 0) == (exchange == "board")
     assert summary["global_step"] == STEPS
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == 2 * STEPS
     line = f"worker {hosts - 1}: this ps was killed at version .* of generation 1"
