@@ -102,7 +102,8 @@ class _Learned:
     def wrong(self) -> Iterator[str]:
         leader = self._cluster.server(0).leader
         if leader is None or leader.coordinator is None:
-            yield "ps 0 has no coordinator"
+            if not _may_fail(self._cluster):  # it was killed once the chief had all it needed
+                yield "ps 0 has no coordinator"
             return
         self._step = leader.coordinator.version
         # A chief that was told to hurry does not wait for the last step.
@@ -199,10 +200,13 @@ class _Learned:
         return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers
 
     def _may_be_uneven(self) -> bool:
-        """Say whether the push of a lost worker may have counted on some shards alone."""
+        """Say whether a push may have counted on some shards alone.
+
+        Its worker was lost, or the job ended without it.
+        """
         specs = [fault.spec for fault in self._schedule.faults if fault.spec]
         alone = any(not make_policy(s).coordinated for s in [self._schedule.policy, *specs])
-        return alone and self._worker_was_lost()
+        return alone and (self._worker_was_lost() or self._monitor.hurried)
 
     def _is_determined(self) -> bool:
         """Say whether the parameters must be those of an undisturbed run, to the last bit."""

@@ -9,12 +9,12 @@ from typing import TypeAlias
 from simulation.network import Connection, Frames
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.codec import Envelope, decode
-from zmqtrain.wire.messages import Join, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Close, Join, PullReply, Push, PushReply
 
 COUNTED = frozenset({"applied", "accumulated"})
 """Results of a push that say that it is part of the parameters."""
 
-_KINDS = frozenset({b"Join", b"Push", b"PullReply", b"PushReply"})
+_KINDS = frozenset({b"Close", b"Join", b"Push", b"PullReply", b"PushReply"})
 
 Life: TypeAlias = tuple[str, int]
 """A worker's name and incarnation."""
@@ -33,13 +33,15 @@ class MessageMonitor:
     """Sees every message when it is sent.
 
     ``counted``: batches that a leader, in a generation, told a worker to be part of the parameters.
-    ``lives``: names and nonces of the workers that joined.
+    ``lives``: names and nonces of the workers that joined. ``hurried``: whether a chief ended the
+    job without waiting for workers that compute.
     """
 
     def __init__(self, object_to: Callable[[str], None]) -> None:
         """``object_to`` is told of what should not have been said."""
         self.counted: dict[int, set[int]] = {}
         self.lives: set[tuple[str, str]] = set()
+        self.hurried = False
         self._object = object_to
         self._exchanges: dict[tuple[Life, str], _Exchange] = {}
         self._asked: dict[tuple[Connection, int], tuple[Life, int]] = {}  # request -> push
@@ -55,6 +57,8 @@ class MessageMonitor:
         if up and isinstance(envelope.message, Join):
             if envelope.sender.role == Role.WORKER:
                 self.lives.add((str(envelope.sender), envelope.message.nonce))
+        elif up and isinstance(envelope.message, Close):
+            self.hurried |= envelope.message.at_once
         elif up and isinstance(envelope.message, Push):
             self._pushed(connection, envelope, envelope.message)
         elif not up and isinstance(envelope.message, PullReply | PushReply):

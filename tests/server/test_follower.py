@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,16 +116,36 @@ async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
 ) -> None:
     """The leader counted it under hogwild; its release overtook a switch, and one more came."""
     request = Asked()
-    add_worker(state, early=Order("release", (0,), incarnation=1, sequence=released))
+    worker = add_worker(state, early=Order("release", (0,), incarnation=1, sequence=released))
     follower = follow("sync-replicas")
     add_push(state, 7, request)
+    follower._executor.carry_out(follower.arrived(worker))
+    is_counted = released == 7
+    assert state.version == is_counted
     follower.on_orders(Asked(over_link=True), Orders(1, (Order("leave", (3,)),)))
     switch = Order("switch", text="sync-replicas:aggregate=1")
     follower.on_orders(Asked(over_link=True), Orders(2, (SWITCH, switch)))
-    assert (state.version, len(request.replies)) == (0, 0), "decided by the leader again"
+    assert state.version == len(request.replies) == is_counted, "decided by the leader again"
     follower.on_orders(Asked(over_link=True), Orders(4, (SWITCH,)))
-    is_ordered = released != 7
-    assert (state.version, len(request.replies)) == ((1, 1) if is_ordered else (0, 0))
+    assert (state.version, len(request.replies)) == (1, 1)
+
+
+async def test_push_is_ordered_once_though_its_release_waits_before_those_orders(
+    state: ShardState, follow: Follow, within: Callable[[Any], Any]
+) -> None:
+    """The leader counted it before the switch; here it comes while something takes long."""
+    request, follower, done = Asked(), follow("hogwild"), asyncio.Event()
+    worker, go_on = add_worker(state), threading.Event()
+    queue = follower._executor._work
+    queue.put(go_on.wait, lambda _: None, rare=True)
+    release = Order("release", (0,), incarnation=1, sequence=7)
+    follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH, release)))
+    add_push(state, 7, request)
+    follower._executor.carry_out(follower.arrived(worker))
+    go_on.set()
+    follower._executor.after_orders(lambda: follower._executor.after_orders(done.set))
+    await within(done.wait())
+    assert (state.version, len(request.replies)) == (1, 1)
 
 
 async def test_leader_hears_at_once_that_a_switch_is_carried_out(

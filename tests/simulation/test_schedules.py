@@ -24,9 +24,19 @@ def test_everything_holds_whatever_is_drawn(first: int) -> None:
     assert not [str(report) for report in reports if report.broken]
 
 
+def test_ps_that_has_lost_everything_is_told_of_the_end() -> None:
+    assert not run_seed(53585).broken
+
+
 def test_everything_holds_without_ps_whatever_is_drawn() -> None:
     chief_is_stopped_before_it_has_joined_everywhere = 770000007
-    seeds = (*range(10), chief_is_stopped_before_it_has_joined_everywhere)
+    push_comes_behind_a_switch_that_released_it, chief_hurries = 990096, 771000793
+    seeds = (
+        *range(8),
+        chief_is_stopped_before_it_has_joined_everywhere,
+        push_comes_behind_a_switch_that_released_it,
+        chief_hurries,
+    )
     reports = [run_seed(seed, hosted=True) for seed in seeds]
     assert not [str(report) for report in reports if report.broken]
 

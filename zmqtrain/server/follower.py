@@ -171,15 +171,13 @@ class Follower:
 
     def _after_switch(self, held: Iterable[tuple[Worker, Pending]]) -> None:
         self._report_shard()  # the leader waits for this report
-        # What was released meanwhile has its orders already.
-        self._decide_held((worker, each) for worker, each in held if not worker.is_released)
+        self._decide_held(held)
 
     def _decide_held(self, held: Iterable[tuple[Worker, Pending]]) -> None:
         """Decide here on what is still held: the leader counts it as decided since the switch."""
         for worker, pending in tuple(held):
             if worker.pending is pending:
-                orders = _own_orders(worker)
-                self._executor.carry_out(orders[-1:] if pending.result else orders)
+                self._executor.carry_out(_own_orders(worker))
 
     # Reports to the leader
 
@@ -218,9 +216,15 @@ class Follower:
 
 
 def _own_orders(worker: Worker) -> list[Numbered]:
-    """Return the orders, without a number, that apply a worker's gradient and answer it."""
-    who, life, push = (worker.index,), worker.incarnation, worker.pushed
+    """Return the orders, without a number, that apply a worker's gradient and answer it.
+
+    There are none if it was given them before: they may not be carried out yet.
+    """
+    who, life, pending, push = (worker.index,), worker.incarnation, worker.pending, worker.pushed
+    if pending is None or pending.is_ordered:
+        return []
+    pending.is_ordered = True
     if push is None:
         return [(0, Order("admit", who, incarnation=life))]
     release = Order("release", who, incarnation=life, sequence=push.sequence)
-    return [(0, Order("apply", who)), (0, release)] if push.finite else [(0, release)]
+    return [(0, release)] if pending.is_decided else [(0, Order("apply", who)), (0, release)]

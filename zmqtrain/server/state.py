@@ -32,6 +32,7 @@ class Pending:
     request: Request | None  # None: it was received by a process that was killed
     result: Result | None = None  # of a push; None: nothing is decided yet
     reason: str = ""
+    is_ordered: bool = False  # the shard itself has ordered what becomes of it
     # Looked up in the module at each call, as everywhere: a simulated clock may be there.
     arrived_at: float = field(default_factory=lambda: time.monotonic())
 
