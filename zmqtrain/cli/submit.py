@@ -13,11 +13,9 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, counted, show, show_json, table
-from zmqtrain.clusters import kubernetes, slurm
-from zmqtrain.clusters.engines import engine_of
-from zmqtrain.clusters.kubectl import current
+from zmqtrain.clusters.engine import Engine
+from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
-from zmqtrain.clusters.sbatch import Slurm
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
@@ -73,18 +71,31 @@ def submit_command(
     )
     job = _loaded(reference, overrides) if asked.ps_memory is None else None
     logdir = overrides.pop("logdir", None if job is None else job.logdir)
+    kept = Path(keys).absolute() if keys else directory_of(name) / "keys"
     plan = plan_of(
-        asked, reference, job, name, overrides, logdir=logdir, variables=_pairs(variables)
+        asked,
+        reference,
+        job,
+        name,
+        overrides,
+        logdir=logdir,
+        keys_directory=str(kept),
+        variables=_pairs(variables),
     )
-    if asked.on == "kubernetes":
-        _submit_to_kubernetes(plan, asked, keys, is_printed=is_printed, dry_run=dry_run)
-    else:
-        _submit_to_slurm(plan, asked, keys, is_printed=is_printed, dry_run=dry_run)
-    if is_printed:
-        return
-    if dry_run:
+    kind = ENGINES[asked.on]
+    if kind.has_our_paths:
+        plan = _with_whole_paths(plan)
+    if is_printed or dry_run:
+        with tempfile.TemporaryDirectory() as temporary:
+            held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
+            plan = replace(plan, keys=_texts(held))
+        if is_printed:
+            sys.stdout.write(kind.rendered(plan, asked))
+            return
+        kind.chosen(asked).submit(plan, asked, dry_run=True)
         click.echo(f"{name} could be submitted; nothing was")
         return
+    click.echo(f"{name} is submitted to {_submitted(plan, asked, kind.chosen(asked), keys)}")
     click.echo(f"  watch it    zmqtrain status {name} --watch")
     click.echo(f"  stop it     zmqtrain stop {name}")
 
@@ -160,82 +171,39 @@ def scale_command(name: str, *, workers: int) -> None:
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submit_to_kubernetes(
-    plan: Plan, asked: Submission, keys: str | None, *, is_printed: bool, dry_run: bool
-) -> None:
-    if asked.image is None:
-        raise ConfigError(
-            f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
-            "deploy/Containerfile makes one"
-        )
-    target = kubernetes.Target(asked.image, asked.kind, asked.queue, asked.in_place)
-    if is_printed or dry_run:
-        with tempfile.TemporaryDirectory() as temporary:
-            held = Path(keys) if keys else _new_keys(Path(temporary) / "keys", plan)
-            plan = replace(plan, keys=_texts(held))
-        if is_printed:
-            sys.stdout.write(kubernetes.render(plan, target))
-            return
-        current(asked.context, asked.namespace).submit(plan, target, dry_run=True)
-        return
-    cluster = current(asked.context, asked.namespace)
-    job = _record(plan, asked, keys, cluster.context, cluster.namespace)
-    try:
-        plan = replace(plan, keys=_texts(Path(job.keys)))
-        made = cluster.submit(plan, target)
-    except BaseException:
-        job.forget()
-        raise
-    where = f"context {cluster.context}, namespace {cluster.namespace}"
-    click.echo(f"{plan.name} is submitted to {where}: {counted(len(made), 'object')}")
-
-
-def _submit_to_slurm(
-    plan: Plan, asked: Submission, keys: str | None, *, is_printed: bool, dry_run: bool
-) -> None:
-    path, colon, attribute = plan.job.partition(":")
-    if Path(path).exists():  # tasks may start elsewhere
-        plan = replace(plan, job=f"{Path(path).absolute()}{colon}{attribute}")
-    if plan.logdir:
-        plan = replace(plan, logdir=str(Path(plan.logdir).absolute()))
-    kept = Path(keys).absolute() if keys else directory_of(plan.name) / "keys"
-    target = slurm.Target(str(kept), sys.executable, asked.partition, asked.worker_partition)
-    if is_printed:
-        sys.stdout.write("".join(slurm.render(plan, target).values()))
-        return
-    if dry_run:
-        Slurm().submit(plan, target, dry_run=True)
-        return
-    job = _record(plan, asked, keys, str(Path.cwd()), "")
-    try:
-        numbers = Slurm().submit(plan, target)
-    except BaseException:
-        job.forget()
-        raise
-    click.echo(f"{plan.name} is submitted to Slurm: jobs {' and '.join(numbers)}")
-
-
-def _record(
-    plan: Plan, asked: Submission, keys: str | None, context: str, namespace: str
-) -> Submitted:
-    """Write the record of a job, and make its keys, before it is submitted.
+def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) -> str:
+    """Submit a job, its record and keys first; return where it is. ``keys``: None: new ones.
 
     Raises:
         ConfigError: a job of this name was submitted already.
+        ZmqTrainError: the engine refuses it; no record is left.
     """
     if plan.name in {job.name for job in submitted_jobs()}:
         raise ConfigError(
             f"{plan.name} was submitted already; expected a new name; give another --name, or end "
             f"it with zmqtrain stop {plan.name}"
         )
-    kept = Path(keys).absolute() if keys else directory_of(plan.name) / "keys"
-    kind = asked.kind if asked.on == "kubernetes" else ""
     counts = plan.ps, plan.workers, plan.max_workers
-    job = Submitted(plan.name, asked.on, plan.job, *counts, str(kept), kind, context, namespace)
+    where = engine.context, engine.namespace
+    kind = asked.kind if asked.on == "kubernetes" else ""
+    job = Submitted(plan.name, asked.on, plan.job, *counts, plan.keys_directory, kind, *where)
     job.save()
-    if keys is None:
-        _new_keys(kept, plan)
-    return job
+    try:
+        kept = Path(job.keys)
+        if keys is None:
+            _new_keys(kept, plan)
+        return engine.submit(replace(plan, keys=_texts(kept)), asked)
+    except BaseException:
+        job.forget()
+        raise
+
+
+def _with_whole_paths(plan: Plan) -> Plan:
+    """Return a plan whose tasks may start in another directory."""
+    path, colon, attribute = plan.job.partition(":")
+    if Path(path).exists():
+        plan = replace(plan, job=f"{Path(path).absolute()}{colon}{attribute}")
+    return replace(plan, logdir=str(Path(plan.logdir).absolute())) if plan.logdir else plan
 
 
 def _new_keys(directory: Path, plan: Plan) -> Path:

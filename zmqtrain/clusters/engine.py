@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
 
+from zmqtrain.clusters.plan import Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
@@ -28,7 +29,48 @@ class Reason:
 
 
 class Engine(Protocol):
-    """An engine that starts the tasks of jobs."""
+    """An engine that starts the tasks of jobs.
+
+    ``context``, ``namespace``: where on it, as the record of a job says.
+    """
+
+    has_our_paths: ClassVar[bool]
+    """Whether tasks find files where this host has them, rather than in an image."""
+
+    @property
+    def context(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    @classmethod
+    def chosen(cls, asked: Submission) -> Self:
+        """Return the engine for a new job.
+
+        Raises:
+            ZmqTrainError: there is none.
+        """
+
+    @classmethod
+    def of(cls, job: Submitted) -> Self:
+        """Return the engine of a job that was submitted."""
+
+    @staticmethod
+    def rendered(plan: Plan, asked: Submission) -> str:
+        """Return what would be submitted, as text; ask nobody.
+
+        Raises:
+            ConfigError: the engine cannot run such a job.
+        """
+
+    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+        """Submit a job; say where it is. ``dry_run``: it is only checked.
+
+        Nothing is left of a job that cannot be submitted as a whole.
+
+        Raises:
+            ZmqTrainError: the engine refuses it, or its name is taken.
+        """
 
     def state(self, job: Submitted) -> str:
         """Return in a word or two what the engine does with the job."""

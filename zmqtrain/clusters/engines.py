@@ -1,4 +1,4 @@
-"""The engine of a submitted job."""
+"""The engines that jobs are submitted to, by the names that --on takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import Slurm
 from zmqtrain.clusters.submitted import Submitted
 
+ENGINES: dict[str, type[Engine]] = {"kubernetes": Kubernetes, "slurm": Slurm}
+
 
 def engine_of(job: Submitted) -> Engine:
     """Return the engine of a job."""
-    return Kubernetes(job.context, job.namespace) if job.engine == "kubernetes" else Slurm()
+    return ENGINES[job.engine].of(job)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, missing
 from zmqtrain.clusters.kubernetes import (
@@ -21,11 +21,13 @@ from zmqtrain.clusters.kubernetes import (
     as_yaml,
     labels_of,
     manifests,
+    render,
     volume_of,
 )
-from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.plan import Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.options import names_of
 from zmqtrain.errors import (
     ConfigError,
     OccupiedError,
@@ -116,27 +118,35 @@ class Kubernetes:
     context: str
     namespace: str
 
-    def submit(self, plan: Plan, target: Target, *, dry_run: bool = False) -> list[str]:
-        """Make the objects of a job; return their names. ``dry_run``: the cluster only checks.
+    has_our_paths: ClassVar[bool] = False
 
-        Nothing is left of a job that cannot be made as a whole.
+    @classmethod
+    def chosen(cls, asked: Submission) -> Self:
+        return cls(*_current(asked.context, asked.namespace))
 
-        Raises:
-            ZmqTrainError: the cluster refuses it, or the volume is not shared.
-        """
-        objects = manifests(plan, target)
+    @classmethod
+    def of(cls, job: Submitted) -> Self:
+        return cls(job.context, job.namespace)
+
+    @staticmethod
+    def rendered(plan: Plan, asked: Submission) -> str:
+        return render(plan, _target(asked))
+
+    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+        objects = manifests(plan, _target(asked))
         self._check_volume(plan)
         # A TrainJob, the last one, is refused as long as its runtime is not there.
-        checked = objects[:-1] if target.kind == "trainjob" else objects
+        checked = objects[:-1] if asked.kind == "trainjob" else objects
         self._make(checked, "create", "--dry-run=server")
         if dry_run:
-            return []
+            return ""
         try:
-            return self._make(objects, "apply", "--server-side")
+            made = self._make(objects, "apply", "--server-side")
         except ZmqTrainError:
             # Of this job only: the dry run found no other one of its name.
-            self._delete(plan.name, target.kind)
+            self._delete(plan.name, asked.kind)
             raise
+        return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:
         if ended := state_of(job, self._objects(job)):
@@ -273,8 +283,17 @@ class Kubernetes:
         return [KUBECTL, "--context", self.context, "--namespace", self.namespace, *words]
 
 
-def current(context: str | None, namespace: str | None) -> Kubernetes:
-    """Return the namespace that kubectl would use, unless others are given.
+def _target(asked: Submission) -> Target:
+    if asked.image is None:
+        raise ConfigError(
+            f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
+            "deploy/Containerfile makes one"
+        )
+    return Target(asked.image, asked.kind, asked.queue, asked.in_place)
+
+
+def _current(context: str | None, namespace: str | None) -> tuple[str, str]:
+    """Return the context and the namespace that kubectl would use, unless others are given.
 
     Raises:
         ConfigError: kubectl is missing, or has no such context.
@@ -284,8 +303,7 @@ def current(context: str | None, namespace: str | None) -> Kubernetes:
     (found, *_) = json.loads(call(view, MISTAKES)).get("contexts") or [{}]
     if not found:
         raise meant("current-context is not set", MISTAKES, KUBECTL)
-    default = found["context"].get("namespace", "default")
-    return Kubernetes(str(found["name"]), namespace or default)
+    return str(found["name"]), namespace or str(found["context"].get("namespace", "default"))
 
 
 def task_of(pod: Mapping[str, Any]) -> Task | None:

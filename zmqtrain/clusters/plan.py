@@ -157,7 +157,8 @@ class Plan:
 
     ``job``: as the tasks are told it. ``overrides``: fields of the job, by name. ``logdir``: as the
     user gave it, which each engine reads in its own way. ``keys``: text of each file of the
-    directory of keys, by name. ``variables``: further variables of every task.
+    directory of keys, by name; ``keys_directory``: that directory on this host. ``variables``:
+    further variables of every task.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Plan:
     overrides: Mapping[str, object] = field(default_factory=dict)
     logdir: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
+    keys_directory: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property

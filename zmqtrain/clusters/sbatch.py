@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call
-from zmqtrain.clusters.plan import Plan
+from zmqtrain.clusters.plan import Plan, Submission
 from zmqtrain.clusters.slurm import Target, log_file, port_of, render
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
@@ -74,28 +76,38 @@ class Part:
     nodes: str
 
 
+@dataclass(frozen=True, slots=True)
 class Slurm:
-    """The cluster that this host belongs to; an engine of jobs."""
+    """The cluster that this host belongs to; an engine of jobs, with the directory of logs."""
 
-    def submit(self, plan: Plan, target: Target, *, dry_run: bool = False) -> list[str]:
-        """Submit the scripts of a job; return its job numbers. ``dry_run``: Slurm only checks.
+    context: str
+    namespace: str = ""
+    has_our_paths: ClassVar[bool] = True
 
-        Nothing is left of a job that cannot be submitted as a whole.
+    @classmethod
+    def chosen(cls, asked: Submission) -> Self:
+        return cls(str(Path.cwd()))
 
-        Raises:
-            ZmqTrainError: Slurm refuses it, or the name is taken.
-        """
+    @classmethod
+    def of(cls, job: Submitted) -> Self:
+        return cls(job.context)
+
+    @staticmethod
+    def rendered(plan: Plan, asked: Submission) -> str:
+        return "".join(_scripts(plan, asked).values())
+
+    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
         if _parts(plan.name):
             raise ConfigError(
                 f"jobs of the name {plan.name} run or wait already; expected a new name; give "
                 f"another --name, or end them with zmqtrain stop {plan.name}"
             )
-        scripts = render(plan, target)
+        scripts = _scripts(plan, asked)
         numbers: list[str] = []
         if dry_run:
             for text in scripts.values():
                 call(["sbatch", "--test-only"], MISTAKES, stdin=text)
-            return []
+            return ""
         directory = directory_of(plan.name)
         write(directory, scripts)
         try:
@@ -105,7 +117,7 @@ class Slurm:
         except ZmqTrainError:
             _cancel(*numbers)
             raise
-        return numbers
+        return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
         parts = _parts(job.name)
@@ -139,10 +151,10 @@ class Slurm:
         _cancel(*(part.number for index, part in held.items() if index >= workers))
         if absent := sorted(set(range(workers)) - set(held)):
             script = job.directory / f"{job.name}.worker.sbatch"
-            _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={job.context}")
+            _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={self.context}")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
-        path = Path(job.context) / log_file(job.name, task.role, task.index)
+        path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
         words = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
@@ -166,6 +178,11 @@ def parts_of(listing: str, name: str) -> list[Part]:
 
 
 FORMAT = "%F|%K|%j|%T|%r|%N"
+
+
+def _scripts(plan: Plan, asked: Submission) -> dict[str, str]:
+    partitions = asked.partition, asked.worker_partition
+    return render(plan, Target(plan.keys_directory, sys.executable, *partitions))
 
 
 def _parts(name: str) -> list[Part]:

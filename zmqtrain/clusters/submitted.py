@@ -24,7 +24,8 @@ RECORD = "job.json"
 class Submitted:
     """A job on an engine.
 
-    ``keys``: the directory of its keys. ``kind``, ``context``, ``namespace``: of Kubernetes.
+    ``keys``: the directory of its keys. ``context``, ``namespace``: where on the engine, in its own
+    words. ``kind``: what it is on Kubernetes.
     """
 
     name: str
