@@ -69,6 +69,7 @@ NUMBERS = [
     "stop --wait-s",
     "chaos --timeout-s",
     "chaos --seconds",
+    "top --timeout-s",
     "chaos --pause-s",
     "supervise --within-s",
 ]

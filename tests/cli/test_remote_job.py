@@ -138,7 +138,7 @@ def test_timeout_is_that_of_the_flag(ps: Any, training: Status) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["status", "--watch"], ["why"], ["policy", "hogwild"], ["save"]],
+    [["status"], ["top"], ["why"], ["policy", "hogwild"], ["save"]],
     ids=" ".join,
 )
 def test_dead_address_is_told_by_every_command_after_one_question(

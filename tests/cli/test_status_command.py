@@ -11,8 +11,7 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
 from zmqtrain.cli.status import status_view
-from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ExitCode, PeerLostError
+from zmqtrain.errors import ExitCode
 from zmqtrain.wire.messages import GetStatus, Status
 
 
@@ -141,68 +140,3 @@ def test_json_is_every_field_of_the_status(
     assert status.keys() - {"job", "ps"} == set(Status.__dataclass_fields__)
     assert status["tasks"][0]["loss"] is None
     assert status["waits"][1]["until_s"] == 296.75
-
-
-def test_watch_ends_with_the_job(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done = replace(training, event=4, step=3000, stop="step 3000 of 3000 is done")
-    ps.replies[GetStatus] = [training, replace(training, step=2000), done]
-    assert main(["status", "--watch"]) == ExitCode.OK
-    out = capsys.readouterr().out
-    steps = [text.split()[1] for text in out.splitlines() if text.startswith("  step ")]
-    assert steps == ["1200", "2000", "3000"]
-    assert "the job has ended" not in out  # the state says how
-    # Ps 0 holds the answer back for up to a second, or until something happens.
-    assert ps.questions(GetStatus) == [GetStatus(), GetStatus(3, 1.0), GetStatus(3, 1.0)]
-    assert [timeout_s for _, _, timeout_s in ps.asked] == [5.0, 6.0, 6.0]
-
-
-def test_watch_on_a_terminal_ends_with_the_last_state(
-    ps: Any,
-    training: Status,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # has rich take the capture for a terminal
-    monkeypatch.setenv("TERM", "xterm")
-    ps.replies[GetStatus] = [training, replace(training, stop="step 3000 of 3000 is done")]
-    assert main(["status", "--watch"]) == ExitCode.OK
-    frames = capsys.readouterr().out.split("digits.py at 127.0.0.1:2222")
-    assert "training for 12 s" in frames[1]
-    assert "done: step 3000 of 3000 is done" in frames[-1]
-
-
-def test_watch_writes_a_json_object_a_line(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training, replace(training, failure="diverged")]
-    assert main(["status", "--watch", "--json"]) == ExitCode.OK
-    objects = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
-    assert [status["failure"] for status in objects] == ["", "diverged"]
-
-
-def test_watch_ends_calmly_when_the_chief_has_gone(
-    ps: Any, jobs: list[RunningJob], training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training, PeerLostError("silence")]
-    ps.on_error = jobs.clear
-    assert main(["status", "--watch"]) == ExitCode.OK
-    assert capsys.readouterr().out.endswith("the job has ended\n")
-
-
-def test_watch_tells_when_a_job_elsewhere_falls_silent(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training, PeerLostError("silence")]
-    assert main(["status", "--watch", "--ps", "far:2222"]) == ExitCode.PEER_LOST
-    assert capsys.readouterr().err == "error: silence\n"
-
-
-def test_watch_ends_with_ctrl_c_quietly(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training, KeyboardInterrupt()]
-    assert main(["status", "--watch"]) == ExitCode.OK
-    told = capsys.readouterr()
-    assert told.err == ""

@@ -105,3 +105,14 @@ def test_ps_that_leaves_lets_in_only_new_lives_of_processes_that_it_knows() -> N
     for nonce, is_in in (("second/1", False), ("first/1", True), ("first/2", True)):
         peer = peers.join(from_worker(join(nonce)), join(nonce))
         assert (peer is not None) is is_in
+
+
+def test_restarts_are_the_processes_after_the_first_and_no_new_lives_of_one() -> None:
+    peers = PeerTable(5.0, 1, lambda peer: False)
+    restarts = []
+    for nonce in ("first/1", "first/2", "second/1", "second/2", "third/1"):
+        peer = peers.join(from_worker(join(nonce)), join(nonce))
+        assert peer is not None
+        restarts.append(peer.restarts)
+        peer.gone = True
+    assert restarts == [0, 0, 1, 1, 2]

@@ -14,6 +14,7 @@ from zmqtrain.config.invoke import invoke
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
     "status": "zmqtrain.cli.status:status_command",
+    "top": "zmqtrain.cli.top:top_command",
     "why": "zmqtrain.cli.why:why_command",
     "policy": "zmqtrain.cli.control:policy_command",
     "save": "zmqtrain.cli.control:save_command",
@@ -56,7 +57,7 @@ def cli() -> None:
     \b
     Examples:
       zmqtrain run examples/digits.py --workers 2
-      zmqtrain status --watch
+      zmqtrain top
       zmqtrain COMMAND --help
     """
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,10 +25,8 @@ from zmqtrain.cli.output import (
 )
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.config.cluster import Role
-from zmqtrain.errors import PeerLostError
 from zmqtrain.wire.messages import Status, TaskStatus
 
-REFRESH_S = 1.0
 SHOWN_LEASES = 2
 HIDEABLE = 7  # columns
 COLUMNS = (
@@ -43,16 +39,12 @@ STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 @click.command("status")
 @about_a_job
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option(
-    "--watch", is_flag=True, help="update every second, until Ctrl-C or the end of the job"
-)
-def status_command(job: RemoteJob, *, as_json: bool, watch: bool) -> None:
+def status_command(job: RemoteJob, *, as_json: bool) -> None:
     """Show the state, the figures and the tasks of a running job.
 
     \b
     Examples:
       zmqtrain status                       # the one job on this host
-      zmqtrain status --watch
       zmqtrain status --ps host:2222        # a job on another host
       zmqtrain status digits-x7k2           # a submitted job
       zmqtrain status --json | jq .steps_per_second
@@ -61,26 +53,13 @@ def status_command(job: RemoteJob, *, as_json: bool, watch: bool) -> None:
     parameters, a worker's batches, or the chief's newest checkpoint; "silent" is the time since the
     task's last message; "lane" is how its tensors reach the ps. A narrow terminal hides the last
     columns. Staleness counts updates by all workers between a gradient's pull and its push; the S
-    of bounded-staleness counts a worker's own steps.
+    of bounded-staleness counts a worker's own steps. zmqtrain top watches a job.
     """
-    if watch:
-        _watch(job, as_json)
-    else:
-        _print(job, job.status(), as_json)
-
-
-def updates(job: RemoteJob) -> Iterator[Status]:
-    """Yield the job's status now, then once a second until the job ends."""
     status = job.status()
-    yield status
-    while not (status.stop or status.failure):
-        try:
-            status = job.status(status.event, REFRESH_S)
-        except PeerLostError:
-            if job.has_ended():
-                return
-            raise
-        yield status
+    if as_json:
+        show_json(status_json(status, job))
+    else:
+        show(status_view(status, title_of(job)))
 
 
 def status_view(status: Status, title: str) -> RenderableType:
@@ -93,31 +72,8 @@ def status_json(status: Status, job: RemoteJob) -> dict[str, object]:
     return {"job": job.name or None, "ps": job.address, **asdict(status)}
 
 
-def _print(job: RemoteJob, status: Status, as_json: bool) -> None:
-    if as_json:
-        show_json(status_json(status, job))
-    else:
-        show(status_view(status, _title(job)))
-
-
-def _watch(job: RemoteJob, as_json: bool) -> None:
-    console = Console()
-    status = None
-    with contextlib.suppress(KeyboardInterrupt):
-        if as_json or not console.is_terminal:
-            for status in updates(job):
-                _print(job, status, as_json)
-                if not as_json:
-                    click.echo()
-        else:
-            with Live(console=console, auto_refresh=False) as live:
-                for status in updates(job):
-                    live.update(status_view(status, _title(job)), refresh=True)
-        if not as_json and status is not None and not (status.stop or status.failure):
-            click.echo("the job has ended")
-
-
-def _title(job: RemoteJob) -> str:
+def title_of(job: RemoteJob) -> str:
+    """Return which job this is."""
     return f"{job.name} at {job.address}" if job.name else f"job at {job.address}"
 
 
@@ -125,10 +81,10 @@ def _figures(status: Status) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     change = f", changes to {status.switching} at the next barrier" if status.switching else ""
     rows = {
-        "state": cell(_state(status), "red" if status.failure else ""),
+        "state": cell(state_of(status), "red" if status.failure else ""),
         "step": cell(_progress(status)),
         "policy": cell(status.policy + change),
-        "loss": cell(f"{_loss(status.loss)} at the last push"),
+        "loss": cell(f"{loss_of(status.loss)} at the last push"),
         "examples": cell(status.examples),
         "pushes": cell(", ".join(f"{count} {what}" for what, count in status.pushes.items())),
         "staleness": cell(_staleness(status.staleness)),
@@ -138,7 +94,8 @@ def _figures(status: Status) -> Table:
     return grid
 
 
-def _state(status: Status) -> str:
+def state_of(status: Status) -> str:
+    """Say whether the job waits, trains, or has ended, and how."""
     if status.failure:
         return f"failed: {status.failure}"
     if status.stop:
@@ -155,10 +112,14 @@ def _progress(status: Status) -> str:
     parts = [f"{status.step}{share}"]
     if status.steps_per_second > 0:
         parts.append(f"{rate(status.steps_per_second)} steps/s")
-        if status.step < status.steps and not status.failure:
-            remaining_s = (status.steps - status.step) / status.steps_per_second
-            parts.append(f"about {duration(remaining_s)} left")
-    return ", ".join(parts)
+    return ", ".join(parts) + remaining_of(status)
+
+
+def remaining_of(status: Status) -> str:
+    """Return ", about 18 s left", or "" if that is not known."""
+    if not status.steps_per_second or status.step >= status.steps or status.failure:
+        return ""
+    return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
 
 
 def _staleness(figures: dict[str, float]) -> str:
@@ -171,7 +132,8 @@ def _staleness(figures: dict[str, float]) -> str:
 
 def _tasks(tasks: tuple[TaskStatus, ...]) -> FirstThatFits:
     """Return the table of tasks; a narrow terminal hides its last columns."""
-    rows = [_row(task, _fastest(tasks)) for task in tasks]
+    behind = steps_behind(tasks)
+    rows = [_row(task, behind.get(task.task, NOTHING)) for task in tasks]
     shown = range(len(COLUMNS), len(COLUMNS) - HIDEABLE - 1, -1)
     return FirstThatFits([_table(rows, count) for count in shown])
 
@@ -183,11 +145,11 @@ def _table(rows: list[list[Text]], columns: int) -> Table:
     return result
 
 
-def _row(task: TaskStatus, fastest: int) -> list[Text]:
+def _row(task: TaskStatus, behind: int | str) -> list[Text]:
     return [
         cell(task.task),
         cell(task.state, STATE_STYLES.get(task.state, "")),
-        *map(cell, _progress_cells(task, fastest)),
+        *map(cell, _progress_cells(task, behind)),
         cell(_holding(task)),
         cell(duration(task.silent_s)),
         cell(_joined(task)),
@@ -197,17 +159,17 @@ def _row(task: TaskStatus, fastest: int) -> list[Text]:
     ]
 
 
-def _fastest(tasks: tuple[TaskStatus, ...]) -> int:
-    live = [task.step for task in tasks if _is_worker(task) and task.state != "left"]
-    return max(live, default=0)
+def steps_behind(tasks: Iterable[TaskStatus]) -> dict[str, int]:
+    """Return the distance of each live worker to the one with most steps, by its name."""
+    steps = {task.task: task.step for task in tasks if _is_worker(task) and task.state != "left"}
+    return {name: max(steps.values()) - step for name, step in steps.items()}
 
 
-def _progress_cells(task: TaskStatus, fastest: int) -> tuple[str, str, str]:
+def _progress_cells(task: TaskStatus, behind: int | str) -> tuple[str, str, str]:
     """Return step, distance to the fastest worker, and loss; "-" where the task has none."""
-    if not _is_worker(task):
-        return NOTHING if _is_chief(task) else str(task.step), NOTHING, NOTHING
-    behind = NOTHING if task.state == "left" else str(fastest - task.step)
-    return str(task.step), behind, _loss(task.loss) if task.step else NOTHING
+    step = NOTHING if _is_chief(task) else str(task.step)
+    loss = loss_of(task.loss) if _is_worker(task) and task.step else NOTHING
+    return step, str(behind), loss
 
 
 def _holding(task: TaskStatus) -> str:
@@ -235,7 +197,8 @@ def _lane(task: TaskStatus) -> str:
     return (task.lanes if len(different) > 1 else task.lanes.partition(",")[0]) or NOTHING
 
 
-def _loss(loss: float) -> str:
+def loss_of(loss: float) -> str:
+    """Return a loss, "-" if there is none yet."""
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
 
 

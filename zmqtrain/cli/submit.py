@@ -96,7 +96,7 @@ def submit_command(
         click.echo(f"{name} could be submitted; nothing was")
         return
     click.echo(f"{name} is submitted to {_submitted(plan, asked, kind.chosen(asked), keys)}")
-    click.echo(f"  watch it    zmqtrain status {name} --watch")
+    click.echo(f"  watch it    zmqtrain top {name}")
     click.echo(f"  stop it     zmqtrain stop {name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -56,14 +57,11 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
 
 def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
     """Return the waits, the longest first, and the absent tasks for a person."""
-    waits = sorted(status.waits, key=lambda wait: wait.since_s, reverse=True)
-    # Before the job begins, every wait matters.
-    is_all = show_all or not status.initialised
-    shown = [wait for wait in waits if is_all or wait.since_s >= SHORT_S]
+    shown = long_waits(status, 0.0 if show_all else SHORT_S)
     parts: list[RenderableType] = [*map(cell, _news(status))]
-    parts += [cell(_absence(task, waits), "bold") for task in _absent(status)]
+    parts += [cell(text, "bold") for text in absences(status)]
     parts.append(_waits(shown) if shown else Text("no task waits"))
-    if hidden := len(waits) - len(shown):
+    if hidden := len(status.waits) - len(shown):
         limit = duration(SHORT_S)
         parts.append(
             cell(f"{counted(hidden, 'wait')} shorter than {limit} hidden; use --all", "dim")
@@ -111,7 +109,21 @@ def _waits(waits: list[Wait]) -> Table:
     return result
 
 
-def _absence(task: TaskStatus, waits: list[Wait]) -> str:
+def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:
+    """Return the waits that have lasted for this time, the longest first.
+
+    Before the job begins, every wait matters.
+    """
+    waits = sorted(status.waits, key=lambda wait: wait.since_s, reverse=True)
+    return [wait for wait in waits if wait.since_s >= shortest_s or not status.initialised]
+
+
+def absences(status: Status) -> list[str]:
+    """Say of each absent task how long it has been so, and how many wait for it."""
+    return [_absence(task, status.waits) for task in _absent(status)]
+
+
+def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
     """Say how long a task has been absent, and how many wait for it."""
     for_s = duration(task.silent_s)
     absent = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"

@@ -45,6 +45,8 @@ class Peer:
     saved_step: int = 0  # the chief: of its last checkpoint
     report: ShardReport | None = None  # another ps: its last of this generation
     waits: tuple[Wait, ...] = ()
+    phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
+    restarts: int = 0  # of its process
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
@@ -233,6 +235,7 @@ class PeerTable:
         incarnation = sender.incarnation or max(before + 1, int(time.time() * 1000))
         self._incarnations[name] = incarnation
         self.outlive(incarnation)
+        earlier = self._peers.get(name)
         peer = self._peers[name] = Peer(
             name,
             incarnation,
@@ -243,5 +246,7 @@ class PeerTable:
             request,
             time.monotonic(),
         )
+        if earlier is not None:
+            peer.restarts = earlier.restarts + (not earlier.is_of_process(message.nonce))
         log.info("%s joined (%s, incarnation %d)", peer, peer.process, incarnation)
         return peer

@@ -164,6 +164,8 @@ def _task(leader: Leader, peer: Peer) -> TaskStatus:
         metrics=peer.metrics,
         lanes="" if peer.role == Role.PS else peer.lanes,
         nbytes=peer.report.nbytes if peer.report is not None else 0,
+        restarts=peer.restarts,
+        phases_s=peer.phases_s,
     )
 
 

@@ -73,4 +73,5 @@ class Worker(JobActor):
 
     def heartbeat(self) -> Heartbeat:
         is_finished = self._exchange is not None and self._exchange.is_finished
-        return replace(super().heartbeat(), finished=is_finished)
+        phases_s = self.metrics.phase_duration_seconds.totals()
+        return replace(super().heartbeat(), finished=is_finished, phases_s=phases_s)

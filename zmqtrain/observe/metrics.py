@@ -69,6 +69,11 @@ class Histogram(prometheus_client.Histogram):
         self._total = 0.0
         self._counts = [0] * len(self._upper_bounds)
 
+    @property
+    def total(self) -> float:
+        """The sum of what was added."""
+        return self._total
+
     def observe(
         self, amount: float, exemplar: dict[str, str] | None = None, times: int = 1
     ) -> None:
@@ -105,6 +110,10 @@ class Phases:
     compute: Histogram
     push: Histogram
     wait: Histogram
+
+    def totals(self) -> tuple[float, ...]:
+        """Return the seconds that each phase took, over all steps."""
+        return tuple(getattr(self, field.name).total for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Role
@@ -13,7 +14,7 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, RefusedError
 from zmqtrain.job import DATA, fingerprint_difference
-from zmqtrain.observe.metrics import Metrics
+from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState
 from zmqtrain.store.segment_layout import INCARNATION
@@ -28,6 +29,7 @@ from zmqtrain.wire.messages import (
 )
 
 MAX_WAITS = 16  # of one task, shown in the status
+MAX_PHASES = len(fields(Phases))
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class Members:
         peer = self._peers.member(request)
         peer.waits = beat.waits[:MAX_WAITS]
         peer.finished, peer.saved_step = beat.finished, beat.saved_step
+        peer.phases_s = beat.phases_s[:MAX_PHASES]
         worker = self._state.workers.get(peer.index) if peer.is_worker else None
         pushes = (worker.received, worker.answered) if worker is not None else ()
         request.reply(HeartbeatReply(*pushes))

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -210,12 +210,14 @@ class Heartbeat:
     """Sent over every link once a second.
 
     ``finished``: a worker was sent a stop, and every shard has answered all its pushes.
-    ``saved_step``: of the chief's last checkpoint.
+    ``saved_step``: of the chief's last checkpoint. ``phases_s``: how long a worker's steps have
+    spent in each phase since it started, in the order of :class:`~zmqtrain.observe.metrics.Phases`.
     """
 
     waits: tuple[Wait, ...] = ()
     finished: bool = False
     saved_step: int = 0
+    phases_s: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -443,6 +445,8 @@ class TaskStatus:
     metrics: str
     lanes: str  # to each ps: memory, shm or tcp
     nbytes: int = 0  # of a ps's parameters
+    restarts: int = 0  # of its process, since ps 0 started
+    phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
 
     @property
     def task(self) -> str:

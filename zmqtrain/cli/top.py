@@ -1,0 +1,111 @@
+"""`zmqtrain top`: watches a running job, on a terminal or over ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from zmqtrain.chief.progress import line
+from zmqtrain.cli.output import show_json
+from zmqtrain.cli.remote import RemoteJob, about_a_job, reached
+from zmqtrain.cli.status import status_json
+from zmqtrain.cli.top_view import Watched, top_view
+from zmqtrain.errors import ConfigError, PeerLostError
+from zmqtrain.wire.messages import Status
+
+REFRESH_S = 1.0
+PATIENCE_S = 2.0  # until ps 0 counts as away
+SHOWN_NEWS = 4
+FEWEST_ROWS = 5  # of tasks, on the lowest terminal
+OTHER_ROWS = 16
+
+
+@click.command("top")
+@about_a_job
+@click.option("--json", "as_json", is_flag=True, help="print a JSON object each second")
+def top_command(job: RemoteJob, *, as_json: bool) -> None:
+    """Watch a running job, until Ctrl-C or the end of the job.
+
+    Speeds are those of the last seconds. A worker's bar shows where its steps spend their time: in
+    getting data, pulling parameters, computing, pushing the gradient, and waiting for others. Below
+    the tasks stand those that are absent, the longest waits, and what has happened meanwhile. If
+    ps 0 is away, its last answer stays until it is back. What is no terminal gets a line a second.
+
+    \b
+    Examples:
+      zmqtrain top                          # the one job on this host
+      zmqtrain top --ps host:2222           # a job on another host
+      zmqtrain top digits-x7k2              # a submitted job
+      zmqtrain top --json | jq .steps_per_second
+    """
+    console = Console()
+    with contextlib.suppress(KeyboardInterrupt):
+        if as_json:
+            for status in filter(None, statuses(job)):
+                show_json(status_json(status, job))
+        elif console.is_terminal and not console.is_dumb_terminal:
+            _show(job, console)
+        else:
+            _write_lines(job)
+
+
+def statuses(job: RemoteJob) -> Iterator[Status | None]:
+    """Yield the job's status now, then once a second until the job ends; None if ps 0 is away.
+
+    Raises:
+        PeerLostError: ps 0 has never answered.
+    """
+    status = job.status()
+    yield status
+    asked = replace(job, timeout_s=min(job.timeout_s, PATIENCE_S))
+    with contextlib.ExitStack() as stack:
+        while not (status.stop or status.failure):
+            next_at = time.monotonic() + REFRESH_S
+            try:
+                status = asked.status(status.event, REFRESH_S)
+                yield status
+                continue
+            except PeerLostError:
+                if job.has_ended():
+                    return
+                yield None
+            time.sleep(max(0.0, next_at - time.monotonic()))
+            if job.submitted is not None:  # it may be at another address now
+                stack.close()
+                try:
+                    asked = stack.enter_context(reached(job.name, asked.timeout_s))
+                except ConfigError:  # it was stopped, and is forgotten
+                    return
+
+
+def _show(job: RemoteJob, console: Console) -> None:
+    watched, news = Watched(), deque[str](maxlen=SHOWN_NEWS)
+    title, is_ascii = job.name or job.address, console.options.ascii_only
+    with Live(console=console, auto_refresh=False) as live:
+        for status in statuses(job):
+            news += map(_now, watched.take(status, time.monotonic()))
+            rows = max(FEWEST_ROWS, console.height - OTHER_ROWS)
+            live.update(top_view(watched, title, news, rows, ascii_only=is_ascii), refresh=True)
+    click.echo(watched.end)
+
+
+def _write_lines(job: RemoteJob) -> None:
+    watched = Watched()
+    for status in statuses(job):
+        for text in watched.take(status, time.monotonic()):
+            click.echo(_now(text))
+        if status is not None:
+            click.echo(_now(line(status)))
+    click.echo(_now(watched.end))
+
+
+def _now(text: str) -> str:
+    return f"{datetime.now():%H:%M:%S}  {text}"
