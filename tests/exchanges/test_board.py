@@ -9,7 +9,9 @@ import pytest
 
 import zmqtrain
 from zmqtrain import Job
+from zmqtrain.actors.link import Link
 from zmqtrain.data import Arrays
+from zmqtrain.errors import FencedError
 from zmqtrain.models import MLP
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import (
@@ -142,6 +144,28 @@ def test_board_gives_the_bits_of_messages_to_any_number_of_workers(
     by_messages = outcome(workers)
     monkeypatch.setattr(segments, "PART_SIZE", 20)  # every worker has something to update
     assert outcome(workers, exchange="board") == by_messages
+
+
+def test_member_that_the_ps_does_not_know_offers_no_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that never waits would go on for ever in the memory of a ps that is gone."""
+    joins, offers, check, offer = [], [0], Link.check, Seat.offer
+
+    def fenced(link: Link) -> None:
+        if offers == [5] and len(joins) < 1:
+            joins.append(link)
+            raise FencedError("ps 0 has a new life")
+        check(link)
+
+    def counted(seat: Seat, examples: int, loss: float) -> bool:
+        offers[0] += 1
+        return offer(seat, examples, loss)
+
+    monkeypatch.setattr(Link, "check", fenced)
+    monkeypatch.setattr(Seat, "offer", counted)
+    assert outcome(1, exchange="board")[1] == STEPS
+    assert joins
 
 
 @pytest.mark.parametrize("model", [MLP(6, 8, 3), Normed()], ids=["trained", "with state"])

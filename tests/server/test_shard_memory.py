@@ -1,13 +1,17 @@
-"""What becomes of a ps's segment when the ps ends."""
+"""Where a ps has its segment, and what becomes of it when the ps ends."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError
-from zmqtrain.server.shard_memory import close_or_remove, may_go_on
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
+from zmqtrain.server import shard_memory
+from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
 
@@ -28,6 +32,18 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
     error: BaseException | None, is_over: bool, goes_on: bool
 ) -> None:
     assert may_go_on(error, is_over=is_over) is goes_on
+
+
+@pytest.mark.parametrize("board", [True, False])
+def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
+    board: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_memory, "default_directory", lambda: None)
+    ps = ("ipc://nowhere",)
+    config = TaskConfig(role=Role.PS, job="job", index=0, ps=ps, workers=2, board=board)
+    with pytest.raises(SegmentError, match="direct") if board else nullcontext():
+        segment, is_left = open_segment(SegmentLayout(4, []), ps[0], config, safe=True, digest=1)
+        assert (segment.path, is_left) == (None, False)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -60,7 +60,7 @@ class BoardExchange:
         if self._messages.lanes[0].reached is None:
             raise ConfigError(
                 f"exchange is board, but tensors travel to {self._link.peer} by tcp; expected all "
-                "tasks on one host, with room in shared memory; use exchange auto"
+                "tasks on one host, which share its memory; use exchange direct"
             )
         self._take_seat()
         return membership
@@ -77,6 +77,7 @@ class BoardExchange:
         seat = self._seat
         if seat is None:
             return self._push(report)
+        self._link.check()  # or members that never wait would go on in the memory of a lost ps
         if report.finite and seat.offer(report.examples, report.loss):
             return self._step(seat, report)
         return self._push_after_all(report)

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgpack
 
 from zmqtrain.compute.device import make_device
+from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
@@ -55,6 +56,9 @@ def open_segment(
     except SegmentError as error:
         if config.lane == "shm" or config.segment_dir:
             raise
+        if config.board:
+            remedy = f"or do without shared memory: {names_of('exchange')} direct"
+            raise SegmentError(f"{error}; {remedy}") from error
         log.warning(
             "%s; workers of this host will send their tensors by tcp, and a killed ps will go back "
             "to the last checkpoint: give --segment-dir, or make room (docker: --shm-size)",
