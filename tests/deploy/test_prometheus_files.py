@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import queries
+from zmqtrain.local.processes import METRICS_PORT
 
 PROMETHEUS = Path(__file__).parents[2] / "deploy/prometheus"
 
@@ -56,3 +57,4 @@ def test_default_ports_of_all_roles_are_scraped() -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text()
     ports = [9400, *range(9410, 9414), *range(9450, 9458)]
     assert [port for port in ports if f"- 127.0.0.1:{port}\n" not in text] == []
+    assert f"http://127.0.0.1:{METRICS_PORT}/sd" in text

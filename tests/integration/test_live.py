@@ -58,13 +58,14 @@ def test_every_task_of_a_run_tells_its_health_and_its_metrics(stage: Stage) -> N
         assert fetch(f"http://{address}/healthz")[0] == 200, task
         assert fetch(f"http://{address}/readyz")[0] == 200, task
         expositions[task] = fetch(f"http://{address}/metrics")[1]
-    targets = json.loads(fetch(f"http://{tasks['ps 0']}/sd")[1])
-    assert {tuple(each["targets"]) for each in targets} == {(at,) for at in tasks.values()}
-    found = {
-        f"{each['labels']['__meta_zmqtrain_role']} {each['labels']['__meta_zmqtrain_index']}"
-        for each in targets
-    }
-    assert found == tasks.keys()
+    for knows in ("ps 0", "chief 0"):
+        targets = json.loads(fetch(f"http://{tasks[knows]}/sd")[1])
+        assert {tuple(each["targets"]) for each in targets} == {(at,) for at in tasks.values()}
+        found = {
+            f"{each['labels']['__meta_zmqtrain_role']} {each['labels']['__meta_zmqtrain_index']}"
+            for each in targets
+        }
+        assert found == tasks.keys()
     stage.open_gate()
     run.summary()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 from zmqtrain.actors.actor import Actor
@@ -40,6 +41,7 @@ class JobActor(Actor):
         self.known_generation = 0  # the highest in any welcome
         self._process_nonce = secrets.token_hex(8)
         self._lives = 0
+        self._metrics_scheme = "http" if config.metrics_tls is None else "https"
         self.metrics_address = ""  # set once the metrics are served
 
     async def load_data(self) -> tuple[Dataset, Dataset | None]:
@@ -70,9 +72,28 @@ class JobActor(Actor):
         self._lives += 1
         self.nonce = f"{self._process_nonce}/{self._lives}"
 
-    def targets(self) -> list[dict[str, Any]] | None:
-        """Return where all tasks serve metrics, for Prometheus; None: this task does not know."""
+    def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
+        """Return role, index and metrics address of all tasks; None: this task does not know."""
         return None
+
+    def targets(self) -> list[dict[str, Any]] | None:
+        """Return where all tasks serve metrics, for Prometheus's HTTP discovery."""
+        tasks = self.tasks_with_metrics()
+        if tasks is None:
+            return None
+        return [
+            {
+                "targets": [address],
+                "labels": {
+                    "__scheme__": self._metrics_scheme,
+                    "__meta_zmqtrain_job": self.job_name,
+                    "__meta_zmqtrain_role": role,
+                    "__meta_zmqtrain_index": str(index),
+                },
+            }
+            for role, index, address in tasks
+            if address
+        ]
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """Return (whether the task is ready, its state in words).

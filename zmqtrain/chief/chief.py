@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ from zmqtrain.wire.messages import (
     SetRate,
     Shutdown,
     Status,
+    TaskStatus,
 )
 
 WATCH_S = 0.25  # how often progress is shown, and evaluations and saves become due
@@ -92,6 +93,7 @@ class Chief(JobActor):
         self._layouts = job.layouts(self.shards)
         self._variables = job.variables()
         self._links: list[Link] = []
+        self._tasks: tuple[TaskStatus, ...] = ()  # of the last status
         self._segments: list[Reached | None] = []  # of the ps on this host
         self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
         self._evaluator: Evaluator
@@ -257,7 +259,7 @@ class Chief(JobActor):
         seen, begins = 0, True
         while True:
             status = await self.status(seen, WATCH_S)
-            seen = status.event
+            seen, self._tasks = status.event, status.tasks
             for link in self._links:
                 link.check()
             if not status.initialised:
@@ -492,6 +494,9 @@ class Chief(JobActor):
         for result in results:
             if isinstance(result, ZmqTrainError):
                 log.warning("%s", result)
+
+    def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]]:
+        return [(t.role, t.index, t.metrics) for t in self._tasks if t.state != "left"]
 
     def heartbeat(self) -> Heartbeat:
         return replace(super().heartbeat(), saved_step=self._saver.last_step)

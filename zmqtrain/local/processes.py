@@ -24,7 +24,7 @@ from pydantic import Field
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
-from zmqtrain.config.cluster import Cluster, Role, Task
+from zmqtrain.config.cluster import MAX_PORT, Cluster, Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.strategy import with_exchange
 from zmqtrain.config.task import MAX_THREADS, TaskConfig
@@ -41,6 +41,9 @@ from zmqtrain.store.logdir import claimed
 from zmqtrain.store.segment_files import default_directory, file_name, remove_dead
 from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.wire.messages import Status
+
+METRICS_PORT = 9409
+"""Where deploy/prometheus/prometheus.yml asks for the tasks of a run."""
 
 MAX_SOCKET_PATH_NBYTES = 103  # macOS; 4 more on Linux
 END_TIMEOUT_S = 5.0  # for tasks to end after the chief
@@ -62,6 +65,13 @@ class LocalCluster(Timing):
     workers: int = Field(2, ge=1, le=256, description="how many workers")
     threads: int = Field(
         1, ge=1, le=MAX_THREADS, description="threads of a worker for linear algebra"
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_PORT,
+        description="port of the run's metrics, where /sd names those of its tasks for Prometheus "
+        f"(default: {METRICS_PORT} if it is free, else any free one)",
     )
 
 
@@ -229,7 +239,7 @@ async def run_processes(
         stack.callback(transport.close)
         stack.enter_context(claimed(job.logdir))
         chief = Chief(config, job, transport, on_progress)
-        serve_health(chief, config, stack)
+        _serve_health(chief, config, cluster.metrics_port, stack)
         this = asyncio.current_task()
         stop_on_signals(chief, None if this is None else this.cancel)
         stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
@@ -276,6 +286,18 @@ def _chief_config(
         metrics_port=0,
         **{name: getattr(cluster, name) for name in Timing.model_fields},
     )
+
+
+def _serve_health(
+    chief: Chief, config: TaskConfig, port: int | None, stack: contextlib.ExitStack
+) -> None:
+    wanted = METRICS_PORT if port is None else port
+    try:
+        serve_health(chief, config.model_copy(update={"metrics_port": wanted}), stack)
+    except ConfigError:
+        if port is not None:
+            raise
+        serve_health(chief, config, stack)  # another run has it
 
 
 def _tasks(cluster: LocalCluster) -> list[Task]:

@@ -1,6 +1,7 @@
 """The HTTP side of a task: ``/metrics`` for Prometheus, ``/readyz`` and ``/healthz`` for probes.
 
-``/sd`` of ps 0 is what Prometheus's HTTP discovery asks for: where all tasks serve theirs.
+``/sd`` of ps 0 and of the chief is what Prometheus's HTTP discovery asks for: where all tasks
+serve theirs.
 ``/readyz`` says whether a task can be reached, ``/readyz?all`` whether it takes part in the job.
 
 It runs in a daemon thread, so it answers even while the event loop is blocked.

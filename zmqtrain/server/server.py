@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -360,25 +360,11 @@ class ParameterServer(JobActor):
             return True, "serving"
         return listens and not everyone, "waiting for the chief" if listens else "starting"
 
-    def targets(self) -> list[dict[str, Any]] | None:
+    def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
         if self.leader is None:
             return None
         own = (self.task.role.value, self.task.index, self.metrics_address)
-        others = [(peer.role, peer.index, peer.metrics) for peer in self.peers if not peer.gone]
-        scheme = "http" if self._config.metrics_tls is None else "https"
-        return [
-            {
-                "targets": [address],
-                "labels": {
-                    "__scheme__": scheme,
-                    "__meta_zmqtrain_job": self.job_name,
-                    "__meta_zmqtrain_role": role,
-                    "__meta_zmqtrain_index": str(index),
-                },
-            }
-            for role, index, address in [own, *others]
-            if address
-        ]
+        return [own, *((p.role, p.index, p.metrics) for p in self.peers if not p.gone)]
 
     def _host_status(self) -> HostStatus:
         if self._executor is not None:
