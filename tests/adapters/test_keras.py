@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
-from zmqtrain.errors import ConfigError  # noqa: E402
+from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
@@ -419,6 +420,40 @@ def test_trainer_measures_as_keras_does_with_the_compiled_optimizer_and_metrics(
     np.testing.assert_allclose(trainer.predict((X,)), model.predict(X, verbose=0), 1e-5)
     with pytest.raises(ConfigError):
         zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
+
+
+def named(is_dict: bool) -> Any:
+    """Return a model of two inputs and two outputs, whose names are not in the order of letters."""
+    inputs = {"b": keras.Input((5,), name="b"), "a": keras.Input((2,), name="a")}
+    joined = layers.Concatenate()([layers.Dense(4, "relu")(one) for one in inputs.values()])
+    outputs = {"q": layers.Dense(1, "sigmoid", name="q")(joined), "p": layers.Dense(2, name="p")}
+    outputs["p"] = outputs["p"](joined)
+    if not is_dict:
+        inputs, outputs = list(inputs.values()), list(outputs.values())
+    model = keras.Model(inputs, outputs)
+    losses, metrics = {"q": "binary_crossentropy", "p": "mse"}, {"q": ["AUC"], "p": ["mae"]}
+    model.compile("adam", losses, metrics=metrics)
+    return model
+
+
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_each_output_is_measured_as_in_keras(is_dict: bool) -> None:
+    inputs, outputs = {"b": X, "a": X[:, :2]}, {"q": (X[:, :1] > 0).astype("f4"), "p": X[:, 1:3]}
+    examples = (inputs, outputs) if is_dict else ([*inputs.values()], [*outputs.values()])
+    trainer = zmqtrain.Trainer(KerasModel(partial(named, is_dict)))
+    history = trainer.fit(
+        *examples, epochs=1, batch_size=4, validation_data=examples, verbose=False
+    )
+    model = named(is_dict)
+    load_weights(model, trainer.weights)
+    expected = model.evaluate(*examples, verbose=0, return_dict=True)
+    assert trainer.evaluate(examples) == pytest.approx(expected, rel=1e-4)
+    assert {f"val_{name}" for name in expected} <= history.history.keys()
+    theirs = keras.tree.flatten(model.predict(examples[0], verbose=0))
+    for own, array in zip(trainer.predict(examples[0], batch_size=5), theirs, strict=True):
+        np.testing.assert_allclose(own, array, 1e-5)
+    with pytest.raises(DataError):
+        trainer.predict({"other": X})
 
 
 def test_callbacks_of_keras_work_in_fit(tmp_path: Path) -> None:

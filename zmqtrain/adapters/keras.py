@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, not_installed, weights_of
-from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.errors import CheckpointError, ConfigError, DataError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import Rule
 from zmqtrain.user_code import user_code
@@ -67,6 +67,7 @@ class KerasModel:
 
         ``loss``, ``metrics``: of a model that is not compiled, as ``compile`` takes them. A batch
         has the model's inputs, then a target for each output, then weights of the examples, if any.
+        Those of a dict are in the order of its sorted names.
         """
         check_build(build, keras.Model)
         self.build = build
@@ -101,23 +102,14 @@ class KerasModel:
     @property
     def summed_metrics(self) -> list[SummedMetric]:
         """The compiled metrics that are no means over examples, such as AUC; the others are among
-        :meth:`metrics`.
-
-        Raises:
-            ConfigError: there are some, and the model has several outputs.
-        """
+        :meth:`metrics`."""
         network = self._ready
-        found = [
-            SummedMetric(metric, network.inputs)
-            for metric in network.metrics
+        return [
+            SummedMetric(metric, network, number)
+            for number, metrics in enumerate(network.metrics)
+            for metric in metrics
             if not _is_mean(metric)
         ]
-        if found and network.outputs > 1:
-            raise ConfigError(
-                f"the metric {found[0].name!r} of {self!r} is no mean over examples; expected such "
-                "metrics of models with one output alone"
-            )
-        return found
 
     def parameters(self, seed: int) -> Weights:
         """Return the variables that are trained.
@@ -148,23 +140,35 @@ class KerasModel:
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
-        loss, outputs = self._ready.computer.evaluate(parameters, (x, y, weights))
         network.model.reset_metrics()
+        loss, outputs = network.computer.evaluate(parameters, (x, y, weights))
         measures = network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss}
         summed = [metric.name for metric in self.summed_metrics]
         return {name: float(value) for name, value in measures.items() if name not in summed}
 
-    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
-        """Return the model's outputs for the batch's first arrays, one row an example.
+    def predict(self, parameters: Parameters, batch: Batch) -> Any:
+        """Return the model's outputs for the batch's first arrays, one row an example; of several
+        outputs a tuple, in the order of the targets."""
+        network = self._ready
+        outputs = network.computer.predict(parameters, network.inputs_of(batch))
+        arrays = [_plain(keras.ops.convert_to_numpy(one)) for one in keras.tree.flatten(outputs)]
+        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+
+    def arrays_of(self, examples: Mapping[str, Any]) -> list[Any]:
+        """Return inputs or targets by name in the order of a batch.
 
         Raises:
-            ConfigError: the model has several outputs.
+            DataError: the names are neither those of the inputs nor those of the outputs.
         """
         network = self._ready
-        outputs = self._ready.computer.predict(parameters, network.inputs_of(batch))
-        if isinstance(outputs, list | tuple | dict):
-            raise ConfigError(f"{self!r} has several outputs; expected one, to predict")
-        return _plain(keras.ops.convert_to_numpy(outputs))
+        for names in (network.inputs, network.outputs):
+            if set(names) == set(examples):
+                return [examples[name] for name in names]
+        raise DataError(
+            f"arrays have the names {', '.join(examples)}; expected those of the inputs of "
+            f"{self!r} ({', '.join(network.inputs)}) or of its outputs "
+            f"({', '.join(network.outputs)})"
+        )
 
     def read_weights(self, path: str | Path) -> Weights:
         """Return all variables, with those that Keras finds in a file, such as ``.weights.h5``.
@@ -266,7 +270,6 @@ class Network:
         self.initial_seed: int | None = seed  # while the variables have their initial values
         self.optimizer = model.optimizer
         model.optimizer = None  # it would make slots
-        self.metrics = _metrics_of(model)
         if not all(layer.built for layer in model._flatten_layers()):
             raise ConfigError(
                 f"the model of {owner!r} has no variables yet; begin it with keras.Input(shape), "
@@ -280,8 +283,12 @@ class Network:
         kinds = self.trained.keys() | self.frozen.keys()
         self.state = {n: v for n, v in self.variables.items() if n not in kinds}
         self.computer = _computer(self, owner)  # copies of the owner that share this share it
-        self.inputs = len(getattr(model, "inputs", None) or [None])
-        self.outputs = len(getattr(model, "outputs", None) or [None])
+        self._inputs_like = getattr(model, "_inputs_struct", None)
+        self._outputs_like = getattr(model, "_outputs_struct", None)
+        inputs = [one.name for one in getattr(model, "inputs", None) or ()]
+        self.inputs = _names(self._inputs_like, inputs)
+        self.outputs = _names(self._outputs_like, getattr(model, "output_names", ()))
+        self.metrics = _metrics_of(model, self.outputs)
 
     def values(self) -> Weights:
         return _values(self.variables)
@@ -291,7 +298,7 @@ class Network:
             variable.assign(weights[name])
 
     def inputs_of(self, batch: Batch) -> Any:
-        return _one_or_list(batch[: self.inputs])
+        return _like(self._inputs_like, batch[: len(self.inputs)])
 
     def parts_of(self, batch: Batch) -> tuple[Any, Any, Any]:
         """Return inputs, targets and weights of the examples, as Keras takes them.
@@ -299,14 +306,15 @@ class Network:
         Raises:
             ConfigError: the batch has too few arrays, or too many.
         """
-        after = self.inputs + self.outputs
-        targets, more = batch[self.inputs : after], batch[after:]
-        if len(batch) < self.inputs or len(more) > 1:
+        inputs, outputs = len(self.inputs), len(self.outputs)
+        targets, more = batch[inputs : inputs + outputs], batch[inputs + outputs :]
+        if len(batch) < inputs or len(more) > 1:
             raise ConfigError(
-                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {self.inputs} "
-                f"inputs, {self.outputs} targets, and at most one of weights"
+                f"a batch for {self.owner!r} has {len(batch)} arrays; expected {inputs} "
+                f"inputs, {outputs} targets, and at most one of weights"
             )
-        return self.inputs_of(batch), _one_or_list(targets), more[0] if more else None
+        tree = self._outputs_like if len(targets) == outputs else None
+        return self.inputs_of(batch), _like(tree, targets), more[0] if more else None
 
 
 def _computer(network: Network, owner: KerasModel) -> Any:
@@ -323,16 +331,19 @@ def _computer(network: Network, owner: KerasModel) -> Any:
 class SummedMetric:
     """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
 
-    def __init__(self, metric: Any, inputs: int) -> None:
-        """``inputs``: arrays of a batch before the targets."""
-        self.metric, self.name, self._inputs = metric, metric.name, inputs
+    def __init__(self, metric: Any, network: Network, output: int) -> None:
+        """``output``: number of the one that is measured."""
+        self.metric, self._output, self._target = metric, output, len(network.inputs) + output
+        is_only = len(network.outputs) == 1
+        self.name = metric.name if is_only else f"{network.outputs[output]}_{metric.name}"
 
     def __repr__(self) -> str:
         return f"keras.metrics.{type(self.metric).__name__}(name={self.name!r})"
 
     def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
         self.metric.reset_state()
-        self.metric.update_state(batch[self._inputs], outputs)
+        found = outputs[self._output] if isinstance(outputs, tuple) else outputs
+        self.metric.update_state(batch[self._target], found)
         return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
 
     def result(self, sums: NDArray[np.float64]) -> Any:
@@ -488,12 +499,24 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _metrics_of(model: Any) -> list[Any]:
-    """Return the compiled metrics, those left out that become a mean when they see data."""
+def _metrics_of(model: Any, outputs: Sequence[str]) -> list[list[Any]]:
+    """Return each output's compiled metrics, those left out that become a mean when they see
+    data."""
     given = getattr(model._compile_metrics, "_user_metrics", None) or []
-    every = keras.tree.flatten(given)
-    deferred = ("accuracy", "acc", "crossentropy", "ce")
-    return [keras.metrics.get(metric) for metric in every if metric not in deferred]
+    if len(outputs) == 1:
+        given = [given]
+    every = [given.get(name) for name in outputs] if isinstance(given, dict) else given
+    return [[m for m in map(_metric, keras.tree.flatten(of_one)) if m] for of_one in every]
+
+
+def _metric(given: Any) -> Any:
+    """Return a compiled metric; None for one that becomes a mean when it sees data."""
+    if given in (None, "accuracy", "acc", "crossentropy", "ce"):
+        return None
+    metric = keras.metrics.get(given)
+    if isinstance(given, str):
+        metric.name = given  # as Keras names it in its logs
+    return metric
 
 
 def _is_mean(metric: Any) -> bool:
@@ -505,6 +528,13 @@ def _shape(value: Any) -> str:
     return "missing" if value is None else str(list(value.shape))
 
 
-def _one_or_list(arrays: Sequence[Any]) -> Any:
-    """Return what Keras takes for one array, for several, or for none."""
+def _names(tree: Any, names: Sequence[str]) -> list[str]:
+    """Return the names of inputs or outputs in the order of a batch; [""] if they are not known."""
+    return sorted(tree) if isinstance(tree, dict) else list(names) or [""]
+
+
+def _like(tree: Any, arrays: Sequence[Any]) -> Any:
+    """Return arrays as Keras takes them: nested like ``tree``; without one, as a list."""
+    if keras.tree.is_nested(tree):
+        return keras.tree.pack_sequence_as(tree, list(arrays))
     return (list(arrays) if len(arrays) > 1 else arrays[0]) if arrays else None

@@ -41,8 +41,12 @@ class OnJax:
         return float(loss)
 
     def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return loss and outputs."""
-        loss, outputs = self._call(self._evaluation, parts, taken(dict(values)), taken(parts))
+        """Return loss and outputs; metrics of the model keep the loss of each output."""
+        loss, outputs, metrics = self._call(
+            self._evaluation, parts, taken(dict(values)), taken(parts)
+        )
+        for variable, value in zip(self._model.metrics_variables, metrics, strict=True):
+            variable.assign(value)
         return loss, outputs
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
@@ -69,29 +73,30 @@ class OnJax:
         """Return the loss, and gradients and new state by name."""
 
         def loss_of(trained: Values) -> tuple[Any, Values]:
-            loss, _, state = self._loss_of(trained | others, parts, training=True)
+            loss, _, _, state = self._loss_of(trained | others, parts, training=True)
             return loss, state
 
         (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
         return loss, gradients | state
 
-    def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any]:
-        return self._loss_of(values, parts, training=False)[:2]
+    def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any, Any]:
+        return self._loss_of(values, parts, training=False)[:3]
 
     def _predict(self, values: Values, inputs: Any) -> Any:
         options = {"training": False} if self._model._call_has_training_arg else {}
         return self._model.stateless_call(*self._lists(values), inputs, **options)[0]
 
-    def _loss_of(self, values: Values, parts: Any, *, training: bool) -> tuple[Any, Any, Values]:
-        """Return loss, outputs, and the new state by name."""
+    def _loss_of(self, values: Values, parts: Any, *, training: bool) -> tuple[Any, ...]:
+        """Return loss, outputs, values of the metrics' variables, and the new state by name."""
         x, y, weights = parts
         metrics = [variable.value for variable in self._model.metrics_variables]
-        loss, (_, outputs, others, _) = self._model.compute_loss_and_updates(
+        loss, (_, outputs, others, metrics) = self._model.compute_loss_and_updates(
             *self._lists(values), metrics, x, y, weights, training=training
         )
         new = dict(zip(self._ids(self._model.non_trainable_variables), others, strict=True))
         state = self._network.state
-        return loss, outputs, {name: new[id(variable)] for name, variable in state.items()}
+        values = {name: new[id(variable)] for name, variable in state.items()}
+        return loss, outputs, metrics, values
 
     def _lists(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return values of trainable and of other variables, in the order of Keras."""

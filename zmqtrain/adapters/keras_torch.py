@@ -6,6 +6,7 @@ import operator
 import zlib
 from typing import Any
 
+import keras
 import torch
 
 from zmqtrain.adapters.torch_memory import GradientViews, tensor_over, use_own_threads
@@ -41,7 +42,7 @@ class OnTorch:
         return float(loss.detach())
 
     def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return loss and outputs."""
+        """Return loss and outputs; metrics of the model keep the loss of each output."""
         self._bind(values, None)
         with torch.no_grad():
             return self._loss_of(_tensors(parts), training=False)
@@ -98,6 +99,4 @@ class OnTorch:
 
 def _tensors(parts: Any) -> Any:
     """Return nested arrays as tensors."""
-    if isinstance(parts, list | tuple):
-        return type(parts)(map(_tensors, parts))
-    return None if parts is None else tensor_over(parts)
+    return keras.tree.map_structure(lambda part: None if part is None else tensor_over(part), parts)

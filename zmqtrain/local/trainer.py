@@ -101,7 +101,8 @@ class Trainer:
 
         ``train``, ``validation_data``: a tuple of arrays, a Dataset (also torch's), or a Data,
         whose evaluation set is the validation data unless that is given; or two arrays,
-        ``fit(features, labels)``. ``validation_split``: fraction of the examples, chosen by the
+        ``fit(features, labels)``. A Keras model with several inputs or outputs takes lists of
+        arrays, or arrays by name. ``validation_split``: fraction of the examples, chosen by the
         job's seed, that is held out as validation data. ``epochs`` counts from the
         begin of the logdir's job. Without a logdir a second call goes on from the weights, with the
         optimizer's slots new. ``class_weight``: how much examples of a class weigh in the loss, 1
@@ -125,6 +126,7 @@ class Trainer:
             train = (train, labels)
         if sample_weight is not None:
             train = _weighted(train, sample_weight)
+        train, validation_data = self._ordered(train), self._ordered(validation_data)
         if validation_split:
             if validation_data is not None:
                 raise ConfigError("validation_data and validation_split were given; expected one")
@@ -204,7 +206,7 @@ class Trainer:
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
-        dataset = _examples(examples)
+        dataset = _examples(self._ordered(examples))
         called = self._calling(callbacks)
         called.call("on_test_begin", {})
         measures = evaluation.evaluate(
@@ -215,17 +217,39 @@ class Trainer:
 
     def predict(
         self, examples: Any, *, batch_size: int = evaluation.ROWS, callbacks: Sequence[Any] = ()
-    ) -> NDArray[Any]:
-        """Return the model's outputs, a row for each example; ``examples`` need no labels.
+    ) -> Any:
+        """Return the model's outputs, a row for each example; of several outputs a tuple.
+
+        ``examples`` need no labels.
 
         Raises:
             ConfigError, DataError: the model cannot predict, or the data is wrong.
         """
         called = self._calling(callbacks)
         called.call("on_predict_begin", {})
-        outputs = evaluation.predict(self.model, self.weights, _examples(examples), batch_size)
+        dataset = _examples(self._ordered(examples))
+        outputs = evaluation.predict(self.model, self.weights, dataset, batch_size)
         called.call("on_predict_end", {"outputs": outputs})
         return outputs
+
+    def _ordered(self, examples: Any) -> Any:
+        """Return examples with nested lists of arrays, and arrays by name, as one tuple.
+
+        Raises:
+            ConfigError: the model knows no names.
+        """
+        if isinstance(examples, Mapping):
+            if not hasattr(self.model, "arrays_of"):
+                raise ConfigError(
+                    f"examples are arrays by name, and {self.model!r} knows no names; expected a "
+                    "tuple of arrays, such as (features, labels)"
+                )
+            return tuple(self.model.arrays_of(examples))
+        if isinstance(examples, tuple | list) and any(map(_is_nested, examples)):
+            parts = [self._ordered(part) for part in examples]
+            nested = [part if isinstance(part, tuple | list) else (part,) for part in parts]
+            return tuple(array for part in nested for array in part)
+        return examples
 
     def _calling(self, callbacks: Sequence[Any]) -> CallbackList:
         view = ModelView(self.model)
@@ -239,6 +263,12 @@ def _initial(model: Model, seed: int) -> dict[str, NDArray[Any]]:
     """Return the values of all variables with which a model begins."""
     kinds = [getattr(model, name, None) for name in ("parameters", "state", "frozen")]
     return {name: value for kind in kinds if kind for name, value in kind(seed).items()}
+
+
+def _is_nested(part: Any) -> bool:
+    """Return whether a part of examples holds arrays, and is none."""
+    is_list = isinstance(part, tuple | list) and any(hasattr(one, "shape") for one in part)
+    return is_list or isinstance(part, Mapping)
 
 
 def _nothing(status: Status) -> None:

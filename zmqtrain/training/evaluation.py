@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals
@@ -48,20 +48,22 @@ def evaluate(
 
 def predict(
     model: Model, parameters: Parameters, dataset: Dataset, rows: int = ROWS
-) -> NDArray[np.generic]:
-    """Return the model's outputs for all examples, one row each.
+) -> Array | tuple[Array, ...]:
+    """Return the model's outputs for all examples, one row each; of several outputs a tuple.
 
     Raises:
         ConfigError, DataError: as for :func:`evaluate`; or there are no examples.
     """
     if not len(dataset):
         raise DataError("there are no examples to predict; expected at least one")
-    parts = [np.asarray(outputs_of(model, parameters, batch)) for batch in _batches(dataset, rows)]
+    parts = [outputs_of(model, parameters, batch) for batch in _batches(dataset, rows)]
+    if isinstance(parts[0], tuple):
+        return tuple(map(np.concatenate, zip(*parts, strict=True)))
     return np.concatenate(parts)
 
 
-def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Array:
-    """Return what the model predicts for a batch.
+def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
+    """Return what the model predicts for a batch: an array, or a tuple of several outputs.
 
     Raises:
         ConfigError: the model cannot predict, raises, or returns no row for each example.
@@ -73,11 +75,12 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Array:
         )
     with user_code("predict()", model):
         outputs = model.predict(parameters, batch)  # type: ignore[attr-defined]
-    if np.shape(outputs)[:1] != (len(batch[0]),):
-        raise ConfigError(
-            f"predict() of {model!r} returned outputs of shape {np.shape(outputs)} for "
-            f"{len(batch[0])} examples; expected one row for each"
-        )
+    for array in outputs if isinstance(outputs, tuple) else (outputs,):
+        if np.shape(array)[:1] != (len(batch[0]),):
+            raise ConfigError(
+                f"predict() of {model!r} returned outputs of shape {np.shape(array)} for "
+                f"{len(batch[0])} examples; expected one row for each"
+            )
     return outputs
 
 
