@@ -19,6 +19,7 @@ from zmqtrain.clusters.kubernetes import (
     Manifest,
     Target,
     addresses,
+    as_yaml,
     host_of,
     manifests,
     render,
@@ -35,6 +36,15 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 
 SCRIPTS = SlurmTarget("/keys", "python3")
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-05", "1e5", "0o17", "017", "1_000", ".5", "+1", "y", "n", "no", "null", "~", ""]
+)
+def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
+    """YAML 1.2 and Go read some of these otherwise than PyYAML does."""
+    ((_, value),) = yaml.compose(as_yaml([{"A": text}])).value
+    assert (value.value, value.style) == (text, "'")
 
 
 @pytest.mark.parametrize("path", examples())
@@ -120,6 +130,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return str(value) if isinstance(value, str) else value
+
+
+def test_value_of_a_variable_is_not_expanded() -> None:
+    plan = replace(example_plan(), variables={"A": "$(HOSTNAME) costs $$5"})
+    for _, template in pods_of(manifests(plan, Target("image"))):
+        assert environment_of(template)["A"] == "$$(HOSTNAME) costs $$$$5"
 
 
 @pytest.mark.parametrize("kind", ["jobset", "jobs", "trainjob"])
@@ -269,34 +285,41 @@ def test_slurm_takes_no_job_whose_tasks_could_not_find_each_other(ps: int) -> No
         render_scripts(replace(example_plan(), ps=ps), SCRIPTS)
 
 
+TASKS_ARE_TOLD = {
+    "squeue": "echo 777 RUNNING 'n[4-5]'",
+    "scontrol": "echo n4; echo n5",
+    "srun": 'echo "$ZMQTRAIN_PS $*"; while [ "$1" != -- ] && [ $# -gt 0 ]; do shift; done; '
+    'shift; if [ "$1" = bash ]; then exec "$@"; fi',
+    "a python": 'echo "$ZMQTRAIN_PS $*"',
+}
+"""Stand-ins for Slurm's programs; that for srun prints what a task is told."""
+
+
+def ran(part: str, programs: dict[str, str], directory: Path) -> tuple[int, str]:
+    """Run a script of the example with stand-ins for programs; return exit code and output."""
+    target = SlurmTarget("/k", f"{directory}/a python")
+    script = render_scripts(example_plan(), target)[f"digits.{part}.sbatch"]
+    for name, body in programs.items():
+        (directory / name).write_text(f"#!/bin/bash\n{body}\n")
+        (directory / name).chmod(0o700)
+    element = {"SLURM_ARRAY_JOB_ID": "770", "SLURM_ARRAY_TASK_ID": "3"}
+    variables = {"SLURM_JOB_ID": "777", "SLURM_JOB_NODELIST": "n[4-5]"} | element
+    variables |= {"PATH": f"{directory}:/usr/bin:/bin"}
+    # A file, for what it starts may outlive it here, and would keep a pipe open.
+    with (directory / "output").open("w+") as output:
+        done = subprocess.run(
+            ["bash", "-c", script], env=variables, stdout=output, stderr=output, check=False
+        )
+        output.seek(0)
+        return done.returncode, output.read()
+
+
 @pytest.mark.parametrize("part", ["ps", "worker"])
 def test_script_says_where_the_ps_are(part: str, tmp_path: Path) -> None:
-    """With stand-ins for Slurm's programs; that for srun prints what a task is told."""
-    (script,) = [
-        text
-        for name, text in render_scripts(example_plan(), SlurmTarget("/k", "python3")).items()
-        if f".{part}." in name
-    ]
-    programs = {
-        "squeue": "echo 777 RUNNING 'n[4-5]'",
-        "scontrol": "echo n4; echo n5",
-        "srun": 'echo "$ZMQTRAIN_PS $*"; while [ "$1" != -- ] && [ $# -gt 0 ]; do shift; done; '
-        'shift; if [ "$1" = bash ]; then exec "$@"; fi',
-        "python3": 'echo "$ZMQTRAIN_PS $*"',
-    }
-    for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o700)
-    variables = {"SLURM_JOB_ID": "777", "SLURM_JOB_NODELIST": "n[4-5]", "SLURM_ARRAY_TASK_ID": "3"}
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"} | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code, told = ran(part, TASKS_ARE_TOLD, tmp_path)
+    assert code == 0
     port = port_of(777)
-    lines = [line for line in done.stdout.splitlines() if "--role" in line]
+    lines = [line for line in told.splitlines() if "--role" in line]
     assert len(lines) == {"ps": 3, "worker": 1}[part]
     for line in lines:
         assert line.startswith(f"n4:{port},n5:{port + 1} ")
@@ -307,17 +330,33 @@ def test_script_says_where_the_ps_are(part: str, tmp_path: Path) -> None:
 def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
     tmp_path: Path, state: str
 ) -> None:
-    script = render_scripts(example_plan(), SCRIPTS)["digits.worker.sbatch"]
     for code in (*ExitCode, 137, 139):
         (tmp_path / "requeued").unlink(missing_ok=True)
         requeue = f'[ "$*" = "requeue 770_3" ] && touch {tmp_path}/requeued'
         programs = {"srun": f"exit {code:d}", "squeue": f"echo {state}", "scontrol": requeue}
-        for name, body in programs.items():
-            (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / name).chmod(0o700)
-        element = {"SLURM_ARRAY_JOB_ID": "770", "SLURM_ARRAY_TASK_ID": "3"}
-        variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | element
-        done = subprocess.run(["bash", "-c", script], env=variables, check=False)
-        assert done.returncode == code
+        assert ran("worker", programs, tmp_path)[0] == code
         is_preempted = code == ExitCode.TERMINATED and state != "COMPLETING"
         assert (tmp_path / "requeued").exists() == (code not in ENDED or is_preempted), code
+
+
+def test_worker_whose_slurm_does_not_answer_tries_again(tmp_path: Path) -> None:
+    programs = TASKS_ARE_TOLD | {
+        "squeue": "exit 1",
+        "srun": 'shift 4; exec "$@"',
+        "scontrol": "",
+    }
+    assert ran("worker", programs, tmp_path)[0] == ExitCode.PEER_LOST
+
+
+@pytest.mark.parametrize("role, index", [("ps", 1), ("chief", 0)])
+def test_ps_or_chief_that_fails_for_good_ends_the_job(
+    role: str, index: int, tmp_path: Path
+) -> None:
+    """The others go on until the script has ended."""
+    one = f"*'--role {role} --index {index}'" if role == "ps" else f"*'--role {role}'"
+    waits = f"until [ -e {tmp_path}/over ]; do sleep 0.1; done"
+    srun = f'case "$*" in {one}) exit 2 ;; *) {waits} ;; esac'
+    try:
+        assert ran("ps", TASKS_ARE_TOLD | {"srun": srun}, tmp_path)[0] == 2
+    finally:
+        (tmp_path / "over").touch()

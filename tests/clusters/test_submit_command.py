@@ -190,6 +190,8 @@ def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> N
         ),
         (["--max-workers", "1"], [], "--max-workers"),
         (["--env", "NAME"], [], "NAME=VALUE"),
+        (["--env", "A B=1"], [], "NAME=VALUE"),
+        (["--partition", "main\nid"], [], "sinfo"),
         (["--keys", "/nowhere"], [], "zmqtrain keys new"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 import tempfile
@@ -234,8 +235,10 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise ConfigError(f"--env is {text!r}; expected NAME=VALUE")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise ConfigError(
+                f"--env is {text!r}; expected NAME=VALUE, with a name of letters, digits and _"
+            )
         pairs[name] = value
     return pairs
 

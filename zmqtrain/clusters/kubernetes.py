@@ -7,6 +7,7 @@ gives pods their names, and Secrets with the keys. All carry the labels of :func
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -67,8 +68,26 @@ def render(plan: Plan, target: Target) -> str:
 def as_yaml(documents: Sequence[Manifest]) -> str:
     """Return objects as YAML."""
     plain = json.loads(json.dumps(documents))  # no enums, and nothing twice, which YAML would name
-    text: str = yaml.safe_dump_all(plain, sort_keys=False, width=100, explicit_start=True)
+    text: str = yaml.dump_all(
+        plain, Dumper=_Dumper, sort_keys=False, width=100, explicit_start=True
+    )
     return text
+
+
+_NO_TEXT = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?0o?[0-7_]+|[yYnN]")
+"""What is a number or a bool to Kubernetes, and partly not to PyYAML: 1e-05, 0o17, y."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Quotes every text that Kubernetes would take for something else."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "'" if _NO_TEXT.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def manifests(plan: Plan, target: Target) -> list[Manifest]:
@@ -251,7 +270,11 @@ def _pod(plan: Plan, target: Target, role: Role, container: str, port: str) -> M
                 "image": target.image,
                 "command": command_of(role, supervised=not target.in_place),
                 **(_restarts() if target.in_place else {}),
-                "env": [{"name": name, "value": value} for name, value in variables.items()],
+                # A $(NAME) in a value would be replaced; two $ are one.
+                "env": [
+                    {"name": name, "value": value.replace("$", "$$")}
+                    for name, value in variables.items()
+                ],
                 "ports": [
                     {"name": port, "containerPort": PORT},
                     {"name": "metrics", "containerPort": METRICS_PORT},

@@ -63,6 +63,12 @@ def _valid_name(name: str) -> str:
     return name
 
 
+def _valid_partition(name: str) -> str:
+    if not re.fullmatch(r"[\w.,@+-]+", name):  # it goes into a line of a script
+        raise ValueError("expected names of partitions as sinfo shows them, separated by commas")
+    return name
+
+
 def nbytes_of(text: Any) -> Any:
     """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
 
@@ -131,13 +137,12 @@ class Submission(BaseModel):
         description="Kubernetes 1.35 and later: the kubelet restarts a crashed task in its pod, "
         "also after a kill for want of memory, instead of zmqtrain supervise",
     )
-    partition: str | None = Field(
+    partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
         None,
-        min_length=1,
         description="Slurm: partition of ps and chief, best one without preemption",
     )
-    worker_partition: str | None = Field(
-        None, min_length=1, description="Slurm: partition of the workers (default: the same)"
+    worker_partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
+        None, description="Slurm: partition of the workers (default: the same)"
     )
 
 

@@ -17,7 +17,8 @@ from zmqtrain.errors import ConfigError, ExitCode
 FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 """Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
 
-MOST_REQUEUES = 10
+MOST_REQUEUES = 100
+"""By whatever reason: Slurm counts preemptions, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,25 @@ def _ps_script(plan: Plan, target: Target) -> str:
         "--requeue",
         "--open-mode=append",
     ]
+    together = f"{int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}|{int(ExitCode.TERMINATED)}"
     return f"""\
 {_head(options)}
 {_variables(plan, target, Role.PS)}
 {_where(plan.ps, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
-step="srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append"
-for ((i = 0; i < {plan.ps}; i++)); do
-  $step --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
-    {_command(Role.PS, target)} --index "$i" &
-done
-$step --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)}
-code=$?
-# Told by the chief, the ps end by themselves; otherwise they would wait for another chief.
-case "$code" in {int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}) wait ;; esac
+run() {{ srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append "$@" >&2; echo "$?"; }}
+# All end together, or are told to leave together; who fails alone would be waited for in vain.
+code=0
+while read -r ended; do
+  [ "$ended" = 0 ] || code=$ended
+  case "$ended" in {together}) ;; *) break ;; esac
+done < <(
+  for ((i = 0; i < {plan.ps}; i++)); do
+    run --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
+      {_command(Role.PS, target)} --index "$i" &
+  done
+  run --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)} &
+  wait
+)
 {_end("$SLURM_JOB_ID")}
 """
 
@@ -105,18 +112,21 @@ def _worker_script(plan: Plan, target: Target) -> str:
         "--open-mode=append",
     ]
     task = shlex.join(command_of(Role.WORKER, target.python, supervised=False))
+    supervise = shlex.join([target.python, "-m", "zmqtrain.cli.supervise", "--"])
     return f"""\
 {_head(options)}
 {_variables(plan, target, Role.WORKER)}
 life() {{
-  read -r job state nodes < <(squeue -h --me -n {plan.name}-ps -o '%A %T %N')
+  local listed
+  listed=$(squeue -h --me -n {plan.name}-ps -o '%A %T %N') || exit {int(ExitCode.PEER_LOST)}
+  read -r job state nodes <<< "$listed"
   [ -n "$job" ] || {{ echo "the ps of {plan.name} run no longer"; exit 0; }}
   [ "$state" = RUNNING ] || {{ echo "their state is $state"; exit {int(ExitCode.PEER_LOST)}; }}
   {_where(plan.ps, "$job", "$nodes").replace(chr(10), chr(10) + "  ")}
   exec {task} --index "$SLURM_ARRAY_TASK_ID"
 }}
 export -f life
-srun {target.python} -m zmqtrain.cli.supervise -- bash -c life
+srun {supervise} bash -c life
 code=$?
 {_end("${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}")}
 """
