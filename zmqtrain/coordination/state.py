@@ -19,6 +19,7 @@ from zmqtrain.coordination.coordinator import Coordinator, Member
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.roster import Roster
 from zmqtrain.policies import Policy, make_policy
+from zmqtrain.store.changes import Contribution
 from zmqtrain.wire import messages
 
 
@@ -35,24 +36,6 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Return what :func:`pack` packed."""
     return msgpack.unpackb(data, ext_hook=_kind, list_hook=_decode, strict_map_key=False)
-
-
-class ListPacker:
-    """Packs lists of ``size`` elements; one that is the same object as in the list before is not
-    packed again, so nobody may change it."""
-
-    def __init__(self, size: int) -> None:
-        self._head = _PACKER.pack_array_header(size)
-        self._before: list[Any] = [self] * size
-        self._packed = [b""] * size
-
-    def pack(self, elements: list[Any]) -> bytes:
-        """Return the bytes of such a list."""
-        known = zip(elements, self._before, self._packed, strict=True)
-        pack = _PACKER.pack
-        self._packed = [packed if each is old else pack(each) for each, old, packed in known]
-        self._before = elements
-        return b"".join((self._head, *self._packed))
 
 
 @dataclass(slots=True)
@@ -88,6 +71,8 @@ _VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items() if len(na
 def _encode(value: Any) -> list[Any]:
     """Return a list: what kind the value is of, then what it holds."""
     kind = type(value)
+    if kind is Contribution:
+        return list(value)
     if kind in _CONTAINERS:
         return [_MARKS[kind], *_CONTAINERS[kind](value)]
     if kind in _VALUES:

@@ -80,7 +80,10 @@ class Prefetcher:
         with self._reading:
             started = time.monotonic()
             plan = self._plan
-            indices, passes = plan.indices(number), plan.passes(number)
-            batch = take_seeded(self._dataset, indices, plan.seed, passes)
+            indices = plan.indices(number)
+            if hasattr(self._dataset, "take_seeded"):
+                batch = take_seeded(self._dataset, indices, plan.seed, plan.passes(number))
+            else:
+                batch = self._dataset.take(indices)
             self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
             return batch

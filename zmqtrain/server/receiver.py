@@ -178,13 +178,12 @@ class Receiver:
         False: some of its chunks were lost. So the push counts as lost as well; the answer to the
         worker's next heartbeat makes it send both again.
         """
-        gradient = self._state.shard.segment.gradient(worker.buffer)
-        tensors, came = request.envelope.tensors, len(worker.chunks)
-        travels = push.finite and worker.lane == "tcp"
-        in_chunks = (
-            chunks.count(len(gradient)) if travels and chunks.count(len(gradient)) > 1 else 0
-        )
-        rides = travels and not in_chunks
+        segment, tensors = self._state.shard.segment, request.envelope.tensors
+        rides, in_chunks, came = False, 0, len(worker.chunks)
+        if push.finite and worker.lane == "tcp":
+            in_chunks = chunks.count(segment.layout.size)
+            rides = in_chunks <= 1
+            in_chunks = 0 if rides else in_chunks
         if came < in_chunks and not tensors:
             log.info(
                 "of push %d of %s only %d of %d chunks came", push.sequence, worker, came, in_chunks
@@ -197,5 +196,5 @@ class Receiver:
             )
         worker.chunks.clear()
         if rides:
-            self._decode(0, tensors, gradient)
+            self._decode(0, tensors, segment.gradient(worker.buffer))
         return True

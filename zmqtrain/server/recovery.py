@@ -12,7 +12,6 @@ from zmqtrain.coordination.state import unpack
 from zmqtrain.server.state import Pending, Result, ShardState, Worker
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change, Contribution
-from zmqtrain.wire.messages import Pull, Push
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,9 @@ def recover(state: ShardState, peers: PeerTable) -> None:
             buffer, _, sequence, examples = staged
             shard.stage(index, buffer, sequence, examples)
         if known:
-            worker = state.workers[index] = _worker(index, known, change)
+            worker = state.workers[index] = _worker(index, known)
+            if result := _result_by(change, worker):
+                state.decided(index, result)
             name = (Role.WORKER.value, index)
             peer = Peer(name, worker.incarnation, *worker.identity, None, time.monotonic())
             peer.pushes, peer.lanes = worker.received, worker.lane
@@ -50,20 +51,20 @@ def recover(state: ShardState, peers: PeerTable) -> None:
     )
 
 
-def _worker(index: int, known: list[Any], change: Change | None) -> Worker:
+def _worker(index: int, known: list[Any]) -> Worker:
     incarnation, identity, lane, buffer, reply, early, message, result, reason = known
     worker = Worker(index, incarnation, identity, lane, buffer, None, reply, early)
     if message is not None:
-        result = result or _result_by(change, worker, message)
         worker.pending = Pending(message, None, result, reason)
     return worker
 
 
-def _result_by(change: Change | None, worker: Worker, message: Pull | Push) -> Result | None:
-    """Return what the last change made of a push; the worker's mark may not say so yet."""
-    if change is None or isinstance(message, Pull):
+def _result_by(change: Change | None, worker: Worker) -> Result | None:
+    """Return what the last change made of a push that waits, of which its mark says nothing."""
+    push, pending = worker.pushed, worker.pending
+    if change is None or push is None or pending is None or pending.result is not None:
         return None
-    staged = Contribution(worker.buffer, worker.index, message.sequence, message.examples)
+    staged = Contribution(worker.buffer, worker.index, push.sequence, push.examples)
     if staged not in change.contributions:
         return None
     return "applied" if change.kind == UPDATE else "accumulated"

@@ -10,15 +10,12 @@ from typing import Literal, TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.config.cluster import Task
 from zmqtrain.coordination.membership import Peer
-from zmqtrain.coordination.state import ListPacker, pack
+from zmqtrain.coordination.state import pack
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.store.marks import Marks
 from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
-
-KNOWN = 10
-"""Values in the mark of a live worker."""
 
 Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
 """What became of a push."""
@@ -77,7 +74,6 @@ class Worker:
     early: Order | None = None  # the last one to answer a request that had not come yet
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     unacknowledged_nbytes: int = 0  # of them
-    packer: ListPacker = field(default_factory=lambda: ListPacker(KNOWN))  # of its marks
 
     def __str__(self) -> str:
         return f"worker {self.index}"
@@ -131,6 +127,7 @@ class ShardState:
         self.restored_from: Path | None = None  # the checkpoint that this generation began from
         self.workers: dict[int, Worker] = {}
         self.duplicates = 0  # pushes that had been seen before
+        self._changed: dict[int, Worker] = {}  # the last change says what became of their pushes
 
     @property
     def initialised(self) -> bool:
@@ -164,25 +161,28 @@ class ShardState:
     def leave(self, index: int) -> Worker | None:
         """Forget a worker, and return it; what it has staged stays."""
         worker = self.workers.pop(index, None)
+        self._changed.pop(index, None)
         self._keep_staged(index)
         return worker
 
     def forget_workers(self) -> None:
         """Forget all workers, and all that they have staged."""
         self.workers.clear()
+        self._changed.clear()
         self.marks.clear()
 
     def keep(self, worker: Worker) -> None:
         """Keep what is known of a worker for the next life of this ps."""
+        self._changed.pop(worker.index, None)
         if not self.shard.safe:
             return
-        staged, pending = self._staged(worker.index), worker.pending
+        staged, pending = self.shard.staged(worker.index), worker.pending
         asked: tuple[object, ...] = (None, None, "")
         if pending is not None:
             asked = (pending.message, pending.result, pending.reason)
-        mark = worker.packer.pack(
+        mark = pack(
             [
-                *(staged, worker.incarnation, worker.identity, worker.lane, worker.buffer),
+                *(staged, worker.incarnation, [*worker.identity], worker.lane, worker.buffer),
                 *(worker.reply, worker.early, *asked),
             ]
         )
@@ -196,13 +196,20 @@ class ShardState:
         if worker is None or worker.pending is None or push is None:
             return None
         worker.pending.result, worker.pending.reason = result, reason
-        self.keep(worker)
+        if result in ("applied", "accumulated"):
+            self._changed[index] = worker
+        else:
+            self.keep(worker)
         return push
 
-    def _staged(self, index: int) -> list[int]:
-        """Return the contribution that a worker has staged, nothing if it has not."""
-        return [*(self.shard.staged(index) or ())]
+    def keep_changed(self) -> None:
+        """Keep what the last change of the shard made of pushes, before there is another one.
+
+        So a push that is answered before that costs one mark less.
+        """
+        for worker in tuple(self._changed.values()):
+            self.keep(worker)
 
     def _keep_staged(self, index: int) -> None:
         if self.shard.safe:
-            self.marks.write(index, pack([self._staged(index)]))
+            self.marks.write(index, pack([self.shard.staged(index)]))

@@ -60,13 +60,12 @@ class WorkQueue:
                 future.add_done_callback(partial(self._resume, then))
                 return
             try:
-                started, outcome = time.perf_counter(), None
+                outcome = None
                 if work is not None:
                     try:
-                        outcome = work()
+                        outcome = self._timed(work)
                     except ZmqTrainError as error:
                         outcome = error
-                    self.last_s = time.perf_counter() - started
                 then(outcome)
             finally:
                 self._busy = False
