@@ -1,4 +1,4 @@
-"""A stand-in for the engine's program, and a home of its own for what is submitted."""
+"""A stand-in for the engines' programs, and a home of its own for what is submitted."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     directory = tmp_path / "programs"
     directory.mkdir()
     program = Path(__file__).with_name("kubectl.py").read_text()
-    (directory / "kubectl").write_text(f"#!{sys.executable} -IS\n{program}")
-    (directory / "kubectl").chmod(0o755)
+    for name in ("kubectl", "ssh"):
+        (directory / name).write_text(f"#!{sys.executable} -IS\n{program}")
+        (directory / name).chmod(0o755)
     (directory / "calls").touch()
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -1,8 +1,8 @@
-"""A stand-in for kubectl: it notes how it was called, and answers as its directory says.
+"""A stand-in for kubectl and ssh: it notes how it was called, and answers as its directory says.
 
 answers.json: a list of [words that the call has to contain, exit code, stdout, stderr, whether it
-answers once]; the first that fits counts. The tests' texts are those of kubectl and of the API
-server, from their public sources.
+answers once]; the first that fits counts. The tests' texts are those of kubectl, of the API
+server and of OpenSSH, from their public sources.
 """
 
 import json

@@ -25,9 +25,8 @@ from zmqtrain.clusters.kubernetes import (
     render,
     volume_of,
 )
-from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources
+from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, port_of
 from zmqtrain.clusters.slurm import Target as SlurmTarget
-from zmqtrain.clusters.slurm import port_of
 from zmqtrain.clusters.slurm import render as render_scripts
 from zmqtrain.config.cluster import Role, parse_address
 from zmqtrain.config.options import FieldType, fields_of, mistyped

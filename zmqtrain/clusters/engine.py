@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
@@ -130,6 +131,37 @@ def call(
     if done.returncode:
         raise meant(done.stderr or done.stdout, mistakes, words[0])
     return done.stdout
+
+
+@contextlib.contextmanager
+def serving(
+    words: Sequence[str], pattern: str, mistakes: Mistakes, *, stdin: str = ""
+) -> Iterator[re.Match[str]]:
+    """Run a program of the engine as long as the block runs, once its first line has a pattern.
+
+    Its stdin stays open behind the text.
+
+    Raises:
+        ConfigError: the program is missing.
+        ZmqTrainError: it failed, see :func:`call`.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    try:
+        process = subprocess.Popen(words, text=True, **pipes)  # type: ignore[call-overload]
+    except OSError:
+        raise missing(words[0]) from None
+    with process:
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(stdin)
+                process.stdin.flush()
+            found = re.search(pattern, process.stdout.readline())
+            if found is None:
+                process.kill()
+                raise meant(process.stderr.read(), mistakes, words[0])
+            yield found
+        finally:
+            process.kill()
 
 
 def missing(program: str) -> ConfigError:

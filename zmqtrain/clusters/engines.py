@@ -5,9 +5,10 @@ from __future__ import annotations
 from zmqtrain.clusters.engine import Engine
 from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import Slurm
+from zmqtrain.clusters.ssh import Ssh
 from zmqtrain.clusters.submitted import Submitted
 
-ENGINES: dict[str, type[Engine]] = {"kubernetes": Kubernetes, "slurm": Slurm}
+ENGINES: dict[str, type[Engine]] = {"kubernetes": Kubernetes, "slurm": Slurm, "ssh": Ssh}
 
 
 def engine_of(job: Submitted) -> Engine:

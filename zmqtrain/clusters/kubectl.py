@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, missing
+from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving
 from zmqtrain.clusters.kubernetes import (
     KINDS,
     PORT,
@@ -166,23 +166,8 @@ class Kubernetes:
         role = Role.PS if job.ps else Role.WORKER
         pod = self._pod(job.name, Task(role, 0))
         words = self._words("port-forward", f"pod/{pod}", f":{PORT}")
-        try:
-            process = subprocess.Popen(
-                words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        except OSError:
-            raise missing(KUBECTL) from None
-        with process:
-            try:
-                line = process.stdout.readline() if process.stdout else ""
-                found = re.search(r"Forwarding from (127\.0\.0\.1:\d+)", line)
-                if found is None:
-                    process.kill()
-                    text = process.stderr.read() if process.stderr else ""
-                    raise meant(text, MISTAKES, KUBECTL)
-                yield found[1]
-            finally:
-                process.kill()
+        with serving(words, r"Forwarding from (127\.0\.0\.1:\d+)", MISTAKES) as found:
+            yield found[1]
 
     def scale(self, job: Submitted, workers: int) -> None:
         size = {"completions": workers, "parallelism": workers}

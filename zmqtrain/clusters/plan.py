@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role
 from zmqtrain.config.options import names_of, text_of, variable_of
@@ -51,7 +51,11 @@ ENDED = tuple(int(code) for code in ExitCode if advice(code) is not Advice.YES)
 """The same, and those of a task that is done or was told to leave; after others it is restarted
 where it was."""
 
+FIRST_PORT, PORTS, JOBS = 20000, 32, 375
+"""Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
+
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -87,12 +91,41 @@ def nbytes_of(text: Any) -> Any:
 Size = Annotated[int | None, BeforeValidator(nbytes_of)]
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """``login``: how ssh calls it; ``slots``: its most workers; ``address``: what peers call it."""
+
+    login: str
+    slots: int = 1
+    address: str = ""
+
+
+def hosts_of(text: Any) -> Any:
+    """Return the hosts that a text such as ``a:2,me@b:4`` names.
+
+    Raises:
+        ValueError: it names none, or one twice.
+    """
+    if not isinstance(text, str):
+        return text
+    found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
+    hosts = tuple(Host(part[1], int(part[2] or 1)) for part in found if part)
+    if len({host.login for host in hosts}) < len(found):
+        raise ValueError(
+            "expected different hosts, each with its most workers, such as a:2,me@b:4; for another "
+            "port or key of ssh, give the host a name in your ssh configuration"
+        )
+    return hosts
+
+
 class Submission(BaseModel):
     """How a job is submitted: where to, its size, and what its tasks get."""
 
     model_config = ConfigDict(populate_by_name=True)
 
-    on: Literal["kubernetes", "slurm"] = Field(description="the engine that starts the tasks")
+    on: Literal["kubernetes", "slurm", "ssh"] = Field(
+        description="the engine that starts the tasks"
+    )
     kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
         "jobset",
         title="as",
@@ -144,6 +177,22 @@ class Submission(BaseModel):
     worker_partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
         None, description="Slurm: partition of the workers (default: the same)"
     )
+    hosts: Annotated[tuple[Host, ...], BeforeValidator(hosts_of)] = Field(
+        (),
+        description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
+        "many workers, unless --workers says otherwise",
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="ssh: Python with zmqtrain on the hosts (default: the path of this one)",
+    )
+
+    @model_validator(mode="after")
+    def _workers_fill_the_hosts(self) -> Submission:
+        if self.hosts and "workers" not in self.model_fields_set:
+            self.workers = sum(host.slots for host in self.hosts)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +273,11 @@ class Plan:
     def secrets_of(self, role: str) -> dict[str, str]:
         """Return the files of keys that tasks of a role need beside the registry."""
         return {name: text for name, text in self.keys.items() if name.startswith(f"{role}-")}
+
+
+def port_of(number: int) -> int:
+    """Return the port of ps 0 of the job of this number; the other ps have the next."""
+    return FIRST_PORT + PORTS * (number % JOBS)
 
 
 def command_of(role: Role, python: str = "python3", *, supervised: bool = True) -> list[str]:

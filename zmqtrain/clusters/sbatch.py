@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call
-from zmqtrain.clusters.plan import Plan, Submission
-from zmqtrain.clusters.slurm import Target, log_file, port_of, render
+from zmqtrain.clusters.plan import Plan, Submission, port_of
+from zmqtrain.clusters.slurm import Target, log_file, render
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError, ZmqTrainError

@@ -9,13 +9,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from zmqtrain.clusters.plan import ENDED, MIB, Plan, command_of
+from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan, command_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, ExitCode
-
-FIRST_PORT, PORTS, JOBS = 20000, 32, 375
-"""Two jobs on a host do not meet: each has so many ports, below those that Linux gives out."""
 
 MOST_REQUEUES = 100
 """By whatever reason: Slurm counts preemptions, too."""
@@ -51,11 +48,6 @@ def render(plan: Plan, target: Target) -> dict[str, str]:
 def log_file(name: str, role: Role, index: int | str = 0) -> str:
     """Return the file, in the directory of the submission, with a task's log."""
     return f"{name}-{role}-{index}.out"
-
-
-def port_of(number: int) -> int:
-    """Return the port of ps 0 of a job of Slurm, by its number; the other ps have the next."""
-    return FIRST_PORT + PORTS * (number % JOBS)
 
 
 def _ps_script(plan: Plan, target: Target) -> str:

@@ -1,0 +1,166 @@
+"""A job on hosts that are logged in to: submitted, killed, cut off, scaled, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.hosts.conftest import Hosts
+from tests.hosts.logins import DESK, NAMES, Logins, missing
+from zmqtrain.actors.client import ask
+from zmqtrain.clusters.plan import port_of
+from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.security import Security
+from zmqtrain.wire.messages import GetStatus, Status
+
+if TYPE_CHECKING:
+    from tests.harness import Stage
+
+pytestmark = pytest.mark.hosts
+
+NAME = "counting"
+STEPS = 6000
+BETA = 2
+
+
+@pytest.fixture
+def logins(stage: Stage, _able: None) -> Iterator[Logins]:
+    if absent := missing():
+        pytest.skip(f"{' and '.join(absent)} is not installed (openssh-server, openssh-client)")
+    with Hosts(1 + len(NAMES)) as hosts:
+        logins = Logins(stage, hosts)
+        with logins.running():
+            yield logins
+
+
+def until_status(logins: Logins, condition: Callable[[Status], object], what: str) -> Status:
+    """Return the first status for which ``condition`` is true; asked directly, for that is fast."""
+    address = f"{logins.hosts.address(1)}:{port_of(zlib.crc32(NAME.encode()))}"
+    keys = logins.stage.directory / "state/zmqtrain" / NAME / "keys"
+    security = Security(Owner("client"), keys, servers={f"tcp://{address}": Owner("ps")})
+
+    def asked() -> Status | None:
+        with contextlib.suppress(ZmqTrainError):
+            message = ask(address, GetStatus(), timeout_s=2.0, security=security)
+            return message if isinstance(message, Status) and condition(message) else None
+        return None
+
+    return logins.stage.until(lambda: logins.hosts.inside(DESK, asked), what)
+
+
+def process_of(status: Status, name: str) -> int:
+    (process,) = [task.process for task in status.tasks if task.task == name]
+    return int(process.split(":")[1])
+
+
+def steps_of(status: Status, *workers: int) -> int:
+    """Return the fewest steps that one of these workers has made, 0 if one is not there."""
+    names = [f"worker {index}" for index in workers]
+    found = [t.step for t in status.tasks if t.task in names and t.state != "left"]
+    return min(found) if len(found) == len(names) else 0
+
+
+def test_job_is_killed_cut_off_and_scaled_and_every_batch_counts_once(
+    logins: Logins, stage: Stage, check_counts: Callable[[Path], list[int]]
+) -> None:
+    job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
+    told = logins.command("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:2", "--name", NAME)
+    assert told.stdout.startswith(f"{NAME} is submitted to alpha, beta"), told.stderr
+    begun = until_status(logins, lambda s: steps_of(s, 0, 1, 2), "steps of all")
+    asked = json.loads(logins.zmqtrain("status", NAME, "--json"))
+    assert asked["initialised"] and asked["step"] >= begun.step
+
+    victims = {name: process_of(begun, name) for name in ("worker 0", "ps 0")}
+    for process in victims.values():
+        os.kill(process, signal.SIGKILL)
+    killed = until_status(
+        logins,
+        lambda s: (
+            s.step > asked["step"]
+            and not any(process_of(s, name) == process for name, process in victims.items())
+            and steps_of(s, 0)
+        ),
+        "steps after the kills",
+    )
+
+    logins.hosts.cut(BETA)
+    cut = until_status(logins, lambda s: s.step > killed.step + 50, "steps of alpha alone")
+    logins.hosts.heal(BETA)
+    until_status(logins, lambda s: steps_of(s, 1, 2) > steps_of(cut, 1, 2), "beta's steps")
+
+    assert logins.zmqtrain("scale", NAME, "--workers", "1")
+    (row,) = json.loads(logins.zmqtrain("jobs", "--json"))["jobs"]
+    assert (row["state"], row["workers"]) == ("3 running", 1)
+    assert logins.zmqtrain("scale", NAME, "--workers", "3")
+    until_status(logins, lambda s: steps_of(s, 0, 1, 2), "steps of all again")
+
+    stage.open_gate()
+    stage.until(lambda: "completed" in logins.zmqtrain("jobs", "--json"), "the end")
+    assert check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}") == list(range(STEPS))
+    assert "0 dropped" in logins.zmqtrain("logs", NAME, "chief")
+    assert logins.zmqtrain("stop", NAME)
+
+
+def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
+    logins: Logins, stage: Stage
+) -> None:
+    job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
+    submit = ("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:1", "--name", NAME)
+    assert logins.zmqtrain(*submit)
+    status = until_status(logins, lambda s: s.step > 5, "steps")
+    secrets = {
+        name: {path.name: path for path in logins.home(name).rglob("*.secret")}
+        for name in NAMES.values()
+    }
+    assert {name: set(paths) for name, paths in secrets.items()} == {
+        "alpha": {"ps-0.secret", "chief-0.secret", "worker-0.secret"},
+        "beta": {"worker-1.secret"},
+    }
+    modes = {stat.S_IMODE(p.stat().st_mode) for each in secrets.values() for p in each.values()}
+    assert modes == {0o600}
+    assert logins.command(*submit).returncode == ExitCode.USAGE, "the name is taken"
+
+    os.kill(psutil.Process(process_of(status, "worker 1")).ppid(), signal.SIGKILL)  # its supervisor
+    stage.until(lambda: "worker=1" in logins.zmqtrain("why", NAME), "why it does not run")
+
+    assert logins.zmqtrain("stop", NAME)
+    left = [path for name in NAMES.values() for path in logins.home(name).rglob("*")]
+    assert not [path for path in left if path.is_file()]
+    assert logins.zmqtrain(*submit)
+    assert until_status(logins, lambda s: s.initialised, "the next life").step > 5
+    assert logins.zmqtrain("stop", NAME)
+
+
+def test_wrong_host_is_said_before_anything_starts(logins: Logins, stage: Stage) -> None:
+    job = stage.job("counting_job")
+    submit = ("submit", job, "--on", "ssh", "--name", NAME)
+
+    def refused(*options: str) -> tuple[int, str]:
+        done = logins.command(*submit, *options)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    code, said = refused("--hosts", "alpha,nowhere.invalid")
+    assert (code, "nowhere.invalid" in said) == (ExitCode.USAGE, True)
+    code, said = refused("--hosts", "alpha,beta", "--python", "/nowhere/python")
+    assert (code, "--python" in said) == (ExitCode.USAGE, True)
+    code, said = refused("--hosts", "alpha,beta", "--python", "/usr/bin/python3")
+    assert (code, "--python" in said) == (ExitCode.USAGE, True)
+    code, said = refused("--hosts", "eve@alpha")
+    assert (code, "ssh-copy-id" in said) == (ExitCode.REFUSED, True)
+    logins.hosts.cut(BETA)
+    code, said = refused("--hosts", "alpha,beta")
+    assert (code, "beta" in said) == (ExitCode.PEER_LOST, True)
+    assert not list(logins.home("alpha").iterdir())
+    assert logins.zmqtrain("jobs", "--json") == '{"jobs": []}\n'

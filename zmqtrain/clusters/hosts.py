@@ -1,0 +1,227 @@
+"""The scripts of a job on hosts with a shell. Pure.
+
+Each host gets one script. By its first word it says what the host has (check), starts the tasks
+that do not run (start WORKERS), says which do (state), shows a log, or ends all (end). Each task
+runs under a supervisor, in a session of its own that outlives the login, and holds a lock as long
+as it runs. The script has the keys of its host's tasks, so it is read from stdin: a command line
+would show them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zmqtrain.clusters.plan import GRACE_S, Host, Plan, command_of, port_of
+from zmqtrain.config.cluster import Role, Task, is_of_this_host
+from zmqtrain.config.options import flag_of, names_of
+from zmqtrain.errors import ConfigError
+from zmqtrain.transport.keys import REGISTRY
+from zmqtrain.wire.messages import PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is the same on every host: the interpreter, and the directory in which tasks start."""
+
+    python: str
+    working: str
+
+
+def placed(hosts: Sequence[Host], ps: int, workers: int) -> dict[Task, Host]:
+    """Return the host of each task: ps take turns, workers fill the slots in order.
+
+    Raises:
+        ConfigError: there are fewer slots than workers.
+    """
+    slots = [host for host in hosts for _ in range(host.slots)]
+    if workers > len(slots):
+        raise ConfigError(
+            f"{names_of('hosts')} has room for {len(slots)} workers; expected {workers}, as "
+            f"{flag_of('workers')} or {flag_of('max_workers')} says; correct one of them"
+        )
+    found = {Task(Role.PS, i): hosts[i % len(hosts)] for i in range(ps)}
+    found |= {Task(Role.CHIEF, 0): hosts[0]} if ps else {}
+    return found | {Task(Role.WORKER, i): slots[i] for i in range(workers)}
+
+
+def address_of(name: str, host: Host, index: int) -> str:
+    """Return where ps ``index`` of a job listens, or the worker that hosts it."""
+    return f"{host.address}:{port_of(zlib.crc32(name.encode())) + index}"
+
+
+def render(plan: Plan, hosts: Sequence[Host], target: Target) -> dict[Host, str]:
+    """Return the script of each host.
+
+    Raises:
+        ConfigError: workers or addresses do not fit the hosts, or a key is missing.
+    """
+    where = placed(hosts, plan.ps, plan.max_workers)
+    leaders = [Task(plan.leader, index) for index in range(plan.counts[plan.leader])]
+    listening = [address_of(plan.name, where[task], task.index) for task in leaders]
+    hidden = [address for address in listening if is_of_this_host(address)]
+    if len(set(where.values())) > 1 and hidden:
+        raise ConfigError(
+            f"{names_of('hosts')}: {hidden[0]} is an address that no other host reaches; expected "
+            "a name by which they know it"
+        )
+    return {
+        host: _script(
+            plan, host, [task for task in where if where[task] == host], listening, target
+        )
+        for host in hosts
+    }
+
+
+def file_of(task: Task) -> str:
+    """Return the name, without its end, of a task's files on its host."""
+    return f"{task.role}-{task.index}"
+
+
+def problem(facts: str, digest: str) -> str:
+    """Return what is wrong with a host that has told these facts, "" if nothing is.
+
+    ``digest``: of the job's file, "" if there is none.
+    """
+    lines = facts.splitlines()
+    told = dict(line.partition(" ")[::2] for line in lines)
+    if "taken" in told:
+        return (
+            f"{told['taken']} is there: the name is taken, or a host is named twice; expected a "
+            "new name; give another --name, or remove it if no task runs there"
+        )
+    if "tools" in told:
+        return "flock or setsid is not installed; expected Linux with util-linux"
+    if "directory" in told:
+        return (
+            f"there is no directory {told['directory']}; expected the job, and what it reads, at "
+            "the same paths as here; copy them, or share a file system"
+        )
+    if "protocol" not in told:
+        return (
+            f"{lines[-1] if lines else 'nothing was said'}; expected zmqtrain there; install this "
+            f"version of it, or name its Python with {names_of('python')}"
+        )
+    if told["protocol"] != str(PROTOCOL_VERSION):
+        return (
+            f"zmqtrain speaks version {told['protocol']} of the protocol there; expected "
+            f"{PROTOCOL_VERSION}, as here; install this version"
+        )
+    if told.get("job", "") != digest:
+        return (
+            "the job's file is missing or another one there; expected the same at the same path; "
+            "copy it"
+        )
+    return ""
+
+
+def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str], target: Target) -> str:
+    job = plan.job.partition(":")[0]
+    workers = [task.index for task in tasks if task.role is Role.WORKER]
+    return f"""\
+# {plan.name} on {host.login}
+set -u
+umask 077
+own="$HOME/.local/state/zmqtrain-hosts/"{plan.name}/{host.login}
+python={shlex.quote(target.python)}
+working={shlex.quote(target.working)}
+{FUNCTIONS}
+start() {{ # the number of workers
+  mkdir -p "$own/keys" && cd "$working" || exit
+{_keys(plan, tasks)}
+  for index in {" ".join(map(str, workers))}; do
+    [ "$index" -lt "$1" ] || leave "worker-$index"
+  done
+{"".join(_launches(plan, role, tasks, listening, target) for role in Role)}}}
+case "$1" in
+  check) check {shlex.quote(job)} ;;
+  start) start "$2" ;;
+  state) state ;;
+  meet) runs "$2" || absent; echo met; cat >/dev/null ;;
+  log) [ -e "$own/$2.log" ] || absent; exec tail -n +1 ${{3:-}} "$own/$2.log" ;;
+  end) leave $(tasks); rm -rf "$own" ;;
+esac
+"""
+
+
+FUNCTIONS = f"""\
+runs() {{ [ -e "$own/$1.lock" ] && ! flock --nonblock --shared "$own/$1.lock" true; }}
+tasks() {{ cd "$own" 2>/dev/null && ls | sed -n 's/[.]lock$//p'; }}
+absent() {{ echo "it does not run there" >&2; exit 1; }}
+state() {{
+  for task in $(tasks); do
+    if runs "$task"; then echo "$task runs"; else
+      echo "$task $(cat "$own/$task.code" 2>/dev/null || echo lost)"
+    fi
+  done
+}}
+leave() {{ # tasks, in order; they are killed if that takes too long
+  for task in "$@"; do runs "$task" && kill -s TERM -- "-$(cat "$own/$task.pid")"; done
+  for task in "$@"; do
+    tries={GRACE_S * 5}
+    while runs "$task"; do
+      tries=$((tries - 1))
+      [ "$tries" -gt 0 ] || kill -s KILL -- "-$(cat "$own/$task.pid")"
+      sleep 0.2
+    done
+    rm -f "$own/$task.lock" "$own/$task.pid" "$own/$task.code"
+  done
+}}
+launch() {{ # a task, and its command; nothing if it runs
+  (
+    own="$own/$1"
+    shift
+    exec 9>>"$own.lock"
+    flock --timeout 1 9 || exit 0
+    rm -f "$own.code"
+    setsid sh -c 'trap : TERM; own=$1; shift; "$@"; echo $? >"$own.code"' sh "$own" "$@" \\
+      </dev/null >>"$own.log" 2>&1 &
+    echo $! >"$own.pid"
+  )
+}}
+check() {{ # the job's file
+  [ ! -e "$own" ] || echo "taken $own"
+  command -v flock >/dev/null && command -v setsid >/dev/null || echo tools
+  cd "$working" 2>/dev/null || echo "directory $working"
+  [ ! -f "$1" ] || sha256sum <"$1" | sed 's/^/job /; s/ *-$//'
+  "$python" -c 'from zmqtrain.wire.messages import *; print("protocol", PROTOCOL_VERSION)' 2>&1 ||
+    true # what it says is a fact, too
+}}"""
+
+
+def _keys(plan: Plan, tasks: Sequence[Task]) -> str:
+    """Return lines that write the registry, and the secret keys of the tasks."""
+    names = [REGISTRY, *(f"{file_of(task)}.secret" for task in tasks)]
+    if missing := [name for name in names if name not in plan.keys]:
+        raise ConfigError(
+            f"{plan.keys_directory} has no {missing[0]}; expected a key for each task; make it "
+            "with zmqtrain keys add"
+        )
+    lines = (f'  printf %s {shlex.quote(plan.keys[name])} >"$own/keys/{name}"' for name in names)
+    return "\n".join(lines)
+
+
+def _launches(
+    plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence[str], target: Target
+) -> str:
+    """Return lines that start the tasks of a role, with their variables."""
+    own = [task for task in tasks if task.role is role]
+    if not own:
+        return ""
+    # Any free port for metrics: another job's task may be on this host.
+    variables = {"ZMQTRAIN_METRICS_PORT": "0"} | plan.environment(role, listening, "", plan.logdir)
+    lines = [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
+    lines.append('export ZMQTRAIN_KEYS="$own/keys"')
+    for slot, task in enumerate(own):
+        command = shlex.join([*command_of(role, target.python), "--index", str(task.index)])
+        if role is Role.WORKER:
+            gpu = plan.resources[role].gpu
+            devices = ",".join(map(str, range(slot * gpu, (slot + 1) * gpu)))
+            lines += [f"export CUDA_VISIBLE_DEVICES={devices}"] if gpu else []
+            command = f'[ {task.index} -ge "$1" ] || launch {file_of(task)} {command}'
+        else:
+            command = f"launch {file_of(task)} {command}"
+        lines.append(command)
+    return "".join(f"    {line}\n" for line in lines).join(("  (\n", "  )\n"))

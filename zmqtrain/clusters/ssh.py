@@ -1,0 +1,244 @@
+"""A submitted job on hosts of the user's, by ssh: he has it, and logs in without a password."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving
+from zmqtrain.clusters.hosts import Target, address_of, file_of, placed, problem, render
+from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
+from zmqtrain.clusters.submitted import Submitted, directory_of, write
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.options import names_of
+from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, RefusedError, ZmqTrainError
+
+SSH = "ssh"
+OPTIONS = (
+    "BatchMode=yes",  # nobody is asked for a password
+    "ConnectTimeout=10",
+    "ServerAliveInterval=10",  # who is silent for half a minute is given up
+    "LogLevel=ERROR",
+)
+TIMEOUT_S = GRACE_S + 30.0
+"""A task may take its grace to leave."""
+
+MISTAKES: Mistakes = (
+    (
+        r"Could not resolve hostname ([^ :]+)",
+        ConfigError,
+        "there is no host \\1; expected a name that ssh knows; correct --hosts",
+    ),
+    (
+        r"Host key verification failed|IDENTIFICATION HAS CHANGED",
+        RefusedError,
+        "its host key is not known here, or has changed; log in once by hand, and compare it",
+    ),
+    (
+        r"Permission denied|Too many authentication failures",
+        RefusedError,
+        "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
+    ),
+    (r"it does not run there", PeerLostError, "zmqtrain why says why"),
+    (
+        r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
+        PeerLostError,
+        "it does not answer; is it up, and does it run sshd? try ssh by hand",
+    ),
+)
+
+RUNS, LOST, UNREACHABLE = "runs", "lost", "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """Hosts with a shell; an engine of jobs. ``context``: the hosts, as --hosts names them."""
+
+    context: str
+    namespace: str = ""
+    has_our_paths: ClassVar[bool] = True
+
+    @classmethod
+    def chosen(cls, asked: Submission) -> Self:
+        return cls(",".join(f"{host.login}:{host.slots}" for host in asked.hosts))
+
+    @classmethod
+    def of(cls, job: Submitted) -> Self:
+        return cls(job.context)
+
+    @staticmethod
+    def rendered(plan: Plan, asked: Submission) -> str:
+        return "".join(
+            f"{shlex.join(_words(host, 'start', str(plan.workers)))} <<'END'\n{script}END\n"
+            for host, script in _scripts(plan, asked).items()
+        )
+
+    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+        scripts = _scripts(plan, asked)
+        path = Path(plan.job.partition(":")[0])
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for host, facts in _done(scripts, "check").items():
+            if wrong := problem(facts, digest):
+                raise ConfigError(f"{host.login}: {wrong}")
+        if dry_run:
+            return ""
+        write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
+        try:
+            _done(scripts, "start", str(plan.workers))
+        except ZmqTrainError:
+            _answers(scripts, "end")
+            raise
+        return ", ".join(host.login for host in scripts)
+
+    def state(self, job: Submitted) -> str:
+        states, _ = self._states(job)
+        concluding = states[Task(Role.CHIEF if job.ps else Role.WORKER, 0)]
+        if concluding.isdecimal():
+            return "failed" if int(concluding) else "completed"
+        found = ["running" if state == RUNS else state for state in states.values()]
+        found = [f"ended with {state}" if state.isdecimal() else state for state in found]
+        return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
+
+    def reasons(self, job: Submitted) -> list[Reason]:
+        states, unreachable = self._states(job)
+        found = [Reason(host.login, str(error)) for host, error in unreachable.items()]
+        for task, state in states.items():
+            if state == LOST:
+                found.append(Reason(str(task), f"it is gone, {_again(job)}"))
+            elif state.isdecimal() and int(state):
+                known = {each.value: f" ({each.name})" for each in ExitCode}
+                code = f"{state}{known.get(int(state), '')}"
+                log = f"zmqtrain logs {job.name} {task.role}={task.index}"
+                found.append(Reason(str(task), f"ended with exit code {code}; see {log}"))
+        return found
+
+    @contextlib.contextmanager
+    def located(self, job: Submitted) -> Iterator[str]:
+        leader = Task(Role.PS if job.ps else Role.WORKER, 0)
+        host = _addressed(self._placed(job)[leader])
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        tunnel = f"127.0.0.1:{port}:{address_of(job.name, host, 0)}"
+        options = ("-o", "ExitOnForwardFailure=yes", "-L", tunnel)
+        words = _words(host, "meet", file_of(leader), options=options)
+        with serving(words, "met", MISTAKES, stdin=_kept(job, host)):
+            yield f"127.0.0.1:{port}"
+
+    def scale(self, job: Submitted, workers: int) -> None:
+        if self.state(job) == "completed":
+            raise ConfigError(f"{job.name} is completed; nothing is left to do for workers")
+        _done(self._scripts(job), "start", str(workers))
+
+    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+        where = self._placed(job)
+        if task not in where:
+            raise ConfigError(f"{job.name} has no {task}; expected one of its {len(where)} tasks")
+        host = where[task]
+        words = _words(host, "log", file_of(task), *(["-F"] if follow else []))
+        with contextlib.suppress(KeyboardInterrupt):
+            script = _kept(job, host)
+            done = subprocess.run(
+                words, input=script, stderr=subprocess.PIPE, text=True, check=False
+            )
+            if done.returncode:
+                raise _at(host, meant(done.stderr, MISTAKES, SSH))
+
+    def remove(self, job: Submitted) -> None:
+        _done(self._scripts(job), "end")
+
+    def _placed(self, job: Submitted) -> dict[Task, Host]:
+        return placed(hosts_of(self.context), job.ps, job.max_workers)
+
+    def _scripts(self, job: Submitted) -> dict[Host, str]:
+        return {host: _kept(job, host) for host in hosts_of(self.context)}
+
+    def _states(self, job: Submitted) -> tuple[dict[Task, str], dict[Host, ZmqTrainError]]:
+        """Return how each task is that should run, and why hosts cannot be asked."""
+        answers = _answers(self._scripts(job), "state")
+        errors = {host: said for host, said in answers.items() if isinstance(said, ZmqTrainError)}
+        told = {
+            host: dict(line.partition(" ")[::2] for line in said.splitlines())
+            for host, said in answers.items()
+            if isinstance(said, str)
+        }
+        where = placed(hosts_of(self.context), job.ps, job.workers)
+        return {
+            task: told[host].get(file_of(task), LOST) if host in told else UNREACHABLE
+            for task, host in where.items()
+        }, errors
+
+
+def _scripts(plan: Plan, asked: Submission) -> dict[Host, str]:
+    if not asked.hosts:
+        raise ConfigError(
+            f"{names_of('hosts')} is not given; expected hosts that you log in to by ssh, each "
+            "with its most workers, such as a:2,me@b:4"
+        )
+    target = Target(asked.python or sys.executable, str(Path.cwd()))
+    return render(plan, [_addressed(host) for host in asked.hosts], target)
+
+
+def _addressed(host: Host) -> Host:
+    """Return a host with its address, which the user's configuration of ssh knows."""
+    lines = call([SSH, "-G", "--", host.login], MISTAKES).splitlines()
+    told = dict(line.partition(" ")[::2] for line in lines)
+    return replace(host, address=told["hostname"])
+
+
+def _kept(job: Submitted, host: Host) -> str:
+    """Return a host's script, as it was when the job was submitted."""
+    path = job.directory / f"{host.login}.sh"
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; without it {job.name} is out of reach"
+        ) from None
+
+
+def _words(host: Host, *verb: str, options: tuple[str, ...] = ()) -> list[str]:
+    set_ = [word for option in OPTIONS for word in ("-o", option)]
+    return [SSH, *set_, *options, "--", host.login, shlex.join(["sh", "-s", "--", *verb])]
+
+
+def _answers(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str | ZmqTrainError]:
+    """Have all hosts do something at once; return what each says, or why it does not."""
+
+    def answer(host: Host) -> str | ZmqTrainError:
+        try:
+            return call(_words(host, *verb), MISTAKES, stdin=scripts[host], timeout_s=TIMEOUT_S)
+        except ZmqTrainError as error:
+            return _at(host, error)
+
+    with ThreadPoolExecutor(32) as threads:
+        return dict(zip(scripts, threads.map(answer, scripts), strict=True))
+
+
+def _done(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str]:
+    """Have all hosts do something; raise the first error when all have been asked."""
+    answers = _answers(scripts, *verb)
+    for said in answers.values():
+        if isinstance(said, ZmqTrainError):
+            raise said
+    return {host: str(said) for host, said in answers.items()}
+
+
+def _again(job: Submitted) -> str:
+    return (
+        "by a restart of its host or a kill of its supervisor; it is started again by zmqtrain "
+        f"scale {job.name} --workers {job.workers}"
+    )
+
+
+def _at(host: Host, error: ZmqTrainError) -> ZmqTrainError:
+    return type(error)(f"{host.login}: {error}")
