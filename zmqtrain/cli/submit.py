@@ -47,22 +47,24 @@ def submit_command(
     dry_run: bool,
     **flags: Any,
 ) -> None:
-    """Submit JOB to Kubernetes or Slurm.
+    """Submit JOB to Kubernetes, to Slurm, or to hosts that you log in to by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
-    working directory of the image. It is loaded here, too, to learn the memory of the ps; with
-    --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, on Slurm a shared directory.
+    working directory of the image, else at the same path as here. It is loaded here, too, to learn
+    the memory of the ps; with --ps-memory it is not. On Kubernetes --logdir is pvc:CLAIM/PATH, else
+    a directory that chief and ps share.
 
     The commands status, why, logs, scale, policy, save and stop then take the job's name.
 
-    With --print the manifests or batch scripts go to stdout, and nothing else happens. Manifests
-    hold the job's secret keys, new ones each time unless --keys is given: keep them like a
+    With --print the manifests or scripts go to stdout, and nothing else happens. Those of Kubernetes
+    and ssh hold the job's secret keys, new ones each time unless --keys is given: keep them like a
     password. Without --print keys are not shown; they are in Secrets, and in a directory of yours.
 
     \b
     Examples:
       zmqtrain submit job.py --on kubernetes --image registry/image --logdir pvc:training/digits
       zmqtrain submit job.py --on slurm --ps 2 --workers 8 --max-workers 32 --memory 8Gi
+      zmqtrain submit job.py --on ssh --hosts a:2,me@b:2 --logdir /data/job
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
     asked = Submission(**values_of(Submission, flags))

@@ -159,8 +159,8 @@ state() {{
 }}
 leave() {{ # tasks, in order; they are killed if that takes too long
   for task in "$@"; do runs "$task" && kill -s TERM -- "-$(cat "$own/$task.pid")"; done
+  tries={GRACE_S * 5}
   for task in "$@"; do
-    tries={GRACE_S * 5}
     while runs "$task"; do
       tries=$((tries - 1))
       [ "$tries" -gt 0 ] || kill -s KILL -- "-$(cat "$own/$task.pid")"

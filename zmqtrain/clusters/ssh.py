@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving
 from zmqtrain.clusters.hosts import Target, address_of, file_of, placed, problem, render
-from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
+from zmqtrain.clusters.plan import GRACE_S, PERMANENT, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
@@ -94,7 +94,7 @@ class Ssh:
         write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
         try:
             _done(scripts, "start", str(plan.workers))
-        except ZmqTrainError:
+        except BaseException:
             _answers(scripts, "end")
             raise
         return ", ".join(host.login for host in scripts)
@@ -102,7 +102,7 @@ class Ssh:
     def state(self, job: Submitted) -> str:
         states, _ = self._states(job)
         concluding = states[Task(Role.CHIEF if job.ps else Role.WORKER, 0)]
-        if concluding.isdecimal():
+        if concluding.isdecimal() and int(concluding) in (0, *PERMANENT):
             return "failed" if int(concluding) else "completed"
         found = ["running" if state == RUNS else state for state in states.values()]
         found = [f"ended with {state}" if state.isdecimal() else state for state in found]
