@@ -56,9 +56,9 @@ def submit_command(
 
     The commands status, why, logs, scale, policy, save and stop then take the job's name.
 
-    With --print the manifests or scripts go to stdout, and nothing else happens. Those of Kubernetes
-    and ssh hold the job's secret keys, new ones each time unless --keys is given: keep them like a
-    password. Without --print keys are not shown; they are in Secrets, and in a directory of yours.
+    With --print the manifests or scripts go to stdout, and nothing else happens. Those for
+    Kubernetes and ssh hold the job's secret keys, new ones each time unless --keys is given: keep
+    them like a password. Without --print keys are not shown.
 
     \b
     Examples:
