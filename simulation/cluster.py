@@ -218,6 +218,7 @@ class SimulatedCluster:
         if error is not None and not isinstance(error, ZmqTrainError):
             self.give_up(f"{end}: that is a bug")
         life.transport.close()
+        life.process.is_stopped = True  # what its threads still do is not done to the next life
         if code >= RETRYABLE and not self.is_ended and not self.has_failed:
             if sum(end.name == life.name for end in self.ends) < MAX_LIVES:
                 self._loop.call_later(RESTART_S, self._start, life.name)
