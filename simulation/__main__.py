@@ -29,6 +29,7 @@ SHOWN = 10  # failed seeds that are shown
 @click.option("--seed", type=click.IntRange(0), help="run this one, and print all that happens")
 @click.option("--policy", default="", help="run every schedule under this policy")
 @click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
+@click.option("--board", is_flag=True, help="worker 0 hosts the only shard, with a board for all")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -36,7 +37,9 @@ SHOWN = 10  # failed seeds that are shown
     show_default="one for each core",
     help="processes that share the work",
 )
-def main(seeds: int, first: int, seed: int | None, policy: str, hosted: bool, jobs: int) -> None:
+def main(
+    seeds: int, first: int, seed: int | None, policy: str, hosted: bool, board: bool, jobs: int
+) -> None:
     """Run clusters in virtual time over a network that misbehaves, and check what must hold.
 
     A seed says everything: the cluster, its policy, and what goes wrong when. A schedule that
@@ -48,21 +51,23 @@ def main(seeds: int, first: int, seed: int | None, policy: str, hosted: bool, jo
       python -m simulation --seed 1234
       python -m simulation --policy my_policies:Mine --seeds 1000
       python -m simulation --without-ps
+      python -m simulation --board
     """
     if policy:
         make_policy(policy)
     if seed is not None:
-        sys.exit(_replay(draw(seed, policy, hosted=hosted)))
+        sys.exit(_replay(draw(seed, policy, hosted=hosted, board=board)))
     started = time.perf_counter()
     failed, messages = [], 0
     with get_context("spawn").Pool(jobs) as pool:
-        run = partial(run_seed, policy=policy, hosted=hosted)
+        run = partial(run_seed, policy=policy, hosted=hosted, board=board)
         for report in pool.imap(run, range(first, first + seeds), chunksize=10):
             messages += report.messages
             if report.broken:
                 failed.append(report)
                 if len(failed) <= SHOWN:
-                    options = [f"--policy {policy}"] * bool(policy) + ["--without-ps"] * hosted
+                    options = [f"--policy {policy}"] * bool(policy)
+                    options += ["--without-ps"] * hosted + ["--board"] * board
                     replay = ["replay: python -m simulation --seed", str(report.schedule.seed)]
                     click.echo(f"{report}\n{' '.join([*replay, *options])}\n")
     seconds = time.perf_counter() - started

@@ -202,6 +202,7 @@ class SimulatedCluster:
             ps=tuple(f"ipc://simulated/{shard}" for shard in range(schedule.shards)),
             workers=schedule.workers,
             hosted=not schedule.ps,
+            board=schedule.board,
             lane=schedule.lane,
             segment_dir=self._directory,
             **schedule.timing.model_dump(),

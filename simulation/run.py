@@ -77,9 +77,9 @@ def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
     return Report(schedule, broken, observer.messages, tuple(network.matched), cluster.killed)
 
 
-def run_seed(seed: int, policy: str = "", *, hosted: bool = False) -> Report:
+def run_seed(seed: int, policy: str = "", *, hosted: bool = False, board: bool = False) -> Report:
     """Run the schedule of a seed."""
-    return simulate(draw(seed, policy, hosted=hosted))
+    return simulate(draw(seed, policy, hosted=hosted, board=board))
 
 
 def smallest(schedule: Schedule) -> Schedule:

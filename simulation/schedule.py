@@ -86,7 +86,8 @@ class Schedule:
     even small tensors travel in chunks. ``rules``: decide about single messages; none are drawn.
     ``absent``: tasks that are not started with the others. ``epochs``: passes over a small data
     set, after which the run ends, instead of ``steps``. ``sets_weights``: whether a callback sets
-    the weights, to what they are, and the learning rate after each of them.
+    the weights, to what they are, and the learning rate after each of them. ``board``: whether
+    worker 0 hosts the only shard, with a board that all workers share.
     """
 
     seed: int
@@ -109,6 +110,7 @@ class Schedule:
     absent: frozenset[str] = frozenset()
     epochs: int = 0
     sets_weights: bool = False
+    board: bool = False
 
     @property
     def examples(self) -> int:
@@ -126,7 +128,7 @@ class Schedule:
 
     @property
     def shards(self) -> int:
-        return self.ps or self.workers
+        return self.ps or (1 if self.board else self.workers)
 
     def host(self, shard: int) -> str:
         """Return the name of the task in whose process a shard is."""
@@ -159,6 +161,7 @@ class Schedule:
     def __str__(self) -> str:
         words = [
             f"seed {self.seed}: {self.ps or 'no'} ps, {self.workers} workers, {self.policy}",
+            "a board" if self.board else "",
             f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
             "consistent reads" if self.consistent_reads else "",
@@ -172,10 +175,11 @@ class Schedule:
         return "\n".join([", ".join(filter(None, words)), *faults])
 
 
-def draw(seed: int, policy: str = "", *, hosted: bool = False) -> Schedule:
+def draw(seed: int, policy: str = "", *, hosted: bool = False, board: bool = False) -> Schedule:
     """Return the schedule of a seed; under another policy than it would have, if one is given.
 
     ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
+    ``board``: the same on a board, under sync-replicas unless a policy is given.
     """
     random = Random(seed)
     ps, workers = random.choice((1, 1, 2, 2, 3)), random.choice((1, 2, 2, 3, 3, 4, 6))
@@ -203,7 +207,13 @@ def draw(seed: int, policy: str = "", *, hosted: bool = False) -> Schedule:
         tokens = f"sync-replicas:aggregate={random.randint(1, workers)},tokens={workers}"
         schedule = replace(schedule, policy=tokens)
     schedule = replace(schedule, faults=tuple(faults))
-    return _without_oblivion(_hosted(schedule) if hosted else schedule)
+    if hosted or board:
+        schedule = _hosted(schedule)
+    if board:
+        lane = "shm" if schedule.lane == "tcp" else schedule.lane
+        spec = policy or "sync-replicas"
+        schedule = replace(schedule, board=True, lane=lane, policy=spec, consistent_reads=False)
+    return _without_oblivion(schedule)
 
 
 def _hosted(drawn: Schedule) -> Schedule:

@@ -33,6 +33,9 @@ _CALM = replace(
     faults=(),
 )
 
+ON_A_BOARD: dict[str, Any] = {"ps": 0, "workers": 3, "lane": "shm", "board": True}
+"""Worker 0 hosts the ps."""
+
 
 @dataclass(frozen=True)
 class Trace:

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.rules import delay, duplicate
 from simulation.schedule import WIDE, Fault
-from tests.traces import calm, held, trace_of
+from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.errors import ExitCode
 from zmqtrain.wire.messages import Close, Parameters
 
@@ -26,6 +26,23 @@ def test_worker_killed_anywhere_in_its_code_costs_no_push(lane: str) -> None:
         faults = (kill("worker 1", lines=lines),)
         report = held(calm(policy=policy, lane=lane, in_chunks=lane == "tcp", faults=faults))
         assert report.killed == ("worker 1",)
+
+
+@pytest.mark.parametrize("name", ["worker 0", "worker 1"])
+def test_member_of_a_board_killed_anywhere_costs_no_step(name: str) -> None:
+    for lines in range(1, 700, 70):
+        report = held(calm(**ON_A_BOARD, faults=(kill(name, lines=lines),)))
+        assert report.killed == (name,)
+
+
+@pytest.mark.parametrize("lasts_s", [0.3, 20.0], ids=["shortly", "longer than others wait"])
+def test_host_that_is_lost_takes_a_job_without_ps_back_to_its_checkpoint(lasts_s: float) -> None:
+    """Its part of the parameters is gone."""
+    faults = (Fault(1.5, "save"), kill("worker 1", 5.0, lasts_s))
+    fields = {"workers": 3, "lane": "memory", "keeps": True, "save_secs": 1000.0}
+    trace = trace_of(calm(ps=0, faults=faults, **fields))
+    assert trace.of("generation 2 begins at version [1-9]")
+    assert bool(trace.of("ended: PeerLostError")) == (lasts_s > 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

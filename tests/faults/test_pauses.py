@@ -10,7 +10,7 @@ import pytest
 
 import zmqtrain
 from simulation.schedule import Fault
-from tests.traces import calm, trace_of
+from tests.traces import ON_A_BOARD, calm, trace_of
 from zmqtrain import Job
 from zmqtrain.compute import offload
 from zmqtrain.config.timing import Timing
@@ -42,6 +42,17 @@ def test_worker_that_stood_still_for_longer_than_its_lease_begins_again(
     left = trace.of(HAS_LEFT)
     assert len(left) == 2 and all("worker 1 has been silent for" in line for line in left)
     assert trace.of(f"worker 1 says: .*{BEGINS_AGAIN}")
+
+
+@pytest.mark.parametrize("lasts_s", [SHORT_S, LONG_S], ids=["shorter", "longer"])
+def test_member_of_a_board_that_stood_still_begins_again_after_its_lease(
+    lasts_s: float,
+) -> None:
+    away = Fault(0.6, "stop", ("chief 0",), 2 * LONG_S)
+    faults = (Fault(0.4, "stop", ("worker 1",), lasts_s), away)
+    trace = trace_of(calm(**ON_A_BOARD, faults=faults))
+    begins_again = trace.of(f"worker 1 says: .*{BEGINS_AGAIN}")
+    assert bool(trace.of(HAS_LEFT)) == bool(begins_again) == (lasts_s == LONG_S)
 
 
 @pytest.mark.parametrize("name", ["ps 0", "ps 1"])

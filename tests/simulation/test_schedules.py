@@ -10,7 +10,7 @@ import pytest
 
 from simulation.run import run_seed, simulate, smallest
 from simulation.schedule import Fault, draw
-from tests.traces import calm
+from tests.traces import ON_A_BOARD, calm
 from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -32,7 +32,7 @@ def test_everything_holds_without_ps_whatever_is_drawn() -> None:
     chief_is_stopped_before_it_has_joined_everywhere = 770000007
     push_comes_behind_a_switch_that_released_it, chief_hurries = 990096, 771000793
     seeds = (
-        *range(8),
+        *range(6),
         chief_is_stopped_before_it_has_joined_everywhere,
         push_comes_behind_a_switch_that_released_it,
         chief_hurries,
@@ -41,9 +41,23 @@ def test_everything_holds_without_ps_whatever_is_drawn() -> None:
     assert not [str(report) for report in reports if report.broken]
 
 
+def test_everything_holds_on_a_board_whatever_is_drawn() -> None:
+    reports = [run_seed(seed, board=True) for seed in range(8)]
+    assert not [str(report) for report in reports if report.broken]
+
+
+def test_workers_on_a_board_push_only_where_the_ps_has_its_say() -> None:
+    trace: list[str] = []
+    schedule = calm(**ON_A_BOARD, steps=24)
+    report = simulate(schedule, trace.append)
+    assert not report.broken, report
+    pushes = [line for line in trace if "-> sent" in line and "Push(" in line]
+    assert len(pushes) < schedule.steps
+
+
 def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:
     another_chief_ends_it = 193, 208
-    seeds = (*range(16), *another_chief_ends_it)
+    seeds = (*range(12), *another_chief_ends_it)
     reports = [simulate(replace(draw(seed), epochs=3)) for seed in seeds]
     assert not [str(report) for report in reports if report.broken]
 
