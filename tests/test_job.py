@@ -74,6 +74,7 @@ AVERAGE = (
         ("model", 3, MODEL),
         ("model", None, MODEL),
         ("data", [1, 2], "not a Data: it needs the methods load"),
+        ("data", (np.ones(3), np.ones(2)), "expected at least one array, all with the same"),
         ("optimizer", "sgd", "not a Rule: it needs the methods slots, update"),
         ("optimizer", SGD, "this is a class; expected an object: write SGD(...)"),
         ("policy", "nope", "unknown policy 'nope'"),

@@ -314,6 +314,8 @@ class Job(BaseModel):
             try:
                 return Arrays(as_dataset(value))
             except DataError as error:
+                if isinstance(value, tuple):
+                    raise ValueError(str(error)) from None
                 reason = f", or it must be examples: {error}"
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
@@ -870,7 +872,8 @@ def _sentence(mistake: ErrorDetails) -> str:
         return f"a job has no field {name!r}{did_you_mean(name, Job.model_fields)}"
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {Job.model_fields[name].description}"
-    return f"{name} is {mistake['input']!r:.80}; {expectation(mistake)}"
+    value = " ".join(repr(mistake["input"]).split())  # many a repr has several lines
+    return f"{name} is {value:.80}; {expectation(mistake)}"
 
 
 def _names(jobs: dict[str, Job]) -> str:

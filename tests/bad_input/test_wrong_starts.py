@@ -111,7 +111,7 @@ MISTAKES = [
         "worker",
         "--job sound.py --index 4 --workers 2",
         USAGE,
-        "--index (or ZMQTRAIN_INDEX) is 4; the cluster has 2 worker, ",
+        "--index (or ZMQTRAIN_INDEX) is 4; expected at most 1",
     ),
     Mistake(
         "ps",

@@ -43,8 +43,9 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["stauts"], "No such command 'stauts'"),
+        (["stauts"], "No such command 'stauts'; did you mean status?"),
         (["policy"], "Missing argument 'SPEC'"),
+        (["submit", "job.py"], "Missing option '--on'"),
         (["status", "--timeout-s", "0"], "0.0 is not in the range x>0"),
         (["placement", "job.py", "--ps", "0"], "0 is not in the range x>=1"),
     ],

@@ -38,6 +38,11 @@ def test_nobody_waits_if_so(training: Status) -> None:
     assert told(replace(training, waits=())) == ["no task waits"]
 
 
+def test_job_that_no_worker_has_joined_is_told(training: Status) -> None:
+    tasks = tuple(task for task in training.tasks if task.role != "worker")
+    assert "no worker has joined" in told(replace(training, tasks=tasks, waits=()))[0]
+
+
 def test_waits_in_passing_do_not_count_as_waiting(training: Status) -> None:
     wait = Wait("worker 0", "ps 0", "it has not answered push 7", 0.002)
     assert told(replace(training, waits=(wait, wait))) == [

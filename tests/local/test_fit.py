@@ -341,7 +341,7 @@ def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
             calls.append(f"predict {logs['outputs'].shape}")
 
     trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.1), metrics=[Accuracy(name="share")])
-    measures = trainer.evaluate((X, np.arange(23) % 3), callbacks=[Calls()])
+    measures = trainer.evaluate(X, np.arange(23) % 3, callbacks=[Calls()])
     assert set(measures) == {"loss", "accuracy", "share"}
     assert trainer.predict(X, callbacks=[Calls()], batch_size=10).shape == (23, 3)
     assert calls == ["test", "predict (23, 3)"]

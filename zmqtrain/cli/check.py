@@ -310,7 +310,7 @@ def _summary(config: TaskConfig) -> str:
     ps, workers = ", ".join(config.ps), counted(config.workers, "worker")
     parts = f"{len(config.ps)} ps ({ps}), {workers}"
     if config.board:
-        parts = f"{workers}, which share a board of ps 0 ({ps}),"
+        parts = f"{workers} that share a board, worker 0 at {ps},"
     elif config.hosted:
-        parts = f"{workers}, of which {len(config.ps)} host a ps ({ps}),"
+        parts = f"{workers}, of which {len(config.ps)} host the parameters ({ps}),"
     return f"this is {config.task} of a cluster with {parts} and {chief}"

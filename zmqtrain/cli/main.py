@@ -10,6 +10,7 @@ import click
 
 from zmqtrain import __version__
 from zmqtrain.config.invoke import invoke
+from zmqtrain.errors import did_you_mean
 
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
@@ -41,9 +42,9 @@ class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in COMMANDS:
-            return None
+            ctx.fail(f"No such command {cmd_name!r}{did_you_mean(cmd_name, COMMANDS)}")
         module, name = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), name)
         return command
@@ -52,7 +53,7 @@ class _Lazy(click.Group):
 @click.group(cls=_Lazy, context_settings={"max_content_width": 100})
 @click.version_option(__version__, prog_name="zmqtrain", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Train with parameter servers over ZeroMQ, and operate running jobs.
+    """Train across processes and hosts, with parameter servers or without, and steer running jobs.
 
     \b
     Examples:

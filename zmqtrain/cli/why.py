@@ -86,6 +86,8 @@ def _news(status: Status) -> list[str]:
         news.append(f"the job ends in failure: {status.failure}")
     if status.stop:
         news.append(f"the job needs no more gradients: {status.stop}")
+    if status.initialised and not any(task.role == "worker" for task in status.tasks):
+        news.append("no worker has joined: start some, or see in their logs why they ended")
     if status.switching:
         news.append(f"the policy changes to {status.switching} once no worker computes")
     return news

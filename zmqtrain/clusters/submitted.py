@@ -73,9 +73,9 @@ def submitted_job(name: str) -> Submitted:
     """
     jobs = {job.name: job for job in submitted_jobs()}
     if name not in jobs:
-        known = f"; those are {', '.join(jobs)}" if jobs else ", and there is none"
+        known = f": {', '.join(jobs)}" if jobs else "; there is none"
         raise ConfigError(
-            f"{name} is no job that this user has submitted from this home directory{known}"
+            f"{name} is none of the jobs that this user has submitted from this home directory{known}"
             f"{did_you_mean(name, jobs)}"
         )
     return jobs[name]

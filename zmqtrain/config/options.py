@@ -72,16 +72,17 @@ def option_of(
     flag = flag_of(name)
     is_switch = bool in _types(field.annotation)
     has_default = not field.is_required() and field.default not in (None, ())
+    required = field.is_required() and not optional
     return click.option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,
         name,
         type=bool if is_switch else FieldType(field),
-        default=None,
-        required=field.is_required() and not optional,
+        required=required,
         help=help or field.description,
         envvar=variable_of(name),
         show_envvar=True,
         show_default=str(field.default) if has_default and not optional else False,
+        **({} if required else {"default": None}),  # with which click would take it as given
     )
 
 

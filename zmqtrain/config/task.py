@@ -226,8 +226,8 @@ class TaskConfig(Timing):
             more = {Role.PS: "ps", Role.WORKER: "max_workers"}.get(self.role)
             remedy = f", or give more with {names_of(more)}" if more else ""
             raise ConfigError(
-                f"{names_of('index')} is {self.index}; the cluster has {count} {self.role}, "
-                f"counted from 0; correct it{remedy}"
+                f"{names_of('index')} is {self.index}; expected at most {count - 1}, "
+                f"for the first {self.role} is 0; correct it{remedy}"
             )
         return self
 

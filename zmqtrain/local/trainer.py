@@ -199,14 +199,22 @@ class Trainer:
         return dict(self._weights)
 
     def evaluate(
-        self, examples: Any, *, batch_size: int = evaluation.ROWS, callbacks: Sequence[Any] = ()
+        self,
+        examples: Any,
+        labels: Any = None,
+        *,
+        batch_size: int = evaluation.ROWS,
+        callbacks: Sequence[Any] = (),
     ) -> Measures:
         """Return the model's own measures and the metrics, over all examples.
+
+        As with :meth:`fit` they may be two arrays, ``evaluate(features, labels)``.
 
         Raises:
             ConfigError, DataError: the model, a metric or the data is wrong.
         """
-        dataset = _examples(self._ordered(examples))
+        both = examples if labels is None else (examples, labels)
+        dataset = _examples(self._ordered(both))
         called = self._calling(callbacks)
         called.call("on_test_begin", {})
         measures = evaluation.evaluate(

@@ -320,6 +320,11 @@ class _Plan:
             CheckpointError: it has no such slot.
         """
         tensors = self._manifest.tensors
+        if key == AVERAGE and key not in tensors:
+            raise CheckpointError(
+                f"{self._path}: it has no moving averages, for its job had no moving_average; "
+                "do without them, or train in a new logdir"
+            )
         if key not in tensors:
             held = ", ".join(sorted(tensors.keys() - {PARAMETERS})) or "none"
             raise CheckpointError(
