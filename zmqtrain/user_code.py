@@ -54,7 +54,7 @@ class user_code:
         log.debug("%s of %r failed", self._what, self._owner, exc_info=error)
         text = f"{self._what} of {self._owner!r} failed: {described(error)}"
         more = self._details()
-        raise self._kind(f"{text}. {more}" if more else text) from error
+        raise self._kind(f"{text.removesuffix('.')}. {more}" if more else text) from error
 
 
 def described(error: BaseException) -> str:

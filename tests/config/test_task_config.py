@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
         Role.WORKER,
         {"workers": 2, "max_workers": 4, "index": 4},
         {},
-        ["--index", "4 worker", "--max-workers"],
+        ["--index", "at most 3", "--max-workers"],
     ),
     "fewer at most than at first": (
         Role.WORKER,
