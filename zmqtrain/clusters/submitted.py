@@ -75,7 +75,7 @@ def submitted_job(name: str) -> Submitted:
     if name not in jobs:
         known = f": {', '.join(jobs)}" if jobs else "; there is none"
         raise ConfigError(
-            f"{name} is none of the jobs that this user has submitted from this home directory{known}"
+            f"{name} is no job that this user submitted from this home directory{known}"
             f"{did_you_mean(name, jobs)}"
         )
     return jobs[name]
