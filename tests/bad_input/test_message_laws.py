@@ -86,25 +86,3 @@ def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
             assert isinstance((await t.someone("client", 7).ask(Read())).message, Parameters)
 
     asyncio.run(scenario())
-
-
-BYTES = st.lists(st.binary(max_size=40), max_size=4)
-
-
-@given(st.lists(BYTES, min_size=1, max_size=10))
-@settings(deadline=None, max_examples=60)
-def test_bytes_that_are_no_message_are_counted_and_harm_nobody(
-    table: Table, make_job: MakeJob, garbage: list[list[bytes]]
-) -> None:
-    async def scenario() -> None:
-        async with table(make_job()) as t:
-            await t.begin()
-            worker, batches = await t.worker()
-            stranger = t.someone("client", 9)
-            for frames in garbage:
-                stranger.send(frames)
-            await t.check(worker, batches)
-            registry = t.ps.metrics.registry
-            assert registry.get_sample_value("zmqtrain_decode_errors_total") == len(garbage)
-
-    asyncio.run(scenario())

@@ -103,44 +103,6 @@ def test_model_that_gives_no_gradients_is_named_with_the_line(
     assert raised.value.exit_code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize(
-    ("returned", "text"),
-    [
-        ({}, r"Spoilt\(\) has no parameters: there is nothing to train"),
-        (
-            {"w": np.zeros(3)},
-            (
-                r"parameter 'w' of Spoilt\(\) is a float64 ndarray; expected a float32 NumPy "
-                r"array: convert it in the model's parameters\(\)"
-            ),
-        ),
-        ({"w": 0.5}, r"parameter 'w' of Spoilt\(\) is a float; expected a float32 NumPy array.*"),
-        (
-            [np.zeros(3, np.float32)],
-            (
-                r"parameters\(\) of Spoilt\(\) returned \[array.*; expected a dict of names and "
-                "float32 NumPy arrays"
-            ),
-        ),
-        ({0: np.zeros(3, np.float32)}, r"parameters\(\) of Spoilt\(\) returned \{0: .*"),
-        (None, r"parameters\(\) of Spoilt\(\) returned None; .*"),
-    ],
-)
-def test_parameters_that_cannot_be_trained_are_refused(
-    make_job: MakeJob, spoilt: Any, returned: Any, text: str
-) -> None:
-    job = make_job(model=spoilt("parameters", lambda sound, seed: returned))
-    with pytest.raises(ConfigError, match=f"^{text}$"):
-        zmqtrain.run(job)
-
-
-def test_parameters_that_raise_are_named_with_the_line(make_job: MakeJob, spoilt: Any) -> None:
-    job = make_job(model=spoilt("parameters", lambda sound, seed: sound["missing"]))
-    text = rf"^parameters\(\) of Spoilt\(\) failed: {PLACE}: KeyError: 'missing'$"
-    with pytest.raises(ConfigError, match=text):
-        zmqtrain.run(job)
-
-
 def set_to(value: float) -> Callable[..., float]:
     def spoil(loss: float, parameters: Any, batch: Any, out: Any) -> float:
         out["weights"][...] = value
@@ -307,12 +269,6 @@ def test_data_that_fails_is_named_with_the_line(
     with pytest.raises(DataError, match=f"^{text}$") as raised:
         zmqtrain.run(make_job(data=ShakyData(loads)), workers=2)
     assert raised.value.exit_code == ExitCode.DATA
-
-
-def test_data_without_an_evaluation_set_is_not_evaluated(make_job: MakeJob) -> None:
-    summary = zmqtrain.run(make_job(data=ShakyData(lambda: (SETS[0], None))))
-    assert (summary.exit_code, summary.global_step) == (0, 200)
-    assert summary.loss != summary.loss
 
 
 def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,36 +297,8 @@ def test_adafactor_moves_parameters_that_are_zero() -> None:
     np.testing.assert_allclose(w, [-1e-5, 1e-5], rtol=1e-5)  # epsilon2 * rho
 
 
-def test_adamw_without_decay_is_adam_with_the_epsilon_of_its_algorithm_1() -> None:
-    # Adam's epsilon at the first update is sqrt(1 - beta2) times that.
-    adam = train(Adam(0.1, epsilon=0.5 * sqrt(0.001)), [1.0, 2.0], [[0.3, -2.0]])
-    adamw = train(AdamW(0.1, epsilon=0.5, weight_decay=0.0), [1.0, 2.0], [[0.3, -2.0]])
-    np.testing.assert_allclose(adamw, adam, rtol=1e-5)
-
-
-def test_rmsprop_first_step_starts_from_a_mean_square_of_one() -> None:
-    # 1 + 0.1 * (2^2 - 1) = 1.3; from 0 the step would be 0.1 / sqrt(0.1) = 0.316.
-    assert train(RMSProp(0.1), [0.0], [[2.0]])[0] == pytest.approx(-0.2 / sqrt(1.3), rel=1e-6)
-
-
-def test_adagrad_first_step_adds_a_tenth_and_no_epsilon() -> None:
-    assert train(Adagrad(0.1), [0.0], [[1.0]])[0] == pytest.approx(-0.1 / sqrt(1.1), rel=1e-6)
-
-
 def test_adagrad_with_zero_gradient_stays_where_it_is() -> None:
     assert train(Adagrad(0.1), [0.5], [[0.0]])[0] == 0.5
-
-
-def test_adam_epsilon_is_added_to_the_uncorrected_root() -> None:
-    # alpha = 0.1 * sqrt(0.001) / 0.1, m = 0.1; the paper's Algorithm 1 would step by 0.05.
-    expected = -sqrt(0.001) * 0.1 / (sqrt(0.001) + 1)
-    assert expected == pytest.approx(-0.00306534, rel=1e-5)
-    assert train(Adam(0.1, epsilon=1.0), [0.0], [[1.0]])[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_adam_first_step_is_the_learning_rate_whatever_the_gradient() -> None:
-    w = train(Adam(), [0.0, 0.0], [[100.0, -1.0]])
-    np.testing.assert_allclose(w, [-1e-3, 1e-3], rtol=1e-6)
 
 
 def test_ftrl_within_the_threshold_is_exactly_zero() -> None:

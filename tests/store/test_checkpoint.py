@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import (
     begin,
-    commit,
     copy_shard,
     read_parameters,
     read_shard,
@@ -81,15 +80,6 @@ def test_checkpoint_lies_in_a_directory_named_after_its_step(job, tmp_path: Path
     ]
     assert sorted(file.name for file in path.parent.iterdir()) == ["LATEST", "step-00001200"]
     assert (path.parent / "LATEST").read_text() == "step-00001200\n"
-
-
-def test_step_of_the_manifest_names_the_checkpoint(job, tmp_path: Path) -> None:
-    assert job.save(tmp_path, 1200, global_step=1207).name == "step-00001207"
-
-
-def test_manifest_is_read_as_it_was_written(job, tmp_path: Path) -> None:
-    temporary, manifest = job.write(tmp_path, 1200, generation=4)
-    assert read_manifest(commit(temporary, manifest)) == manifest
 
 
 def test_manifest_is_plain_json_with_global_coordinates(job, tmp_path: Path) -> None:
@@ -200,12 +190,6 @@ def test_missing_slot_is_refused_by_an_empty_shard_too(job, tmp_path: Path) -> N
     path = job.save(tmp_path)
     with pytest.raises(CheckpointError, match="no optimizer slot 'v'"):
         read_shard(path, read_manifest(path), ShardLayout(4, ()), ("v",))
-
-
-def test_slots_not_asked_for_are_left_out(job, tmp_path: Path) -> None:
-    path = job.save(tmp_path)
-    (layout,) = job.layouts(1)
-    assert read_shard(path, read_manifest(path), layout, ())[1] == {}
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "parameters"])
