@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak clean
+.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak image pods kubernetes clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -55,6 +55,15 @@ examples: $(STAMP)  ## write the examples of deploy/kubernetes and deploy/slurm 
 
 hosts: $(STAMP)  ## test a job over several hosts whose links break, and on a Slurm if it is installed (Linux, root)
 	$(BIN)/pytest -m '' tests/hosts
+
+image:  ## build deploy/Containerfile with podman; DEBIAN=bookworm where no registry is reached
+	deploy/image.sh
+
+pods: $(STAMP)  ## drill the pods of a submitted job under podman: kill, remove, end (root; make image)
+	$(BIN)/python deploy/drills.py pods
+
+kubernetes: $(STAMP)  ## drill a submitted job on the cluster of CONTEXT=..., which kubectl knows; IMAGE=...
+	$(BIN)/python deploy/drills.py kubernetes "$(CONTEXT)"
 
 $(VENV)/.fuzz: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev,fuzz]'
