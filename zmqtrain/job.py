@@ -51,7 +51,7 @@ from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays, saved_frozen
-from zmqtrain.user_code import described, is_installed, place_of, user_code
+from zmqtrain.user_code import described, is_installed, is_of, place_of, user_code
 from zmqtrain.wire import compression
 
 log = logging.getLogger(__name__)
@@ -307,6 +307,11 @@ class Job(BaseModel):
     @classmethod
     def _has_methods(cls, value: Any, info: Any) -> Any:
         expected = {"model": Model, "data": Data, "optimizer": Rule}[info.field_name]
+        if info.field_name == "optimizer" and is_of(value, "torch.optim", "optax", "keras"):
+            raise ValueError(
+                "this is another library's; expected a rule of zmqtrain.optim, such as "
+                "AdamW(0.001): updates are made where the parameters lie, for all workers"
+            )
         if isinstance(value, type):
             raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
         reason = ""

@@ -11,6 +11,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from zmqtrain.errors import ConfigError, ZmqTrainError
 
@@ -76,3 +77,9 @@ def place_of(error: BaseException) -> str:
 def is_installed(filename: str) -> bool:
     """Return whether a source file belongs to zmqtrain, Python or a package, not to the user."""
     return filename.startswith(_INSTALLED)
+
+
+def is_of(value: Any, *packages: str) -> bool:
+    """Return whether an object or a class is of one of these packages, or derives from theirs."""
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    return any(f"{kind.__module__}.".startswith(f"{one}.") for kind in kinds for one in packages)

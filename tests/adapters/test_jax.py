@@ -377,6 +377,25 @@ def test_weights_that_do_not_fit_are_refused_by_name(change: dict[str, Any]) -> 
         load_pytree(init(jax.random.key(0)), weights)
 
 
+def test_weights_fit_a_tree_whose_leaf_is_a_number() -> None:
+    tree = load_pytree({"scale": 1.0}, {"scale": np.float32(2)})
+    assert (float(tree["scale"]), tree["scale"].dtype) == (2, np.float32)
+
+
+def test_module_of_flax_is_refused_if_it_is_no_function_or_has_state() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    with pytest.raises(ConfigError, match="in place of init"):
+        JaxModel(nnx.Linear(5, 3, rngs=nnx.Rngs(0)), loss)
+    with pytest.raises(ConfigError, match=r"mean.*var"):  # which would be trained
+        JaxModel(lambda key: nnx.BatchNorm(5, rngs=nnx.Rngs(key)), loss).parameters(0)
+
+
+def test_optimizer_of_optax_is_refused_with_what_there_is() -> None:
+    optimizer = pytest.importorskip("optax").adam(0.1)
+    with pytest.raises(ConfigError, match=r"zmqtrain\.optim"):
+        Job(model=JaxModel(init, loss), data=BATCH, optimizer=optimizer)
+
+
 def test_state_comes_home_from_a_logdir(tmp_path: Path) -> None:
     model = JaxModel(init_counting, counting_loss, has_state=True)
     data = Arrays(train=BATCH)

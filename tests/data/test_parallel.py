@@ -93,10 +93,15 @@ def test_torch_transforms_draw_the_same_again_in_each_pass_others() -> None:
 
     rows = np.array([5, 0, 5])
     first = TorchDataset(Random(), 2).take_seeded(rows, 1, np.array([0, 0, 1]))
-    again = TorchDataset(Random(), 1).take_seeded(rows[::-1], 1, np.array([1, 0, 0]))
-    for one, two in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, two[::-1])
-        assert not np.array_equal(one[0], one[2])
+    for processes in (0, 1):
+        states = torch.get_rng_state(), np.random.get_state()[1]
+        other = TorchDataset(Random(), processes)
+        again = other.take_seeded(rows[::-1], 1, np.array([1, 0, 0]))
+        for one, two in zip(first, again, strict=True):
+            np.testing.assert_array_equal(one, two[::-1])
+            assert not np.array_equal(one[0], one[2])
+        assert torch.equal(torch.get_rng_state(), states[0])
+        np.testing.assert_array_equal(np.random.get_state()[1], states[1])
 
 
 def test_stream_of_torch_is_refused() -> None:

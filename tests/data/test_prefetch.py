@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.data import BatchPlan, Prefetcher
+from zmqtrain.data.subset import Subset
 
 PLAN = BatchPlan(examples=20, batch_size=4, seed=0)
 
@@ -93,6 +94,11 @@ def test_unprepared_batch_is_read_in_the_calling_thread(
 ) -> None:
     prefetcher.take(0)
     assert dataset.threads == [threading.current_thread().name]
+
+
+def test_data_that_is_read_in_turn_is_not_read_ahead(dataset: Recorder) -> None:
+    dataset.may_be_read_ahead = False  # type: ignore[attr-defined]
+    assert not Prefetcher(Subset(dataset, PLAN.indices(0)), PLAN).prepare(0)
 
 
 def test_batch_queued_behind_another_is_waited_for(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.adapters.common import name_of, not_installed, weights_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.user_code import is_of
 
 try:
     import jax
@@ -89,6 +91,11 @@ class JaxModel:
             raise ConfigError(
                 f"dtype is {dtype!r}; expected jax.numpy.bfloat16 or None: float16 would need its "
                 "loss scaled"
+            )
+        if not callable(init) or is_of(init, "flax", "equinox"):
+            raise ConfigError(
+                f"a {type(init).__name__} was given in place of init; expected a function of a "
+                "key that returns parameters, and a loss that is a function of them"
             )
         self.init, self.loss = init, loss
         self._metrics, self._predict = metrics, predict
@@ -191,6 +198,7 @@ class JaxModel:
         """Return (parameters, state)."""
         found = self.init(jax.random.key(seeds[0]))
         parameters, state = self._pair(found, "init") if self._has_state else (found, ())
+        self._check_module(parameters)
         for name, leaf in [*_leaves(parameters).items(), *_leaves(state).items()]:
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int):
                 raise ConfigError(
@@ -316,9 +324,23 @@ class JaxModel:
     def _check_loss(self, loss: Any) -> None:
         is_number = isinstance(loss, jax.Array | np.generic | float) and _is_float(loss)
         if not is_number or np.shape(loss) != ():
+            shape = getattr(loss, "shape", None)
+            found = f"{loss!r:.80}" if shape is None else f"of shape {shape}, {loss.dtype}"
             raise ConfigError(
-                f"the loss of {self!r} is {loss!r:.80}; expected one floating-point number: return "
+                f"the loss of {self!r} is {found}; expected one floating-point number: return "
                 "the mean over the batch"
+            )
+
+    def _check_module(self, parameters: Tree) -> None:
+        """Check that a module of Flax's nnx has nothing that would be trained by mistake."""
+        nnx = sys.modules.get("flax.nnx")
+        if nnx is None or not isinstance(parameters, nnx.Module):
+            return
+        if rest := _leaves(nnx.state(parameters, nnx.Not(nnx.Param))):
+            raise ConfigError(
+                f"init of {self!r} returned a {type(parameters).__name__} with variables that are "
+                f"no Param: {', '.join(rest)}; expected them in the state: with has_state=True, "
+                "return the second and the third part of nnx.split(module, nnx.Param, ...)"
             )
 
 
@@ -335,6 +357,7 @@ def load_pytree(
         CheckpointError: the logdir has no checkpoint.
     """
     values = weights_of(weights, average=average)
+    tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
     plain = {n: jax.eval_shape(partial(_encoded, like=v), v) for n, v in _leaves(tree).items()}
     if text := _difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")

@@ -35,6 +35,8 @@ class Parallel:
     they have read what they are reading.
     """
 
+    may_be_read_ahead = True  # whatever they read
+
     def __init__(self, examples: Any, processes: int) -> None:
         """``examples``: a tuple of arrays, a Dataset, or one of torch.
 

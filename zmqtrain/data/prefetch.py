@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import Any
 
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.subset import take_seeded
@@ -21,9 +22,10 @@ _FADING = 0.99
 class Prefetcher:
     """Reads the batches of a plan ahead of time, in one background thread.
 
-    Batches are not read ahead while reading one takes less than ``quick_s``. At most ``limit``
-    batches are held, finished or not. Two threads never call ``Dataset.take`` at once. One thread
-    calls ``prepare``, ``forget`` and ``close``; another may call ``take``.
+    Batches are not read ahead while reading one takes less than ``quick_s``, nor if the data set,
+    or one that it wraps, says ``may_be_read_ahead = False``. At most ``limit`` batches are held,
+    finished or not. Two threads never call ``Dataset.take`` at once. One thread calls ``prepare``,
+    ``forget`` and ``close``; another may call ``take``.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Prefetcher:
         self._reading = Lock()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._futures: dict[int, Future[Batch]] = {}
-        self._closed = False
+        self._reads_ahead = _may_be_read_ahead(dataset)
 
     def prepare(self, number: int) -> bool:
         """Start reading batch ``number``, unless it was started before.
@@ -47,7 +49,11 @@ class Prefetcher:
         """
         if number in self._futures:
             return True
-        if self._closed or len(self._futures) >= self._limit or self._slow_s < self._quick_s:
+        if (
+            not self._reads_ahead
+            or len(self._futures) >= self._limit
+            or self._slow_s < self._quick_s
+        ):
             return False
         self._futures[number] = self._executor.submit(self._read, number)
         return True
@@ -72,7 +78,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """Forget every batch and end the thread, waiting for a read in progress."""
-        self._closed = True
+        self._reads_ahead = False
         self.forget(tuple(self._futures))
         self._executor.shutdown()
 
@@ -87,3 +93,12 @@ class Prefetcher:
                 batch = self._dataset.take(indices)
             self._slow_s = max(time.monotonic() - started, _FADING * self._slow_s)
             return batch
+
+
+def _may_be_read_ahead(dataset: Any) -> bool:
+    while dataset is not None:
+        own = getattr(dataset, "may_be_read_ahead", None)
+        if own is not None:
+            return bool(own)
+        dataset = getattr(dataset, "dataset", None)  # that it wraps
+    return True

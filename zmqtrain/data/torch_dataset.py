@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ class TorchDataset:
     :class:`zmqtrain.data.Parallel`. ``collate_fn``: makes a batch of a list of examples, in this
     process; without it arrays are stacked.
 
-    With ``num_workers`` above 0 the random numbers of torch, NumPy and ``random`` that transforms
-    draw are seeded by the job's seed, the pass and the example. This process needs its own.
+    The random numbers of torch, NumPy and ``random`` that transforms draw are seeded by the job's
+    seed, the pass and the example. Without ``num_workers`` they come from generators that a model
+    may use, too, which go on as they were: so nothing is read ahead then, and where several workers
+    are threads of one process, they disturb each other.
     """
 
     def __init__(
@@ -44,7 +47,8 @@ class TorchDataset:
                 "for batches are leased by number: write a stream into files first"
             )
         self.collate_fn = collate_fn
-        self._examples = _Examples(dataset, stack=collate_fn is None, seeded=num_workers != 0)
+        self.may_be_read_ahead = num_workers > 0
+        self._examples = _Examples(dataset, stack=collate_fn is None)
         self._reader = Parallel(self._examples, num_workers) if num_workers else self._examples
 
     def __len__(self) -> int:
@@ -73,8 +77,8 @@ class TorchDataset:
 class _Examples:
     """Examples by number; not stacked, they are one array of objects."""
 
-    def __init__(self, dataset: Any, stack: bool, seeded: bool) -> None:
-        self._dataset, self._stack, self._seeded = dataset, stack, seeded
+    def __init__(self, dataset: Any, stack: bool) -> None:
+        self._dataset, self._stack = dataset, stack
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -84,20 +88,34 @@ class _Examples:
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         examples = np.empty(len(indices), object)
-        for row, (index, number) in enumerate(zip(indices, passes, strict=True)):
-            if self._seeded:
+        with _kept_generators():
+            for row, (index, number) in enumerate(zip(indices, passes, strict=True)):
                 _seed(seed, int(number), int(index))
-            example = f"It was example {index}"
-            with user_code("__getitem__", self._dataset, DataError, example.__str__):
-                examples[row] = self._dataset[int(index)]
+                example = f"It was example {index}"
+                with user_code("__getitem__", self._dataset, DataError, example.__str__):
+                    examples[row] = self._dataset[int(index)]
         return stacked(examples) if self._stack else (examples,)
 
     def __repr__(self) -> str:
         return f"{len(self)} of {type(self._dataset).__name__}"
 
 
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    """Keep the states of the generators that transforms use without being told."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch is not None:
+            torch.set_rng_state(states[2])
+
+
 def _seed(*seed: int) -> None:
-    """Seed the generators that transforms use without being told."""
+    """Seed these generators."""
     one, two = np.random.SeedSequence(seed).generate_state(2).tolist()
     random.seed(one)
     np.random.seed(two)
