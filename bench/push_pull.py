@@ -29,8 +29,7 @@ from zmqtrain.job import Job
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.base import Transport
 from zmqtrain.transport.by_address import TransportByAddress
-from zmqtrain.transport.curve import make_pair
-from zmqtrain.transport.keys import Owner, add_keys
+from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.memory import MemoryTransport
 
 LANES = (*options.LANES, "memory")
@@ -146,9 +145,8 @@ async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.su
 def _keys(workload: Workload) -> Iterator[str]:
     """Yield a directory with a key for every task."""
     counts = {"ps": workload.ps, "worker": workload.workers, "chief": 1}
-    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
     with _directory() as directory:
-        add_keys(Path(directory), {owner: make_pair() for owner in owners})
+        make_keys(Path(directory), counts)
         yield directory
 
 

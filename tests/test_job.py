@@ -174,10 +174,6 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
     assert job(data_dir="before").with_overrides(**{name: None}).data_dir == "before"
 
 
-def test_exchange_has_its_name_of_before() -> None:
-    assert job(exchange="messages").exchange == "direct"
-
-
 def test_overrides_of_a_zero_are_not_taken_for_nothing() -> None:
     assert job(seed=4, l2=0.5).with_overrides(seed=0, l2=0.0).seed == 0
 

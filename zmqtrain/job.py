@@ -90,7 +90,7 @@ _NO_EXCHANGES = {
 def _exchange_name(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
         raise ValueError(f"expected auto, board or direct; there is no {name} here: {reason}")
-    return "direct" if name == "messages" else name  # its name before
+    return name
 
 
 def _names_of_devices(value: Any) -> Any:

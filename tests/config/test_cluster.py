@@ -14,7 +14,7 @@ from zmqtrain.config.cluster import (
     bind_endpoint,
     canonical_address,
     connect_endpoint,
-    is_loopback,
+    is_of_this_host,
     parse_address,
 )
 from zmqtrain.errors import ConfigError
@@ -179,4 +179,4 @@ def test_peers_connect_where_the_ps_binds(address: str, endpoint: str) -> None:
     ],
 )
 def test_loopback_addresses_are_known(address: str, expected: bool) -> None:
-    assert is_loopback(address) is expected
+    assert is_of_this_host(address) is expected

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.test_honcho_runs import exit_codes, lines_of, start_honcho
-from zmqtrain.transport.curve import make_pair
-from zmqtrain.transport.keys import Owner, add_keys
+from zmqtrain.transport.curve import make_keys
 from zmqtrain.wire.messages import Status
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def test_tf_config_without_ps_makes_a_cluster_whose_chief_computes_and_keys_hold
     stage: Stage,
 ) -> None:
     keys = stage.directory / "keys"
-    owners = [*(Owner("worker", index) for index in range(3)), Owner("chief"), Owner("client")]
-    add_keys(keys, {owner: make_pair() for owner in owners})
+    make_keys(keys, {"worker": 3, "chief": 1, "client": 1})
     chief, *workers = (f"127.0.0.1:{port}" for port in stage.free_ports(3))
     cluster = {"chief": [chief], "worker": workers}
     job = stage.job(gated=True, steps=300)

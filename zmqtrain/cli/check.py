@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from zmqtrain.cli.output import counted
-from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_loopback, parse_address
+from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_of_this_host, parse_address
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
@@ -274,8 +274,8 @@ def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None
         others = read_tf_config(ENVIRON.get(TF_CONFIG, "")).addresses or {}
     except ConfigError:
         others = {}
-    near = [address for address in config.ps if is_loopback(address)]
-    if near and not all(map(is_loopback, [*config.ps, *others.values()])):
+    near = [address for address in config.ps if is_of_this_host(address)]
+    if near and not all(map(is_of_this_host, [*config.ps, *others.values()])):
         problems.errors.append(
             f"{names_of('ps')} or TF_CONFIG has the loopback address {near[0]} beside those of "
             "other hosts; expected names that every host can reach"

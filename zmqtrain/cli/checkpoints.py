@@ -12,11 +12,10 @@ from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, data_size, show, show_json, table
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import Manifest, read_manifest, verify
-from zmqtrain.store.weights import load, save
+from zmqtrain.store.weights import load, no_checkpoint, save
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +52,7 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
     """
     found = [_look(path) for path in checkpoints(logdir)]
     if not found:
-        raise CheckpointError(
-            f"{checkpoints_directory(logdir)}: there is no checkpoint; expected the logdir of a "
-            "job that has saved one"
-        )
+        raise no_checkpoint(logdir)
     if as_json:
         show_json({"logdir": str(logdir), "checkpoints": [_json(one) for one in found]})
     else:

@@ -11,7 +11,7 @@ from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.curve import make_pair
+from zmqtrain.transport.curve import make_keys, make_pair
 from zmqtrain.transport.keys import (
     REGISTRY,
     Entry,
@@ -80,10 +80,9 @@ def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> Non
             "zmqtrain keys add"
         )
     counts = {"ps": ps, "chief": 1, "worker": workers, "client": clients}
-    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
-    add_keys(directory, {owner: make_pair() for owner in owners})
+    made = make_keys(directory, counts)
     click.echo(
-        f"{len(owners)} keys in {directory}: copy {REGISTRY} to every host, and to each host the "
+        f"{made} keys in {directory}: copy {REGISTRY} to every host, and to each host the "
         "*.secret files of its own tasks"
     )
 

@@ -23,8 +23,8 @@ from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job, load_job
-from zmqtrain.transport.curve import make_pair
-from zmqtrain.transport.keys import REGISTRY, Owner, add_keys
+from zmqtrain.transport.curve import make_keys
+from zmqtrain.transport.keys import REGISTRY
 
 _name = click.argument("name")
 
@@ -211,8 +211,7 @@ def _with_whole_paths(plan: Plan) -> Plan:
 
 def _new_keys(directory: Path, plan: Plan) -> Path:
     counts = {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
-    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
-    add_keys(directory, {owner: make_pair() for owner in owners})
+    make_keys(directory, counts)
     return directory
 
 

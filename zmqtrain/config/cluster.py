@@ -198,11 +198,6 @@ def bind_endpoint(address: str, host: str | None = None) -> str:
     return f"tcp://{_bracketed(listening.strip('[]'))}:{parse_address(address).port}"
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether only this host can reach the address."""
-    return address.startswith(IPC) or parse_address(address).is_loopback
-
-
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address that ``host`` spells, None if it is a name."""
     try:

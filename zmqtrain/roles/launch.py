@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import uvloop
+from pydantic import BaseModel
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
@@ -216,15 +217,7 @@ def task_of_script(name: str) -> TaskConfig | None:
     if role is None:
         return None
 
-    @options_of(TaskConfig, optional=True)
-    def load(**flags: Any) -> TaskConfig:
-        return load_task(role, flags | {"job": name})
-
-    command = click.Command(str(role), params=getattr(load, "__click_params__", []), callback=load)
-    try:
-        config: TaskConfig = command.main([], standalone_mode=False)
-    except click.ClickException as error:
-        raise ConfigError(error.format_message()) from None
+    config = load_task(role, _variables(TaskConfig) | {"job": name})
     setup_logging(str(config.task), config.log_level, config.log_format)
     return config
 
@@ -236,20 +229,29 @@ def job_of_script(job: Job) -> Job:
         ConfigError: a variable has a mistake.
     """
 
-    @options_of(Job, optional=True)
-    def override(**values: Any) -> Job:
-        overrides = values_of(Job, values)
-        return job.with_overrides(**overrides) if overrides else job
-
-    command = click.Command("job", params=getattr(override, "__click_params__", []))
-    command.callback = override
-    try:
-        overridden: Job = command.main([], standalone_mode=False)
-    except click.ClickException as error:
-        raise ConfigError(error.format_message()) from None
+    overrides = values_of(Job, _variables(Job))
     for text in mistyped(ENVIRON, TaskConfig, Job):
         log.warning("%s", text)
-    return overridden
+    return job.with_overrides(**overrides) if overrides else job
+
+
+def _variables(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the options of a model as the variables of this process give them.
+
+    Raises:
+        ConfigError: a variable has a mistake.
+    """
+
+    @options_of(model, optional=True)
+    def given(**values: Any) -> dict[str, Any]:
+        return values
+
+    command = click.Command("", params=getattr(given, "__click_params__", []), callback=given)
+    try:
+        values: dict[str, Any] = command.main([], standalone_mode=False)
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+    return values
 
 
 def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:

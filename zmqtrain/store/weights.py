@@ -45,11 +45,15 @@ def load(
         return read_parameters(*valid_at(logdir, step), average=average)
     found = newest_valid(logdir, lambda path, error: log.warning("%s: %s", path, error))
     if found is None:
-        raise CheckpointError(
-            f"{checkpoints_directory(logdir)}: there is no checkpoint; expected the logdir of a "
-            "job that has saved one"
-        )
+        raise no_checkpoint(logdir)
     return read_parameters(*found, average=average)
+
+
+def no_checkpoint(logdir: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoints_directory(logdir)}: there is no checkpoint; expected the logdir of a job "
+        "that has saved one"
+    )
 
 
 def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

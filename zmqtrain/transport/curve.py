@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import zmq
 from zmq.utils import z85
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.keys import Pair
+from zmqtrain.transport.keys import Owner, Pair, add_keys
 
 DOMAIN = b"zmqtrain"
 
@@ -20,6 +23,17 @@ def make_pair() -> Pair:
     _check_available()
     public, secret = zmq.curve_keypair()
     return Pair(z85.decode(public).hex(), z85.decode(secret).hex())
+
+
+def make_keys(directory: Path, counts: Mapping[str, int]) -> int:
+    """Make a directory of keys for so many tasks of each role; return how many keys those are.
+
+    Raises:
+        ConfigError: see :func:`zmqtrain.transport.keys.add_keys`.
+    """
+    owners = [Owner(role, index) for role, count in counts.items() for index in range(count)]
+    add_keys(directory, {owner: make_pair() for owner in owners})
+    return len(owners)
 
 
 def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
