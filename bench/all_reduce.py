@@ -15,7 +15,7 @@ from bench.options import json_option, list_of, runs_option, size_type, sizes_ty
 from bench.output import report
 from bench.processes import json_lines_of
 from bench.push_pull import PushPull, measure
-from bench.rank import WARM_UP
+from bench.rank import WARM_UP, on_hosts
 from bench.workload import ITEM_NBYTES, Workload, items_of, push_pull_row
 
 GLOO = "gloo"
@@ -23,7 +23,6 @@ DIRECT = "direct"
 RANKS = 2  # of gloo on one host
 EXCHANGES = ("board", "ps", DIRECT, GLOO)
 TIMEOUT_S = 120.0
-PORT = 2222  # of every rank
 
 
 def row_of(
@@ -64,12 +63,8 @@ def row_of(
 
 def _between(hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str) -> dict[str, Any]:
     """Measure processes that exchange by tcp, each on a host of its own."""
-    command = [sys.executable, "-m", "bench.rank", kind, "--rule", rule]
-    command += ["--megabytes", str(megabytes), "--steps", str(steps_for(megabytes))]
-    addresses = ",".join(f"{hosts.address(index)}:{PORT}" for index in range(workers))
-    namespaces = ",".join(map(hosts.namespace, range(workers)))
-    command += ["--addresses", addresses, "--namespaces", namespaces]
-    rows = sorted(json_lines_of(command, timeout_s=TIMEOUT_S), key=lambda row: row["index"])
+    flags = {"rule": rule, "megabytes": megabytes, "steps": steps_for(megabytes)}
+    rows = sorted(on_hosts(hosts, kind, workers, **flags), key=lambda row: row["index"])
     began_at = rows[0]["began_at"]
     times = push_pull_row(Workload(kind, "in_place", megabytes), began_at, WARM_UP)
     bound = 2 * (workers - 1) / workers * items_of(megabytes) * ITEM_NBYTES

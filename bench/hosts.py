@@ -87,8 +87,13 @@ class Hosts:
                 run("tc", "-n", self._switch, "filter", "add", *port, *LOSE)
 
     def throttle(self, host: int, mbit_s: float) -> None:
-        """Have each direction of a host's link carry this many Mbit/s."""
-        self._queue(host, "tbf", "rate", f"{mbit_s}mbit", "burst", "32kb", "latency", "100ms")
+        """Have each direction of a host's link carry this many Mbit/s.
+
+        What goes through at once is a millisecond's worth. On a fast link it has to be more than
+        the 64 KB that TCP hands over: to cut them to packets takes the kernel a core's whole time.
+        """
+        burst = max(32_000, int(125 * mbit_s))
+        self._queue(host, "tbf", "rate", f"{mbit_s}mbit", "burst", f"{burst}", "latency", "100ms")
 
     def heal(self, host: int) -> None:
         """Let a host's link be as it was in the beginning."""

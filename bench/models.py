@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,21 @@ import click
 import numpy as np
 
 from bench.cluster import Plan, pid_of, train
-from bench.options import json_option, list_of, spec_for
+from bench.hosts import Hosts
+from bench.options import json_option, list_of, size_type, spec_for
 from bench.output import ROOT, report
 from bench.processes import RunError, json_lines_of
+from bench.rank import on_hosts
 from zmqtrain.job import Job, load_job
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
 from zmqtrain.training.evaluation import evaluate
+from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Status
 
 SIDES = ("ours", "plain", "ddp")
 MODELS = {
-    "torch": ("cnn", "mobilenet", "gpt"),
+    "torch": ("cnn", "mobilenet", "gpt", "gpt:large"),
     "jax": ("cnn",),
     "keras-torch": ("cnn", "mobilenet"),
     "keras-jax": ("cnn", "mobilenet"),
@@ -34,7 +37,7 @@ MODELS = {
 DDP_PROCESSES = 2
 WARM_UP = 0.3  # of the batches, that are not timed: imports and compilers still run beside them
 TIMEOUT_S = 600.0
-BATCHES = {"cnn": 150, "mobilenet": 60, "gpt": 150}  # for each worker: some ten seconds
+BATCHES = {"cnn": 150, "mobilenet": 60, "gpt": 150, "gpt:large": 30}  # for each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Work:
 
     @property
     def reference(self) -> str:
-        return str(ROOT / "examples" / f"{self.library}_{self.model}.py")
+        name, colon, job = self.model.partition(":")
+        return str(ROOT / "examples" / f"{self.library}_{name}.py") + colon + job
 
     @property
     def library(self) -> str:
@@ -142,6 +146,28 @@ def tell(
     print(json.dumps(row | {"rss_mb": memory}), flush=True)
 
 
+def rows_between(
+    work: Work, compressions: Sequence[str], mbit: float, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each compression, and for overlap without one, and round; they take turns.
+
+    Each worker is on a host of its own, and there is no ps.
+    """
+    with Hosts(work.workers) as hosts:
+        for host in range(work.workers):
+            hosts.throttle(host, mbit)
+        forms = [{"compression": spec, "overlap": False} for spec in compressions]
+        forms.append({"compression": "none", "overlap": True})
+        for _ in range(rounds):
+            for form in forms:
+                overrides = {"policy": work.policy, "steps": work.steps, **form}
+                flags = {"job": work.reference, "overrides": json.dumps(overrides)}
+                (summary,) = on_hosts(hosts, "train", work.workers, **flags)
+                row = {"bench": "models", "model": work.model, "workers": work.workers}
+                told = ("steps_per_second", "loss", "accuracy")
+                yield row | {"mbit": mbit} | form | {name: summary[name] for name in told}
+
+
 def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield one row for each side and round; the sides take turns."""
     for _ in range(rounds):
@@ -158,9 +184,28 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
 @click.option("--batches", type=click.IntRange(10), help="for each worker; default: by model")
 @click.option("--rounds", type=click.IntRange(1), default=1, help="how often each side trains")
 @click.option("--threads", type=click.IntRange(1), default=1, help="of each worker or process")
+@click.option(
+    "--mbit",
+    type=size_type,
+    help="no ps, each worker in a network namespace of its own with a link of so many Mbit/s "
+    "(Linux, root); also with overlap; beside nobody",
+)
+@click.option(
+    "--compression",
+    "compressions",
+    type=list_of(spec_for(make_compression), "spec"),
+    default="none,bf16,int8",
+    help="of gradients between those hosts",
+)
 @json_option
 def models_command(
-    against: tuple[str, ...], rounds: int, as_json: bool, batches: int | None, **options: Any
+    against: tuple[str, ...],
+    rounds: int,
+    mbit: float | None,
+    compressions: tuple[str, ...],
+    as_json: bool,
+    batches: int | None,
+    **options: Any,
 ) -> None:
     """Train a framework's model (in examples/) with a cluster and in the framework's own loop.
 
@@ -174,6 +219,7 @@ def models_command(
       python -m bench models --model cnn --workers 2 --policy hogwild --against plain,ddp --json
       python -m bench models --framework jax
       python -m bench models --framework keras-torch --model mobilenet
+      python -m bench models --model gpt:large --workers 2 --mbit 1000 --compression none,int8
     """
     framework = options["framework"]
     if options["model"] not in MODELS[framework] or (framework != "torch" and "ddp" in against):
@@ -183,6 +229,9 @@ def models_command(
         os.environ["KERAS_BACKEND"] = framework.removeprefix("keras-")  # of all processes
     work = Work(batches=batches or BATCHES[options["model"]], **options)
     try:
+        if mbit is not None:
+            report(rows_between(work, compressions, mbit, rounds), as_json=as_json)
+            return
         report(rows_of(work, ("ours", *against), rounds), as_json=as_json)
     except RunError as error:
         raise click.ClickException(str(error)) from None

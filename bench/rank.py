@@ -4,6 +4,7 @@
 
 ``direct`` is a worker of ours that hosts a part of the parameters, ``gloo`` a rank of
 torch.distributed that reduces alone. At its end it prints when its steps began, and what was sent.
+``train`` is such a worker of ours that trains a job; the first one prints the job's summary.
 """
 
 from __future__ import annotations
@@ -14,19 +15,33 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.hosts import Hosts
+from bench.options import flags_of
+from bench.processes import json_lines_of
 from bench.workload import ITEM_NBYTES, items_of
 
 WARM_UP = 5  # steps not counted
+TIMEOUT_S = 240.0
 INTERFACE = "eth0"  # of a host, see bench.hosts
 COUNTER = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
+PORT = 2222  # of every rank
 GLOO_PORT = 2323  # where rank 0 is met
+
+
+def on_hosts(hosts: Hosts, kind: str, workers: int, **flags: Any) -> list[dict[str, Any]]:
+    """Run so many processes of this kind, each on a host of its own; return what they print."""
+    addresses = ",".join(f"{hosts.address(index)}:{PORT}" for index in range(workers))
+    namespaces = ",".join(map(hosts.namespace, range(workers)))
+    flags |= {"addresses": addresses, "namespaces": namespaces}
+    command = [sys.executable, "-m", "bench.rank", kind, *flags_of(flags)]
+    return json_lines_of(command, timeout_s=TIMEOUT_S)
 
 
 class Clock:
@@ -83,9 +98,6 @@ class Parts:
 
 def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
     from bench.jobs import RULES, dataless_job
-    from zmqtrain.config.cluster import Role
-    from zmqtrain.config.task import TaskConfig
-    from zmqtrain.roles.launch import run_script_task
 
     clock = Clock()
     job = dataless_job(
@@ -95,10 +107,33 @@ def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
         prefetch=0,
         exchange="direct",
     )
+    code, _ = _worker(job, arguments.index, addresses)
+    clock.tell(arguments.index)
+    return code
+
+
+def train(arguments: argparse.Namespace, addresses: list[str]) -> int:
+    from zmqtrain.chief.chief import Chief
+    from zmqtrain.job import load_job
+
+    overrides = json.loads(arguments.overrides)
+    job = load_job(arguments.job).with_overrides(exchange="direct", **overrides)
+    code, actors = _worker(job, arguments.index, addresses)
+    if isinstance(actors[0], Chief) and actors[0].summary is not None:
+        print(actors[0].summary.json(), flush=True)
+    return code
+
+
+def _worker(job: Any, index: int, addresses: list[str]) -> tuple[int, Sequence[Any]]:
+    """Run a worker that hosts a part of the parameters; return its exit code and its actors."""
+    from zmqtrain.config.cluster import Role
+    from zmqtrain.config.task import TaskConfig
+    from zmqtrain.roles.launch import run_script_task
+
     config = TaskConfig(
         role=Role.WORKER,
         job="bench.rank",
-        index=arguments.index,
+        index=index,
         ps=(),
         members=tuple(addresses),
         workers=len(addresses),
@@ -108,9 +143,7 @@ def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
         threads=1,
         log_level="warning",
     )
-    code, _ = run_script_task(config, job)
-    clock.tell(arguments.index)
-    return code
+    return run_script_task(config, job)
 
 
 def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
@@ -135,7 +168,11 @@ def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
     return 0
 
 
-KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {"direct": direct, "gloo": gloo}
+KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
+    "direct": direct,
+    "gloo": gloo,
+    "train": train,
+}
 
 
 def main() -> int:
@@ -144,9 +181,11 @@ def main() -> int:
     parser.add_argument("--index", type=int, help="of this one; none: start all")
     parser.add_argument("--namespaces", help="the hosts of all", required=True)
     parser.add_argument("--addresses", required=True, help="of all, host:port,host:port")
-    parser.add_argument("--megabytes", type=float, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--megabytes", type=float)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--rule", default="sgd")
+    parser.add_argument("--job", help="that is trained")
+    parser.add_argument("--overrides", help="fields of it, as JSON")
     arguments = parser.parse_args()
     addresses = arguments.addresses.split(",")
     if arguments.index is not None:
