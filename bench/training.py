@@ -77,7 +77,7 @@ def training_options(*, job: str, steps: int) -> Callable[[Command], Command]:
             help="units of the hidden layer; 0: a linear softmax model",
         ),
         batch_size_option,
-        click.option("--ps", type=click.IntRange(1, 64), default=1),
+        click.option("--ps", type=click.IntRange(0, 64), default=1),
         click.option("--workers", type=click.IntRange(1, 256), default=2),
         click.option("--rule", type=click.Choice(list(RULES)), default="adam"),
         click.option("--steps", type=click.IntRange(1), default=steps),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from bench.peers.lineup import (
     PEERS,
     POLICIES,
     Peer,
+    all_reduce_of_ours,
     push_pull_of,
     push_pull_of_ours,
     training_of,
@@ -74,6 +75,7 @@ class Comparison:
             push_pull_of(peer, megabytes) for peer in peers if megabytes <= peer.most_megabytes
         ]
         ours = [push_pull_of_ours(lane, megabytes) for lane in LANES]
+        ours.append(all_reduce_of_ours(megabytes))
         return compared(ours, theirs, self.rounds, self.timeout_s) if theirs else []
 
     def _training(self, peers: Sequence[Peer], data: Path) -> Iterator[Row]:
@@ -97,6 +99,8 @@ class Comparison:
                 if not examples.exists():
                     write_examples(examples, data)
                 ours = [training_of_ours(policy, training)]
+                if policy == "sync-replicas":
+                    ours.append(training_of_ours(policy, replace(training, ps=0)))
                 theirs = [training_of(peer, policy, training, examples) for peer in trainers]
                 yield from compared(ours, theirs, self.rounds, self.timeout_s)
 
@@ -129,11 +133,12 @@ class Comparison:
 def peers_command(
     only: tuple[str, ...] | None, install: bool, as_json: bool, **options: Any
 ) -> None:
-    """Compare with peers: gloo, torch.distributed.rpc, Ray, TensorFlow's parameter servers.
+    """Compare with gloo, Open MPI, torch.distributed.rpc, Ray, and TensorFlow: its parameter
+    servers, and its MultiWorkerMirroredStrategy (mirrored).
 
     All sides take turns, round by round. A ratio is how many times as long as ours a side takes;
-    of our lanes that is shm. The peers' environments are made in ~/.cache/zmqtrain-bench, or where
-    BENCH_ENVIRONMENTS says.
+    of our lanes that is shm. Beside the all-reduces of gloo, openmpi and mirrored stands our board.
+    The peers' environments are made in ~/.cache/zmqtrain-bench, or where BENCH_ENVIRONMENTS says.
 
     \b
     Examples:

