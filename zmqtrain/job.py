@@ -186,7 +186,11 @@ class Job(BaseModel):
         None, title="data", description="directory with the files of the data set"
     )
     evaluate_every: Count = Field(
-        0, ge=0, description="global steps between evaluations; 0: only at the end"
+        0,
+        ge=0,
+        description="global steps between evaluations; 0: only at the end; one worker alone is "
+        "evaluated at exactly these steps, a cluster trains on, and is evaluated at the step that "
+        "the chief finds when it looks next, which the log tells",
     )
     logdir: str | None = Field(
         None, description="directory for checkpoints; a run resumes from the last one in it"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from math import inf, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -248,12 +249,24 @@ def test_progress_shows_a_line_for_each_epoch(is_terminal: bool) -> None:
     assert ("loss 4" in capture.get()) is is_terminal
 
 
+def slope(weights: Any, batch: Any, out: Any) -> float:
+    """Be the ``loss_and_gradients`` of a model whose loss is w * sum(batch)."""
+    out["w"][...] = batch[0].sum()
+    return float(weights["w"].sum())
+
+
 def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    train(TensorBoard(tmp_path, histograms_every=1), [2, 1])
+    model = view()
+    worker = SimpleNamespace(task="worker 7", phases_s=(0.0, 1.0, 2.0, 3.0, 4.0))
+    model.status = SimpleNamespace(staleness={"mean": 1.0}, tasks=[worker])  # type: ignore[assignment]
+    model.source = SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
+    batch = (np.ones(2, np.float32),)
+    train(TensorBoard(tmp_path, histograms_every=1, gradients_of=batch), [2, 1], model)
+    assert model.gradients(batch) == {"w": 2}
     assert {path.parent.name for path in tmp_path.rglob("events*")} == {"train", "validation"}
     content = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("events*")))
-    for tag in (b"epoch_loss", b"examples_per_second", b"w"):
+    for tag in (b"epoch_loss", b"examples_per_second", b"w", b"gradients/w", b"wait_s/worker_7"):
         assert tag in content
 
 

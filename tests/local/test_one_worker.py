@@ -123,12 +123,13 @@ def test_ctrl_c_before_the_first_step_is_a_keyboard_interrupt(
 
 
 def test_evaluations_on_the_way_are_of_the_steps_asked_for(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
+    zmqtrain.run(digits_job(steps=10, logdir=str(tmp_path)))
     with caplog.at_level(logging.INFO, "zmqtrain.chief.evaluator"):
-        zmqtrain.run(digits_job(steps=40, evaluate_every=15))
+        zmqtrain.run(digits_job(steps=40, evaluate_every=5, logdir=str(tmp_path)))
     said = [record for record in caplog.records if record.name == "zmqtrain.chief.evaluator"]
-    assert [record.args[0] for record in said if record.args] == [15, 30]
+    assert [record.args[0] for record in said if record.args] == [15, 20, 25, 30, 35]
 
 
 def test_checkpoints_are_saved_on_the_way(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.models.base import Batch
 from zmqtrain.store.weights import FOREIGN, save
 from zmqtrain.user_code import user_code
+from zmqtrain.wire.messages import Status
 
 Logs: TypeAlias = dict[str, Any]
 """Measures of an epoch, a batch or an evaluation; a callback may add to those of an epoch."""
@@ -73,7 +75,8 @@ class ModelView:
     """The model as callbacks see it: its weights between two epochs, and a way to stop.
 
     ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
-    be written to; :meth:`set_weights` replaces them.
+    be written to; :meth:`set_weights` replaces them. ``status``: of the cluster at the end of the
+    last epoch, as ``zmqtrain status`` shows it; None if one worker trains alone.
     """
 
     def __init__(self, model: Any) -> None:
@@ -82,6 +85,7 @@ class ModelView:
         self.optimizer = OptimizerView()
         self.weights: Weights = {}
         self.weights_changed = False  # by a callback, since the training last looked
+        self.status: Status | None = None
 
     def show(self, weights: Weights) -> None:
         """Make these the weights that callbacks see."""
@@ -110,6 +114,19 @@ class ModelView:
             for name, value in zip(names, values, strict=True)
         }
         self.weights_changed = True
+
+    def gradients(self, batch: Batch) -> Weights:
+        """Return the gradients that one batch has at these weights, by name.
+
+        Raises:
+            ConfigError: the model raises.
+        """
+        trained = self.source.parameters(0)
+        state = self.source.state(0) if hasattr(self.source, "state") else {}
+        out = {name: np.zeros_like(self.weights[name]) for name in [*trained, *state]}
+        with user_code("loss_and_gradients()", self.source):
+            self.source.loss_and_gradients(self.weights, batch, out)
+        return {name: out[name] for name in trained}
 
     def save_weights(self, path: str | Path, overwrite: bool = True) -> None:
         """Write the weights into a file ``.safetensors`` or ``.npz``; a model of Keras also into

@@ -503,4 +503,4 @@ class Chief(JobActor):
 
 
 def _progress(status: Status) -> Progress:
-    return Progress(status.step, status.uncounted, status.pass_loss, status.learning_rate)
+    return Progress(status.step, status.uncounted, status.pass_loss, status.learning_rate, status)

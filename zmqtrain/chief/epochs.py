@@ -21,6 +21,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.store.durable import replace_file, writing
+from zmqtrain.wire.messages import Status
 
 HISTORY_FILE = "history.json"
 
@@ -58,13 +59,15 @@ class Host(Protocol):
 class Progress:
     """How far a job is: global step, first batch that is not counted, mean loss of the pass.
 
-    ``learning_rate``: in force in place of the optimizer's; None: that one.
+    ``learning_rate``: in force in place of the optimizer's; None: that one. ``status``: of the
+    cluster, if there is one.
     """
 
     step: int
     uncounted: int
     loss: float
     learning_rate: float | None = None
+    status: Status | None = None
 
 
 class Epochs:
@@ -190,6 +193,7 @@ class Epochs:
         measures = await self._evaluator.evaluate(at.step)
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
+        self.model.status = at.status
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
         self.history.add(epoch, logs)

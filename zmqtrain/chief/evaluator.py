@@ -35,11 +35,14 @@ class Evaluator:
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters = read_parameters
-        self._next_step = job.evaluate_every or math.inf
+        self._next_step: float | None = None if job.evaluate_every else math.inf
         self._last: tuple[int, Measures] | None = None  # of which step, and what
 
     def is_due(self, step: int) -> bool:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
+        if self._next_step is None:  # the job may go on from any step
+            every = self._job.evaluate_every
+            self._next_step = max(every, math.ceil(step / every) * every)
         return step >= self._next_step
 
     async def report(self, step: int) -> None:

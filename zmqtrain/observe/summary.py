@@ -71,7 +71,7 @@ class Summary:
 
     @property
     def loss(self) -> float:
-        """The loss on the evaluation set; NaN if there is none."""
+        """The loss on the evaluation set; NaN if there is none: see ``train_loss``."""
         return float(self.measures.get("loss", math.nan))
 
     @property
@@ -103,8 +103,8 @@ class Summary:
             f"pushes {results.format(**self.pushes)}",
             f"staleness {staleness.format(**self.staleness)}",
         ]
-        if measured:
-            lines.append(measured)
+        if measured or not math.isnan(self.train_loss):
+            lines.append(measured or f"not evaluated; training loss {self.train_loss:.4f}")
         if self.checkpoint:
             lines.append(f"checkpoint {self.checkpoint}")
         elif self.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
