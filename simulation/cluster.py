@@ -205,6 +205,7 @@ class SimulatedCluster:
             board=schedule.board,
             lane=schedule.lane,
             segment_dir=self._directory,
+            on_term="leave" if schedule.leaves else "end",
             **schedule.timing.model_dump(),
         )
 

@@ -114,6 +114,8 @@ class _Learned:
         lost = self._monitor.counted.get(leader.generation, set()) - batches
         if lost:
             yield f"batches {sorted(lost)} were acknowledged and are not counted"
+        if self._schedule.leaves:
+            yield from self._told_twice()
         examples = self._examples(batches)
         if self._schedule.epochs and self._summary.exit_code == ExitCode.OK:
             yield from self._wrong_epochs(ledger, len(batches))
@@ -131,6 +133,18 @@ class _Learned:
         yield from self._wrong_figures(sum(each not in self._schedule.bad for each in gradients))
         if self._is_determined():
             yield from self._differs_from_reference()
+
+    def _told_twice(self) -> Iterator[str]:
+        """Who is told to leave takes nothing along, so no generation does again what one did.
+
+        But for one push of each worker, which one ps has acknowledged and one that leaves has not.
+        """
+        known: set[int] = set()
+        for generation, batches in sorted(self._monitor.counted.items()):
+            again = known & batches
+            if len(again) > self._schedule.workers:
+                yield f"batches {sorted(again)} were acknowledged again in generation {generation}"
+            known |= batches
 
     def _examples(self, batches: set[int]) -> set[int]:
         plan = self._cluster.job.plan(self._schedule.examples)

@@ -87,7 +87,8 @@ class Schedule:
     ``absent``: tasks that are not started with the others. ``epochs``: passes over a small data
     set, after which the run ends, instead of ``steps``. ``sets_weights``: whether a callback sets
     the weights, to what they are, and the learning rate after each of them. ``board``: whether
-    worker 0 hosts the only shard, with a board that all workers share.
+    worker 0 hosts the only shard, with a board that all workers share. ``leaves``: whether an
+    engine terminates tasks, and starts them elsewhere: nothing acknowledged may be lost.
     """
 
     seed: int
@@ -111,6 +112,7 @@ class Schedule:
     epochs: int = 0
     sets_weights: bool = False
     board: bool = False
+    leaves: bool = False
 
     @property
     def examples(self) -> int:

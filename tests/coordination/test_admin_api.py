@@ -13,7 +13,17 @@ from zmqtrain.coordination.events import PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import ExitCode
-from zmqtrain.wire.messages import Close, Done, Extend, GetStatus, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import (
+    Close,
+    Done,
+    Extend,
+    GetStatus,
+    RequestSave,
+    Save,
+    SaveEnded,
+    SetRate,
+    SwitchPolicy,
+)
 
 
 def cannot_tell() -> HostStatus:
@@ -35,6 +45,26 @@ async def test_switch_is_answered_when_it_is_made() -> None:
     leader.begin(1, 0, Ledger())
     admin.on_switch_policy(request, SwitchPolicy("bounded-staleness:3"))
     assert request.replies == [Done("bounded-staleness:3")]
+
+
+async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> None:
+    """But for a ps that leaves: it may have halted at the one under way, and write no other."""
+    leader = make_leader()
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, cannot_tell, can_save=True, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    chief = Asked(sender="chief 0", incarnation=1)
+    before, again, late, leaver = (Asked(sender=f"client {n}") for n in (1, 1, 2, 0))
+    leaver.envelope.sender.role = "ps"
+    admin.on_request_save(before, RequestSave())
+    admin.on_save(chief, Save("first"))
+    for request in (again, late, leaver):
+        admin.on_request_save(request, RequestSave())
+    admin.on_save_ended(chief, SaveEnded("first", ""))
+    assert (again.replies, late.replies, leaver.replies) == ([Done("first")], [], [Done("first")])
+    admin.on_save(chief, Save("second"))
+    admin.on_save_ended(chief, SaveEnded("second", ""))
+    assert late.replies == [Done("second")]
 
 
 async def test_close_is_answered_when_nobody_computes() -> None:

@@ -128,7 +128,8 @@ class Chief(JobActor):
             self._epochs = Epochs(self.job, len(training), self._evaluator, self)
         await self._saver.check()
         self.metrics.role_state.set("joining")
-        if not await self._unless_stopped(asyncio.ensure_future(self._begin_first())):
+        begin = asyncio.ensure_future(self._begin_first())
+        if not await self._unless_stopped(begin, self.timing.grace_s / 2):
             if self._is_leaving:
                 return self._leave()
             # Tasks that know this chief may wait for it. A later chief saves what was learned.
@@ -141,12 +142,20 @@ class Chief(JobActor):
         while True:  # once for each generation
             try:
                 if not is_in and not await self._unless_stopped(
-                    asyncio.ensure_future(self._begin(again=True))
+                    asyncio.ensure_future(self._begin(again=True)), self.timing.grace_s / 2
                 ):
                     return self._leave() if self._is_leaving else self.stop_code
                 self.metrics.role_state.set("training")
-                status = await self._watch()
+                watching = asyncio.ensure_future(self._watch())
+                # A ps that has gone before would let it wait for its next life.
+                patience_s = self.timing.grace_s if self._leaves_on_term else None
+                if not await self._unless_stopped(watching, patience_s):
+                    return self._leave()
+                status = watching.result()
                 if self._is_leaving and not (status.stop or status.failure):
+                    with contextlib.suppress(ZmqTrainError, TimeoutError):
+                        async with asyncio.timeout(self.timing.grace_s):
+                            await self._save_for_leavers(status)
                     return self._leave()
                 self.metrics.role_state.set("draining")
                 return await self._end(status)
@@ -160,6 +169,22 @@ class Chief(JobActor):
         """Whether this chief, and not the job, was told to end."""
         return self._leaves_on_term and self.stop_code == ExitCode.TERMINATED
 
+    async def _save_for_leavers(self, status: Status) -> None:
+        """Save for every ps that leaves, too: who takes a machine away tells all of its tasks.
+
+        Raises:
+            ZmqTrainError: it failed.
+            TimeoutError: ps 0 is gone.
+        """
+        patience_s = self.timing.lease_s
+        until = time.monotonic() + patience_s
+        while self.job.logdir and time.monotonic() < until:
+            if status.save_wanted:
+                await self._save(status.step)
+                until = time.monotonic() + patience_s
+            async with asyncio.timeout(patience_s):
+                status = await self.status(status.event, min(WATCH_S, patience_s / 2))
+
     def _leave(self) -> int:
         """Let the next chief take over; training goes on meanwhile."""
         log.info("leaving; the job goes on, and waits for another chief")
@@ -168,17 +193,17 @@ class Chief(JobActor):
                 link.send(Leave("an engine told it to leave"))
         return self.stop_code
 
-    async def _unless_stopped(self, waiting: asyncio.Future[None]) -> bool:
+    async def _unless_stopped(self, waiting: asyncio.Future[Any], patience_s: float | None) -> bool:
         """Wait for ``waiting``; return False if a signal comes first.
 
-        If the job may have begun, there is something to save: ``waiting`` gets a little more time.
+        If the job may have begun, there is something to save: ``waiting`` gets so much more time.
         """
         stopped = asyncio.ensure_future(self.stopping.wait())
         either: list[asyncio.Future[Any]] = [waiting, stopped]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._may_have_begun:
-                await asyncio.wait([waiting], timeout=self.timing.grace_s / 2)
+                await asyncio.wait([waiting], timeout=patience_s)
             if waiting.done():
                 waiting.result()  # raises what ended it
             return waiting.done()

@@ -11,14 +11,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeAlias
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
+from zmqtrain.transport.base import RoutingId
 from zmqtrain.wire.messages import (
     Close,
     Done,
@@ -40,6 +43,10 @@ from zmqtrain.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+
+Asking: TypeAlias = tuple[RoutingId, str, int]
+"""Who asks, and the number of the request: the same when it is sent again."""
 
 
 @dataclass(slots=True)
@@ -69,7 +76,8 @@ class AdminApi:
         self._crash = crash
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # when the leader's last event was reviewed
-        self._save_requests: list[Request] = []
+        self._save_requests: dict[Asking, Request] = {}
+        self._in_snapshot: set[Asking] = set()  # those made before the last order for one
         self._stop_requests: list[Request] = []
         self._switch_requests: list[Request] = []
         self._close_requests: list[Request] = []
@@ -161,7 +169,7 @@ class AdminApi:
     def on_request_save(self, request: Request, _: RequestSave) -> None:
         if not self._can_save:
             raise RefusedError("the job has no logdir to save in: start it with --logdir DIR")
-        self._save_requests.append(request)
+        self._save_requests[_asking(request)] = request
         self._notify()
 
     def on_request_stop(self, request: Request, _: RequestStop) -> None:
@@ -190,16 +198,20 @@ class AdminApi:
         saved = coordinator.ledger.saved(coordinator.version, self._leader.policy, marks=marks)
         saved.learning_rate = coordinator.learning_rate
         self._saving[message.directory] = Saving(request, saved)
+        self._in_snapshot = set(self._save_requests)
         self._leader.event(message)
 
     def on_save_ended(self, request: Request, message: SaveEnded) -> None:
         self._leader.peers.member(request)
-        for waiting in self._save_requests:
+        for asking, waiting in tuple(self._save_requests.items()):
             if message.error:
                 waiting.refuse(CheckpointError(message.error))
-            else:
+            # A ps that leaves knows by itself whether it carried out anything after the snapshot.
+            elif asking in self._in_snapshot or waiting.sender.role == Role.PS:
                 waiting.reply(Done(message.path))
-        self._save_requests.clear()
+            else:
+                continue
+            del self._save_requests[asking]
 
     def on_close(self, request: Request, close: Close) -> None:
         coordinator = self._leader.coordinator
@@ -238,6 +250,10 @@ class AdminApi:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
             watcher.reply(self.status())
+
+
+def _asking(request: Request) -> Asking:
+    return request.peer, str(request.sender), request.envelope.request_id
 
 
 def _answer_all(requests: list[Request], message: Message) -> None:
