@@ -246,6 +246,17 @@ def test_best_weights_are_a_result_and_a_resumed_job_goes_on_from_the_last(
         assert np.array_equal(trainer.weights[name], value)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_fit_that_was_done_before_says_so(
+    workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path, workers=workers)
+    rows = fit(trainer, epochs=2).rows()
+    assert "nothing to train" not in caplog.text
+    assert fit(trainer, epochs=2).rows() == rows
+    assert caplog.text.count("nothing to train") == 1
+
+
 def test_second_fit_goes_on_from_the_weights() -> None:
     twice, once = Trainer(MODEL, SGD(0.05)), Trainer(MODEL, SGD(0.05))
     fit(twice, epochs=1)

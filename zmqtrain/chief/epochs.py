@@ -113,6 +113,13 @@ class Epochs:
         is_between = at.uncounted % self.batches == 0
         if self._epoch is None and is_between and done - 1 > self._last_epoch:
             self._epoch = done - 1  # it is over, and nobody was told
+        if self._epoch is None and done >= self._job.epochs:
+            log.warning(
+                "epoch %d of %d is done already, so there is nothing to train; give more epochs, "
+                "or another logdir",
+                done,
+                self._job.epochs,
+            )
         return await self.next_limit(at)
 
     async def next_limit(self, at: Progress) -> int | None:
