@@ -285,6 +285,13 @@ def test_predictions_have_one_row_an_example() -> None:
     assert measures["loss"] == pytest.approx(step())
 
 
+def test_several_outputs_are_a_tuple() -> None:
+    step = Step(predict=lambda parameters, x: (scores(parameters, x), x.sum(1)))
+    shapes = [array.shape for array in step.model.predict(step.values, BATCH)]
+    assert shapes == [(12, 3), (12,)]
+    assert step.model.metrics(step.values, BATCH).keys() == {"loss"}
+
+
 def test_own_metrics_are_measured_beside_the_loss() -> None:
     def metrics(parameters: Any, batch: Any) -> Any:
         return {"top": scores(parameters, batch[0]).max()}

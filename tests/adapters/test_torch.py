@@ -346,6 +346,27 @@ def test_predictions_have_one_row_an_example() -> None:
     assert step.model.metrics(step.values, BATCH)["accuracy"] == pytest.approx(accuracy)
 
 
+@pytest.mark.parametrize("outputs", [lambda x: (x, x.sum(1)), lambda x: {"scores": x}])
+def test_several_outputs_are_a_tuple_or_refused(outputs: Any) -> None:
+    class Several(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return outputs(super().forward(x))
+
+    model = TorchModel(lambda: Several(5, 3), training_step=lambda module, batch: 0)
+    if isinstance(outputs(torch.ones(1, 1)), dict):
+        with pytest.raises(ConfigError):
+            model.predict(model.parameters(0), BATCH)
+    else:
+        shapes = [array.shape for array in model.predict(model.parameters(0), BATCH)]
+        assert shapes == [(12, 3), (12,)]
+
+
+def test_measure_that_is_no_number_is_refused_by_name() -> None:
+    step = Step(metrics=lambda outputs, targets: {"hits": outputs.argmax(1) == targets})
+    with pytest.raises(ConfigError, match="'hits'"):
+        step.model.metrics(step.values, BATCH)
+
+
 @pytest.mark.parametrize("keys", ["loss", "training_step"])
 def test_own_metrics_are_measured(keys: str) -> None:
     if keys == "loss":

@@ -35,6 +35,21 @@ def check_build(build: Any, kind: type) -> None:
         )
 
 
+def numbers_of(measures: Mapping[str, Any], owner: object) -> dict[str, float]:
+    """Return measures of a batch as numbers.
+
+    Raises:
+        ConfigError: one is something else.
+    """
+    for name, value in measures.items():
+        if shape := tuple(getattr(value, "shape", ())):
+            raise ConfigError(
+                f"the measure {name!r} of {owner!r} has the shape {shape}; expected a number: "
+                "return its mean over the batch"
+            )
+    return {name: float(value) for name, value in measures.items()}
+
+
 def weights_of(source: str | Path | Mapping[str, Any], *, average: bool) -> Mapping[str, Any]:
     """Return arrays by name: those of a logdir, or the given ones.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import name_of, not_installed, weights_of
+from zmqtrain.adapters.common import name_of, not_installed, numbers_of, weights_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.user_code import is_of
@@ -180,17 +180,20 @@ class JaxModel:
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         measures = self._evaluation(taken(dict(parameters)), taken(batch))
-        return {name: float(value) for name, value in measures.items()}
+        return numbers_of(measures, self)
 
-    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
-        """Return the outputs for the batch's first array, one row an example.
+    def predict(self, parameters: Parameters, batch: Batch) -> Any:
+        """Return the outputs for the batch's first array, one row an example; the leaves of a
+        pytree as a tuple.
 
         Raises:
             ConfigError: the model has no function for them.
         """
         if self._predict is None:
             raise ConfigError(f"{self!r} cannot predict; give it predict(parameters, inputs)")
-        return np.asarray(self._outputs(taken(dict(parameters)), taken(batch[:1])))
+        outputs = self._outputs(taken(dict(parameters)), taken(batch[:1]))
+        arrays = tuple(map(np.asarray, jax.tree.leaves(outputs)))
+        return arrays[0] if isinstance(outputs, jax.Array) else arrays
 
     # What is compiled.
 
@@ -238,7 +241,7 @@ class JaxModel:
     def _apply(self, values: Leaves, inputs: Batch) -> Any:
         assert self._predict is not None
         outputs = self._predict(*self._trees(values), *self._cast(inputs))
-        return outputs.astype(np.float32) if _is_float(outputs) else outputs
+        return jax.tree.map(lambda x: x.astype(np.float32) if _is_float(x) else x, outputs)
 
     def _values(self, seed: int, names: Sequence[str]) -> Leaves:
         """Return initial values."""
@@ -424,7 +427,8 @@ def _is_float(value: Any) -> bool:
 
 def _are_classes(outputs: Any, targets: Any) -> bool:
     """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
-    return outputs.ndim == 2 and targets.shape == outputs.shape[:1] and not _is_float(targets)
+    is_scores = isinstance(outputs, jax.Array) and outputs.ndim == 2
+    return is_scores and targets.shape == outputs.shape[:1] and not _is_float(targets)
 
 
 def _noting(noted: set[str], name: str, value: Any) -> Any:

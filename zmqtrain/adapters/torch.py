@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import check_build, name_of, not_installed, weights_of
+from zmqtrain.adapters.common import check_build, name_of, not_installed, numbers_of, weights_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Parameters
 
@@ -194,13 +194,25 @@ class TorchModel:
         tensors = self._evaluate(parameters, batch)
         with torch.no_grad(), self._autocasting(tensors):
             measures = self._measures_of(tensors)
-        return {name: float(value) for name, value in measures.items()}
+        return numbers_of(measures, self)
 
-    def predict(self, parameters: Parameters, batch: Batch) -> NDArray[Any]:
-        """Return the module's outputs for the batch's first array, one row an example."""
+    def predict(self, parameters: Parameters, batch: Batch) -> Any:
+        """Return the module's outputs for the batch's first array, one row an example; of several
+        outputs a tuple.
+
+        Raises:
+            ConfigError: they are no tensors.
+        """
         (inputs,) = self._evaluate(parameters, batch[:1])
         with torch.no_grad(), self._autocasting((inputs,)):
-            return array_of(self._module(inputs))
+            outputs = self._module(inputs)
+        several = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        if not all(isinstance(one, torch.Tensor) for one in several):
+            raise ConfigError(
+                f"the module of {self!r} returned {outputs!r:.80}; expected a tensor, or a tuple "
+                "of tensors, to predict"
+            )
+        return array_of(outputs) if several is not outputs else tuple(map(array_of, several))
 
     def _loss_of(self, batch: tuple[Any, ...]) -> Any:
         if self._training_step is not None:
