@@ -26,7 +26,7 @@ TIMEOUT_S = 120.0
 
 
 def row_of(
-    exchange: str, megabytes: float, workers: int, rule: str, hosts: Hosts | None
+    exchange: str, megabytes: float, workers: int, rule: str, hosts: Hosts | None, *, kill: bool
 ) -> dict[str, Any]:
     """Measure one exchange. gloo reduces alone, without an update."""
     if hosts is not None:
@@ -46,13 +46,19 @@ def row_of(
                 rule=rule,
                 policy="sync-replicas",
                 exchange="board" if exchange == "board" else DIRECT,
+                kill=kill,
             )
         )
-    return {
+    of = {
         "bench": "all-reduce",
         "exchange": exchange,
         "megabytes": megabytes,
         "workers": workers,
+    }
+    if kill:
+        return {**of, "kill_to_step_ms": times["kill_to_step_ms"]}
+    return {
+        **of,
         "median_ms": times["median_ms"],
         "min_ms": times["min_ms"],
         "per_second": times["per_second"],
@@ -94,6 +100,12 @@ def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
 @click.option("--workers", type=click.IntRange(1, 64), default=2, help="of the step")
 @click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd", help="of the update")
 @click.option("--mbit", type=size_type, help="Mbit/s of the link of each namespace")
+@click.option(
+    "--kill",
+    is_flag=True,
+    help="kill a worker, and time how long it takes until the others begin their next step; of "
+    "board and ps",
+)
 @runs_option
 @json_option
 def all_reduce_command(
@@ -102,6 +114,7 @@ def all_reduce_command(
     workers: int,
     rule: str,
     mbit: float | None,
+    kill: bool,
     runs: int,
     as_json: bool,
 ) -> None:
@@ -113,14 +126,19 @@ def all_reduce_command(
       python -m bench all-reduce --exchange board,gloo --megabytes 0.0003,13,100 --json
       python -m bench all-reduce --exchange board --workers 4 --rule adam
       python -m bench all-reduce --exchange direct,gloo --mbit 1000
+      python -m bench all-reduce --kill --runs 5
     """
+    if kill and workers < 2:
+        raise click.UsageError("--kill needs a worker that goes on; expected --workers 2 or more")
+    if kill:
+        exchanges = tuple(each for each in exchanges if each in ("board", "ps"))
 
     def rows(hosts: Hosts | None) -> Iterator[dict[str, Any]]:
         for megabytes in sizes:
             for _ in range(runs):
                 for exchange in exchanges:
                     if can_run(exchange, workers, hosts):
-                        yield row_of(exchange, megabytes, workers, rule, hosts)
+                        yield row_of(exchange, megabytes, workers, rule, hosts, kill=kill)
 
     if DIRECT not in exchanges:
         report(rows(None), as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from zmqtrain import Job
 class Blob:
     """Parameters of so many megabytes, moved in a mode of `bench.workload`.
 
-    Remembers when each step began.
+    Remembers when each step began, and calls ``on_step`` with its number.
     """
 
     def __init__(self, megabytes: float, mode: str) -> None:
         self.size = items_of(megabytes)
         self.mode = mode
         self.began_at: list[float] = []
+        self.on_step: Callable[[int], None] = lambda step: None
         self._source: Any = None  # beside the parameters and gradients, wherever these lie
         self._sink: Any = None
 
@@ -33,6 +35,7 @@ class Blob:
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         self.began_at.append(time.perf_counter())
+        self.on_step(len(self.began_at))
         if self._sink is None:
             self._source = np.full_like(out["blob"], 1e-3)
             self._sink = np.empty_like(parameters["blob"])

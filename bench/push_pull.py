@@ -7,8 +7,10 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ class PushPull(Workload):
     ``crash_safe`` says nothing on lane memory, where nothing outlives the process. ``encrypted``:
     every task has a key, and what travels on lane tcp is encrypted. ``device``: where the worker's
     arrays lie, cpu or gpu; ``ps_device``: where the ps's do. ``policy`` and ``exchange``: of the
-    job.
+    job. ``kill``: whether worker 1 is killed in the middle of it, for good.
     """
 
     rule: str = "sgd"
@@ -54,6 +56,7 @@ class PushPull(Workload):
     ps_device: str = "cpu"
     policy: str = "hogwild"
     exchange: str = "direct"
+    kill: bool = False
 
 
 def measure(workload: PushPull) -> dict[str, Any]:
@@ -71,16 +74,23 @@ def measure(workload: PushPull) -> dict[str, Any]:
     }
     job = make_job(**arguments)
     with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
-        uvloop.run(_run(workload, job, variables_of(arguments), keys))
-    model = job.model
-    assert isinstance(model, Blob)
-    row = push_pull_row(workload, model.began_at, WARM_UP)
+        killed_at = uvloop.run(_run(workload, job, variables_of(arguments), keys))
+    began_at = _blob_of(job).began_at
+    row = push_pull_row(workload, began_at, WARM_UP)
+    if killed_at:
+        row["kill_to_step_ms"] = 1e3 * (pause_end(began_at, killed_at) - killed_at)
     return {**row, "crash_safe": workload.crash_safe and workload.lane != "memory"}
+
+
+def pause_end(began_at: Sequence[float], killed_at: float) -> float:
+    """Return when the step ended that took longest, as far as it was after a worker's death."""
+    return max(pairwise(began_at), key=lambda step: step[1] - max(step[0], killed_at))[1]
 
 
 async def _run(
     workload: PushPull, job: Job, variables: Mapping[str, str], keys: str | None
-) -> None:
+) -> float:
+    """Return when a worker was killed, in seconds of the performance counter; 0: none was."""
     with _addresses(workload) as addresses, contextlib.ExitStack() as stack:
         memory = MemoryTransport()
 
@@ -115,9 +125,24 @@ async def _run(
             actors += [Worker(other, job, memory) for other in workers]
         else:
             processes = [await _start(task, variables) for task in (*workers, *servers)]
+        killed_at: list[float] = []
+        if workload.kill:
+
+            def kill_in_the_middle(step: int) -> None:
+                if step == job.steps // 2:
+                    processes[0].kill()
+                    killed_at.append(time.perf_counter())
+
+            _blob_of(job).on_step = kill_in_the_middle
         await asyncio.gather(*(actor.run() for actor in actors))
         for process in processes:
             await process.wait()
+        return sum(killed_at)
+
+
+def _blob_of(job: Job) -> Blob:
+    assert isinstance(job.model, Blob)
+    return job.model
 
 
 async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.subprocess.Process:

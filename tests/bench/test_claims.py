@@ -13,6 +13,7 @@ from bench.counting import Counting
 from bench.headline_job import job
 from bench.peers.compare import summed_up, with_ratios
 from bench.profile import parts_of
+from bench.push_pull import pause_end
 from zmqtrain import run
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
@@ -61,6 +62,11 @@ def test_parts_of_a_step_add_up_to_it_and_none_is_negative(apply_s: float) -> No
     step_ms = parts.pop("step_ms")
     assert min(parts.values()) >= 0
     assert sum(parts.values()) == pytest.approx(step_ms) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(("killed_at", "end"), [(2.5, 8.0), (3.1, 8.0), (6.9, 8.0), (7.9, 9.0)])
+def test_step_that_a_death_ends_late_is_the_longest_after_it(killed_at: float, end: float) -> None:
+    assert pause_end([0.0, 1.0, 2.0, 3.0, 8.0, 9.0], killed_at) == end
 
 
 def row(lane: str, median_ms: float, mode: str = "touched") -> dict[str, Any]:
