@@ -201,7 +201,7 @@ class Actor:
 
     def identify(self) -> tuple[Sender, int]:
         """Return (this life of this task, its generation) for an envelope's label."""
-        return Sender(self.task.role.value, self.task.index, self.incarnation), self.generation
+        return Sender(self.task.role, self.task.index, self.incarnation), self.generation
 
     def heartbeat(self) -> Heartbeat:
         """Return the next heartbeat of a link."""

@@ -351,7 +351,7 @@ class ParameterServer(JobActor):
 
     def identify(self) -> tuple[Sender, int]:
         generation = self.state.generation if self._executor is not None else 0
-        return Sender(self.task.role.value, self.task.index, self.incarnation), generation
+        return Sender(self.task.role, self.task.index, self.incarnation), generation
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         """An engine may keep a ps that is not ready out of DNS, and the chief could not come."""

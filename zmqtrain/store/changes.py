@@ -14,6 +14,7 @@ while nothing is noted, the kind of a change that is done, and its negative whil
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -180,8 +181,7 @@ class Changes:
         values.append(len(change.contributions))
         for contribution in change.contributions:
             values += contribution
-        for place, value in enumerate(values, 1):
-            note[place] = value
+        note[1 : 1 + len(values)] = memoryview(array("q", values))
         for part in self._parts:
             part.begin()
         note[0] = -change.kind  # from here on another process would finish it

@@ -33,7 +33,7 @@ class Membership:
     exact: Sequence[Flat] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepReport:
     """The result of one batch; the gradient itself is in the membership's memory.
 
@@ -47,7 +47,7 @@ class StepReport:
     finite: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What became of a step's gradient, and what comes next.
 

@@ -31,7 +31,7 @@ from zmqtrain.user_code import user_code
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Computed:
     """The result of computing a step, and how long its parts took."""
 
@@ -40,7 +40,7 @@ class _Computed:
     read_s: float  # getting the parameters from the exchange's memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
     """A finished step; times are of the performance counter."""
 
