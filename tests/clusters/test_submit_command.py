@@ -14,6 +14,7 @@ import yaml
 from tests.clusters.conftest import Answer, Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from zmqtrain.cli.main import main
+from zmqtrain.clusters import engine
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ExitCode
 
@@ -160,6 +161,25 @@ def test_what_was_made_is_removed_if_the_rest_cannot_be(kubectl: Kubectl) -> Non
     ((words, _),) = kubectl.calls("delete")
     assert "app.kubernetes.io/name=zmqtrain,app.kubernetes.io/instance=digits" in words
     assert not submitted_jobs()
+
+
+def test_what_cannot_be_removed_is_still_known(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.answers(CONTEXT, CHECKED, refused(QUOTA, "apply"), refused(AWAY, "delete"))
+    assert main([*SUBMIT]) == ExitCode.PEER_LOST
+    assert "zmqtrain stop digits" in capsys.readouterr().err
+    kubectl.answers(NOTHING, *WILLING)
+    assert main(["stop", "digits"]) == ExitCode.OK
+    assert len(kubectl.calls("delete")) == 2 and not submitted_jobs()
+
+
+def test_name_that_another_submission_has_just_taken_is_left_to_it(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    record = submitted_jobs()[0].directory / "job.json"
+    record.write_text("")  # it is writing
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert record.exists() and len(kubectl.calls("apply")) == 1
 
 
 def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> None:
@@ -336,6 +356,16 @@ def test_status_goes_through_a_port_forward_to_ps_0(
     assert "127.0.0.1:1 " in capsys.readouterr().err
     ((words, _),) = kubectl.calls("port-forward")
     assert "pod/digits-ps-0-0-abcde" in words
+
+
+def test_port_forward_that_says_nothing_is_given_up(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    monkeypatch.setattr(engine, "TIMEOUT_S", 0.2)
+    kubectl.answers(said("", "port-forward"), given({"items": [pod("ps", 0)]}, "pods"))
+    assert main(["status", "digits"]) == ExitCode.PEER_LOST
+    assert "port-forward" in capsys.readouterr().err
 
 
 def test_stop_removes_a_job_that_does_not_run(kubectl: Kubectl) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, counted, show, show_json, table
-from zmqtrain.clusters.engine import Engine
+from zmqtrain.clusters.engine import Engine, LeftBehindError
 from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
@@ -179,23 +179,22 @@ def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) 
 
     Raises:
         ConfigError: a job of this name was submitted already.
+        LeftBehindError: a part of it is there, and so is its record.
         ZmqTrainError: the engine refuses it; no record is left.
     """
-    if plan.name in {job.name for job in submitted_jobs()}:
-        raise ConfigError(
-            f"{plan.name} was submitted already; expected a new name; give another --name, or end "
-            f"it with zmqtrain stop {plan.name}"
-        )
     counts = plan.ps, plan.workers, plan.max_workers
     where = engine.context, engine.namespace
     kind = asked.kind if asked.on == "kubernetes" else ""
     job = Submitted(plan.name, asked.on, plan.job, *counts, plan.keys_directory, kind, *where)
-    job.save()
+    job.claim()
     try:
+        job.save()
         kept = Path(job.keys)
         if keys is None:
             _new_keys(kept, plan)
         return engine.submit(replace(plan, keys=_texts(kept)), asked)
+    except LeftBehindError:
+        raise
     except BaseException:
         job.forget()
         raise

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self
+from typing import IO, ClassVar, Protocol, Self
 
 from zmqtrain.clusters.plan import Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
@@ -16,9 +20,14 @@ from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 
 TIMEOUT_S = 60.0
+POLL_S = 0.05
 
 Mistakes = Sequence[tuple[str, type[ZmqTrainError], str]]
 """What a program says (a pattern), the error that it means, and what to do; \\1 is group 1."""
+
+
+class LeftBehindError(PeerLostError):
+    """A job could not be submitted as a whole, and the engine still has a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Engine(Protocol):
         Nothing is left of a job that cannot be submitted as a whole.
 
         Raises:
+            LeftBehindError: but something is.
             ZmqTrainError: the engine refuses it, or its name is taken.
         """
 
@@ -120,14 +130,18 @@ def call(
     """
     try:
         done = subprocess.run(
-            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+            words,
+            input=stdin or "",  # nobody can answer what it might ask for
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
     except OSError:
         raise missing(words[0]) from None
     except subprocess.TimeoutExpired:
-        raise PeerLostError(
-            f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {' '.join(words)}"
-        ) from None
+        raise silent(words, timeout_s) from None
     if done.returncode:
         raise meant(done.stderr or done.stdout, mistakes, words[0])
     return done.stdout
@@ -137,31 +151,68 @@ def call(
 def serving(
     words: Sequence[str], pattern: str, mistakes: Mistakes, *, stdin: str = ""
 ) -> Iterator[re.Match[str]]:
-    """Run a program of the engine as long as the block runs, once its first line has a pattern.
+    """Run a program of the engine as long as the block runs, once its output has a pattern.
 
     Its stdin stays open behind the text.
 
     Raises:
         ConfigError: the program is missing.
+        PeerLostError: it does not write the pattern in time.
         ZmqTrainError: it failed, see :func:`call`.
     """
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    try:
-        process = subprocess.Popen(words, text=True, **pipes)  # type: ignore[call-overload]
-    except OSError:
-        raise missing(words[0]) from None
-    with process:
+    # Files, for nobody reads on: a pipe would be full in the end, and the program wait.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(stdin)
-                process.stdin.flush()
-            found = re.search(pattern, process.stdout.readline())
-            if found is None:
+            process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=errors)
+        except OSError:
+            raise missing(words[0]) from None
+        with process:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(stdin.encode())  # type: ignore[union-attr]
+                    process.stdin.flush()  # type: ignore[union-attr]
+                until = time.monotonic() + TIMEOUT_S
+                while (found := re.search(pattern, _begin_of(output))) is None:
+                    if process.poll() is not None:
+                        raise meant(_begin_of(errors), mistakes, words[0])
+                    if time.monotonic() > until:
+                        raise silent(words, TIMEOUT_S)
+                    time.sleep(POLL_S)
+                yield found
+            finally:
                 process.kill()
-                raise meant(process.stderr.read(), mistakes, words[0])
-            yield found
-        finally:
-            process.kill()
+
+
+@contextlib.contextmanager
+def undone(name: str, remove: Callable[[], object]) -> Iterator[None]:
+    """Remove what the block has made of a job if it fails, Ctrl-C included.
+
+    Raises:
+        LeftBehindError: it cannot be removed now.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            remove()
+        except ZmqTrainError as left:
+            raise LeftBehindError(
+                f"{error or type(error).__name__}; what was made of {name} could not be removed: "
+                f"{left}; remove it with zmqtrain stop {name}"
+            ) from None
+        raise
+
+
+def _begin_of(file: IO[bytes]) -> str:
+    """Return the first text in a file to which another process writes."""
+    return os.pread(file.fileno(), 1 << 16, 0).decode(errors="replace")
+
+
+def silent(words: Sequence[str], timeout_s: float) -> PeerLostError:
+    """Return the error of a program that does not answer."""
+    return PeerLostError(
+        f"{words[0]} has not answered within {timeout_s:g} s; try it by hand: {shlex.join(words)}"
+    )
 
 
 def missing(program: str) -> ConfigError:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving
+from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving, undone
 from zmqtrain.clusters.kubernetes import (
     KINDS,
     PORT,
@@ -33,7 +33,6 @@ from zmqtrain.errors import (
     OccupiedError,
     PeerLostError,
     RefusedError,
-    ZmqTrainError,
 )
 
 KUBECTL = "kubectl"
@@ -140,12 +139,9 @@ class Kubernetes:
         self._make(checked, "create", "--dry-run=server")
         if dry_run:
             return ""
-        try:
+        # Of this job only: the dry run found no other one of its name.
+        with undone(plan.name, lambda: self._delete(plan.name, asked.kind)):
             made = self._make(objects, "apply", "--server-side")
-        except ZmqTrainError:
-            # Of this job only: the dry run found no other one of its name.
-            self._delete(plan.name, asked.kind)
-            raise
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call
+from zmqtrain.clusters.engine import Mistakes, Reason, call, undone
 from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import Target, log_file, render
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
 MISTAKES: Mistakes = (
     (
@@ -110,13 +110,10 @@ class Slurm:
             return ""
         directory = directory_of(plan.name)
         write(directory, scripts)
-        try:
+        with undone(plan.name, lambda: _cancel(*numbers)):
             for name in scripts:
                 after = [f"--dependency=after:{numbers[0]}"] if numbers else []
                 numbers.append(_submitted(directory / name, *after))
-        except ZmqTrainError:
-            _cancel(*numbers)
-            raise
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:

@@ -43,6 +43,22 @@ class Submitted:
     def directory(self) -> Path:
         return directory_of(self.name)
 
+    def claim(self) -> None:
+        """Take the name of a new job; of two that are submitted at once, one gets it.
+
+        Raises:
+            ConfigError: the name has a record already, or it cannot be written.
+        """
+        write(self.directory, {})
+        try:
+            with (self.directory / RECORD).open("x"):
+                pass
+        except FileExistsError:
+            raise ConfigError(
+                f"{self.name} was submitted already; expected a new name; give another --name, or "
+                f"end it with zmqtrain stop {self.name}"
+            ) from None
+
     def save(self) -> None:
         """Write the record.
 
