@@ -16,7 +16,7 @@ import optax
 
 from bench.models import WARM_UP, tell
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 
 
 def train(reference: str, batches: int, threads: int) -> None:

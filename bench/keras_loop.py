@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from bench.models import WARM_UP, tell
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 
 
 class _Timed(keras.callbacks.Callback):  # type: ignore[misc]  # has no types

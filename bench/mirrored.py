@@ -11,7 +11,7 @@ import click
 from bench.cluster import Plan, train
 from bench.options import json_option, list_of, runs_option
 from bench.output import ROOT, report
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster
 
 REFERENCES = {"mlp": "bench.mirrored_job:job", "cnn": str(ROOT / "examples" / "torch_cnn.py")}

@@ -20,7 +20,8 @@ from bench.options import json_option, list_of, size_type, spec_for
 from bench.output import ROOT, report
 from bench.processes import RunError, json_lines_of
 from bench.rank import on_hosts
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
 from zmqtrain.training.evaluation import evaluate

@@ -114,7 +114,7 @@ def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
 
 def train(arguments: argparse.Namespace, addresses: list[str]) -> int:
     from zmqtrain.chief.chief import Chief
-    from zmqtrain.job import load_job
+    from zmqtrain.job_file import load_job
 
     overrides = json.loads(arguments.overrides)
     job = load_job(arguments.job).with_overrides(exchange="direct", **overrides)

@@ -14,7 +14,7 @@ from torch import distributed, multiprocessing
 
 from bench.models import WARM_UP, tell
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 
 
 def train(rank: int, reference: str, batches: int, processes: int, threads: int, port: int) -> None:

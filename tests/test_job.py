@@ -10,7 +10,8 @@ import pytest
 
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, DataError
-from zmqtrain.job import Job, fingerprint_difference
+from zmqtrain.fingerprint import fingerprint_difference
+from zmqtrain.job import Job
 from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.optim import SGD, Adam, Update
 

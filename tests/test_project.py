@@ -21,7 +21,8 @@ DESIGN = (ROOT / "DESIGN.md").read_text()
 
 ORDER = """
 errors user_code models metrics compute wire transport policies optim data store adapters observe
-callbacks job training config actors coordination server exchanges chief roles local clusters cli
+callbacks fingerprint job job_file training config actors coordination server exchanges chief roles
+local clusters cli
 """.split()
 """The parts of the package. Each imports itself and those before it, and none after it."""
 

@@ -8,23 +8,14 @@ has changed.
 from __future__ import annotations
 
 import copy
-import hashlib
-import importlib
 import logging
 import re
-import runpy
-import sys
-import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -42,6 +33,15 @@ from zmqtrain import policies
 from zmqtrain.data.arrays import Arrays, as_dataset
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
+from zmqtrain.fingerprint import (
+    DEVICES,
+    EPOCHS,
+    INITIAL,
+    SOURCE,
+    digest_of,
+    digest_of_arrays,
+    short,
+)
 from zmqtrain.metrics import Metric, checked
 from zmqtrain.models.base import Data, Dataset, Model
 from zmqtrain.optim import Rule, Update
@@ -51,12 +51,11 @@ from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
 from zmqtrain.store.weights import named_arrays, saved_frozen
-from zmqtrain.user_code import described, is_installed, is_of, place_of, user_code
+from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
 
 log = logging.getLogger(__name__)
 
-_LOADING: ContextVar[str] = ContextVar("loading", default="")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
@@ -388,7 +387,7 @@ class Job(BaseModel):
             )
         return value
 
-    _source: str = PrivateAttr("")  # digest of the code that it was loaded from
+    _source: str = PrivateAttr("")
     _variables: tuple[Variable, ...] | None = PrivateAttr(None)  # once the model has named them
     _frozen: dict[str, Any] | None = PrivateAttr(None)
 
@@ -410,8 +409,7 @@ class Job(BaseModel):
         if "data" in overrides:
             overrides["data_dir"] = overrides.pop("data")
         job = Job(**values | {k: v for k, v in overrides.items() if v is not None})
-        job._source = self._source
-        return job
+        return job.loaded_from(self._source)
 
     def hosted(self, hosted: bool) -> Job:
         """Return this job as it is trained if workers host the ps, or if they do not.
@@ -440,10 +438,15 @@ class Job(BaseModel):
                 "__deepcopy__, or train with one worker, or in processes (zmqtrain run)"
             ) from error
 
-    def from_source_of(self, other: Job) -> Job:
-        """Return this job as one that was loaded from the code of another."""
-        self._source = other._source
+    def loaded_from(self, source: str) -> Job:
+        """Return this job as one that was loaded from code with this digest."""
+        self._source = source
         return self
+
+    @property
+    def source(self) -> str:
+        """A digest of the code that it was loaded from; "" if it was made without a file."""
+        return self._source
 
     @property
     def worker_batch_size(self) -> int:
@@ -655,7 +658,7 @@ class Job(BaseModel):
         One that was set for another optimizer does not count.
         """
         rate = manifest.learning_rate
-        if rate is None or manifest.fingerprint.get("optimizer") == _short(self.optimizer_text):
+        if rate is None or manifest.fingerprint.get("optimizer") == short(self.optimizer_text):
             return rate
         log.warning("the optimizer was edited: the learning rate %g of a callback is gone", rate)
         return None
@@ -673,16 +676,16 @@ class Job(BaseModel):
             EPOCHS: str(self.epochs or ""),
             DEVICES: str(len(self.devices) or ""),
             "state": "; ".join(f"{v.name} {v.dtype} {list(v.shape)}" for v in state),
-            "frozen": _digest_of_arrays(self.frozen()),
+            "frozen": digest_of_arrays(self.frozen()),
             "class_weight": str(sorted(self.class_weight.items()) if self.class_weight else ""),
-            INITIAL: _digest_of_arrays(self.initial),
+            INITIAL: digest_of_arrays(self.initial),
         }
-        return {name: _short(text) for name, text in optional.items() if text} | {
+        return {name: short(text) for name, text in optional.items() if text} | {
             # An address would differ on every task.
-            "model": _short(_ADDRESS.sub("", repr(self.model))),
+            "model": short(_ADDRESS.sub("", repr(self.model))),
             "parameters": f"{len(trained)} variables, {sum(v.size for v in trained)} elements "
-            f"({_hash(listing.encode())})",
-            "optimizer": _short(self.optimizer_text),
+            f"({digest_of(listing.encode())})",
+            "optimizer": short(self.optimizer_text),
             "policy": self.policy,
             "batch_size": str(self.worker_batch_size),
             "steps": str(self.steps),
@@ -690,185 +693,6 @@ class Job(BaseModel):
             "compression": self.compression,
             "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
         }
-
-
-EPOCHS = "epochs"
-"""Entry of the fingerprint of a job whose batches are those of exact passes."""
-
-DEVICES = "devices"
-"""Entry of the fingerprint of a job that names some: how many a worker has."""
-
-INITIAL = "initial"
-"""Entry of the fingerprint of a job with such values; one that resumes a checkpoint uses none."""
-
-SOURCE, DATA = "source", "data"
-"""Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
-training set. A job may be made without a file, and a ps loads no data."""
-
-
-def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say what differs in a job that resumes a checkpoint; "" if nothing does.
-
-    Steps, epochs and placement may differ. Older checkpoints lack some entries.
-    """
-    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement", INITIAL})
-    return "; ".join(
-        f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
-    )
-
-
-def fingerprint_difference(
-    theirs: Mapping[str, str], ours: Mapping[str, str], there: str = "there", here: str = "here"
-) -> str:
-    """Say in which entries two fingerprints differ; "" if they are equal.
-
-    :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
-    """
-    one_sided = theirs.keys() ^ ours.keys()
-    names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
-    return "; ".join(
-        f"{name}: {theirs.get(name, 'nothing')} {there}, {ours.get(name, 'nothing')} {here}"
-        for name in sorted(names)
-        if theirs.get(name) != ours.get(name)
-    )
-
-
-def load_job(reference: str) -> Job:
-    """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
-
-    Without a name it is the one called ``job``, or the only Job of the file.
-
-    Raises:
-        ConfigError: there is no such file, it cannot be imported, or it has no such job.
-    """
-    is_path = reference.endswith(".py")  # with a colon in it or not
-    source, _, name = (reference, "", "") if is_path else reference.partition(":")
-    namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
-    jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
-    job = _chosen(jobs, source, name)
-    job._source = _digest_of_source(job, source, namespace)
-    return job
-
-
-def run_as_script(reference: str) -> None:
-    """Run what :func:`load_job` has loaded once more, as Python's main module without arguments."""
-    sys.argv[1:] = []
-    source = reference if reference.endswith(".py") else reference.partition(":")[0]
-    if source.endswith(".py"):
-        runpy.run_path(source, run_name="__main__")
-    else:
-        runpy.run_module(source, run_name="__main__", alter_sys=True)
-
-
-def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
-    if name:
-        if name not in jobs:
-            raise ConfigError(f"{source} has no Job called {name!r}; it has {_names(jobs)}")
-        return jobs[name]
-    if "job" in jobs:
-        return jobs["job"]
-    if len(jobs) != 1:
-        raise ConfigError(
-            f"{source} has {_names(jobs)}; expected one called job; name one with {source}:NAME"
-        )
-    return next(iter(jobs.values()))
-
-
-def _digest_of_source(job: Job, source: str, namespace: Mapping[str, Any]) -> str:
-    """Return a digest of the job's file and of the user's modules that it uses.
-
-    Installed packages are left out: the protocol's version distinguishes versions of zmqtrain.
-    """
-    kinds = [kind for part in (job.model, job.data, job.optimizer) for kind in type(part).__mro__]
-    files = {source if source.endswith(".py") else sys.modules[source].__file__}
-    for value in (*namespace.values(), *kinds):
-        module = value if isinstance(value, ModuleType) else _module_of(value)
-        files.add(getattr(module, "__file__", None))
-    texts = [
-        Path(file).read_bytes().replace(b"\r\n", b"\n")
-        for file in files
-        if file and Path(file).is_file() and not is_installed(str(Path(file).resolve()))
-    ]
-    return _hash("".join(sorted(map(_hash, texts))).encode())
-
-
-def _module_of(value: Any) -> ModuleType | None:
-    """Return the module that defines a class or a function, None if it is not known."""
-    name = getattr(value, "__module__", None)
-    return sys.modules.get(name) if isinstance(name, str) else None
-
-
-def _run_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"job file {path} does not exist (looked in {Path.cwd()})")
-    _import_from(path.parent.resolve())
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last, so that files here hide no module
-    with _importing(f"job file {path}"):
-        return runpy.run_path(str(path), run_name=path.stem)
-
-
-def _import(module: str) -> dict[str, Any]:
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(
-            f"job {module!r} is neither a file.py nor the name of a module{_meant(f'{module}.py')}"
-        )
-    if Path(module).is_file():
-        raise ConfigError(
-            f"job {module!r} is a file, but not a Python file; expected the file.py that defines "
-            f"the job{_meant(str(Path(module).with_suffix('.py')))}"
-        )
-    _import_from(Path.cwd())
-    with _importing(f"job module {module}"):
-        return vars(importlib.import_module(module))
-
-
-def _meant(path: str) -> str:
-    return f"; did you mean {path}?" if Path(path).is_file() else ""
-
-
-def _import_from(directory: Path) -> None:
-    """Put a directory on Python's path, behind the standard library.
-
-    Otherwise a queue.py beside the job would replace Python's own queue.
-    """
-    if str(directory) in sys.path:
-        return
-    library = sysconfig.get_path("platstdlib")
-    own = [
-        index
-        for index, path in enumerate(sys.path)
-        if path in (sysconfig.get_path("stdlib"), library, f"{library}/lib-dynload")
-    ]
-    sys.path.insert(max(own, default=-1) + 1, str(directory))
-
-
-@contextmanager
-def _importing(what: str) -> Iterator[None]:
-    """Turn what a job file raises into a ConfigError that names the line."""
-    token = _LOADING.set(what)
-    try:
-        yield
-    except ConfigError as error:
-        place = place_of(error)
-        raise ConfigError(f"{place}: {error}" if place else str(error)) from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} cannot be imported: {described(error)}") from error
-    finally:
-        _LOADING.reset(token)
-
-
-def refuse_while_loading() -> None:
-    """Refuse to train while a job file is loaded: each task that loads it would train, too.
-
-    Raises:
-        ConfigError: a job file is being loaded.
-    """
-    if what := _LOADING.get():
-        raise ConfigError(
-            f"{what} calls zmqtrain.run while it is loaded, which every task does; put the call "
-            'below if __name__ == "__main__":'
-        )
 
 
 def _sentences(error: ValidationError) -> str:
@@ -883,24 +707,3 @@ def _sentence(mistake: ErrorDetails) -> str:
         return f"{name} is missing; expected {Job.model_fields[name].description}"
     value = " ".join(repr(mistake["input"]).split())  # many a repr has several lines
     return f"{name} is {value:.80}; {expectation(mistake)}"
-
-
-def _names(jobs: dict[str, Job]) -> str:
-    return "no Job" if not jobs else "the Jobs " + ", ".join(sorted(jobs))
-
-
-def _digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return a digest of named arrays; "" of none."""
-    digest = hashlib.blake2b(digest_size=6)
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype.name} {array.shape};".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest() if arrays else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 400 else f"{text[:380]}... {_hash(text.encode())}"
-
-
-def _hash(text: bytes) -> str:
-    return hashlib.blake2b(text, digest_size=6).hexdigest()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zmqtrain import Job
-from zmqtrain.job import DATA
+from zmqtrain.fingerprint import DATA
 from zmqtrain.wire import codec
 from zmqtrain.wire.codec import Envelope, Sender, encode
 from zmqtrain.wire.messages import (

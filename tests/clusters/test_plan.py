@@ -22,7 +22,7 @@ from zmqtrain.clusters.plan import (
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 
 
 @pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.job import fingerprint_difference, load_job
+from zmqtrain.fingerprint import fingerprint_difference
+from zmqtrain.job_file import load_job
 
 HEADER = """\
 from zmqtrain.data import NoisyLine

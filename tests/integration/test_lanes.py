@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 import zmqtrain
 from zmqtrain.errors import ExitCode
-from zmqtrain.job import load_job
+from zmqtrain.job_file import load_job
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 

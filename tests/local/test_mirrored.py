@@ -15,6 +15,7 @@ import zmqtrain
 from zmqtrain import Job
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
+from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD, Adam, Ftrl, Momentum
 from zmqtrain.wire.messages import Status
@@ -77,7 +78,7 @@ def test_workers_of_a_cluster_may_have_several_devices_each(ps: int) -> None:
 
 
 def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
-    two, three = (zmqtrain.job.fingerprint_difference(job(n).fingerprint(1), job(2).fingerprint(1))
+    two, three = (fingerprint_difference(job(n).fingerprint(1), job(2).fingerprint(1))
                   for n in (2, 3))  # fmt: skip
     assert two == ""
     assert "devices: 3 there, 2 here" in three

@@ -13,7 +13,8 @@ from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
-from zmqtrain.job import DATA, Job
+from zmqtrain.fingerprint import DATA
+from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Transport

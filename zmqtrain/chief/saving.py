@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
-from zmqtrain.job import Job, changes_since
+from zmqtrain.fingerprint import changes_since
+from zmqtrain.job import Job
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import AVERAGE
 from zmqtrain.store import checkpoint

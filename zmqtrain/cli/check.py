@@ -22,7 +22,8 @@ from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.models.base import Dataset
 from zmqtrain.models.check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context

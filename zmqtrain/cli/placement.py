@@ -12,7 +12,8 @@ from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, data_size, show, show_json, table
 from zmqtrain.config.options import option_of
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
 
 

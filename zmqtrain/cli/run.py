@@ -34,7 +34,8 @@ from zmqtrain.config.options import (
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging

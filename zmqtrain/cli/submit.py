@@ -22,7 +22,8 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import REGISTRY
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from zmqtrain.job import EPOCHS
+from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.wire.messages import Saved, ShardFile, WorkerMark
 

@@ -27,7 +27,8 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
-from zmqtrain.job import Job, refuse_while_loading
+from zmqtrain.job import Job
+from zmqtrain.job_file import refuse_while_loading
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.launch import job_of_script

@@ -18,7 +18,8 @@ import uvloop
 
 from zmqtrain.chief.progress import ProgressLog
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
-from zmqtrain.job import Job, refuse_while_loading
+from zmqtrain.job import Job
+from zmqtrain.job_file import refuse_while_loading
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import script, signals

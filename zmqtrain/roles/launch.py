@@ -35,7 +35,8 @@ from zmqtrain.config.task import (
 )
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
-from zmqtrain.job import Job, load_job
+from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (

@@ -9,7 +9,8 @@ from typing import Any
 
 from zmqtrain.actors.task import JobActor
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
-from zmqtrain.job import Job, run_as_script
+from zmqtrain.job import Job
+from zmqtrain.job_file import run_as_script
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ScriptTask:
                 "part in one job"
             )
         self.is_attached = True
-        return job.with_overrides(**self.overrides).from_source_of(self.loaded)
+        return job.with_overrides(**self.overrides).loaded_from(self.loaded.source)
 
 
 _task: ScriptTask | None = None

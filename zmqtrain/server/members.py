@@ -13,7 +13,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, RefusedError
-from zmqtrain.job import DATA, fingerprint_difference
+from zmqtrain.fingerprint import DATA, fingerprint_difference
 from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState

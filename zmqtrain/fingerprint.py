@@ -1,0 +1,68 @@
+"""What must be equal on all tasks of a job, as texts that people can read, and how it differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+EPOCHS = "epochs"
+"""Entry of the fingerprint of a job whose batches are those of exact passes."""
+
+DEVICES = "devices"
+"""Entry of the fingerprint of a job that names some: how many a worker has."""
+
+INITIAL = "initial"
+"""Entry of the fingerprint of a job with such values; one that resumes a checkpoint uses none."""
+
+SOURCE, DATA = "source", "data"
+"""Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
+training set. A job may be made without a file, and a ps loads no data."""
+
+
+def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say what differs in a job that resumes a checkpoint; "" if nothing does.
+
+    Steps, epochs and placement may differ. Older checkpoints lack some entries.
+    """
+    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement", INITIAL})
+    return "; ".join(
+        f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
+    )
+
+
+def fingerprint_difference(
+    theirs: Mapping[str, str], ours: Mapping[str, str], there: str = "there", here: str = "here"
+) -> str:
+    """Say in which entries two fingerprints differ; "" if they are equal.
+
+    :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
+    """
+    one_sided = theirs.keys() ^ ours.keys()
+    names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
+    return "; ".join(
+        f"{name}: {theirs.get(name, 'nothing')} {there}, {ours.get(name, 'nothing')} {here}"
+        for name in sorted(names)
+        if theirs.get(name) != ours.get(name)
+    )
+
+
+def digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return a digest of named arrays; "" of none."""
+    digest = hashlib.blake2b(digest_size=6)
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.name} {array.shape};".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest() if arrays else ""
+
+
+def short(text: str) -> str:
+    """Return a text as an entry: the end of a long one as its digest."""
+    return text if len(text) <= 400 else f"{text[:380]}... {digest_of(text.encode())}"
+
+
+def digest_of(text: bytes) -> str:
+    """Return a digest in 12 hexadecimal digits."""
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
