@@ -55,7 +55,8 @@ def _reduce(tf: Any, strategy: Any, index: int, arguments: argparse.Namespace) -
         held = tf.constant(traffic.gradient)
 
         def reduce(gradient: Any) -> Any:
-            return tf.distribute.get_replica_context().all_reduce("SUM", gradient)
+            here = tf.identity(gradient)  # an argument has no device, which all_reduce asks for
+            return tf.distribute.get_replica_context().all_reduce("SUM", here)
 
         run = tf.function(lambda gradient: strategy.run(reduce, [gradient]))
         if traffic.touched:
