@@ -168,7 +168,7 @@ class Submission(BaseModel):
     in_place: bool = Field(
         False,
         description="Kubernetes 1.35 and later: the kubelet restarts a crashed task in its pod, "
-        "also after a kill for want of memory, instead of zmqtrain supervise",
+        "also after it ran out of memory, instead of zmqtrain supervise",
     )
     partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
         None,

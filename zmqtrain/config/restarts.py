@@ -22,7 +22,7 @@ class Advice(StrEnum):
 
     DONE = ""  # it ended as wanted
     NO = "no"  # the next life would end in the same way
-    ELSEWHERE = "by an engine"  # it was told to leave: only who told it to knows
+    ELSEWHERE = "by an engine"  # it was stopped: whoever stopped it knows
     YES = "yes"
 
 

@@ -120,7 +120,7 @@ class TaskConfig(Timing):
     chief_address: str = ""  # where TF_CONFIG has the chief listen
     on_term: Literal["end", "leave"] = Field(
         "end",
-        description="what SIGTERM tells a chief or a ps: that the job ends; or, under an engine "
+        description="what SIGTERM means to a chief or a ps: that the job ends; or, under an engine "
         "that takes machines away, that this task leaves: a ps has a checkpoint saved first, and "
         "the job goes on",
     )

@@ -76,7 +76,7 @@ class Parallel:
                     reader.end()
                 self._readers = []
                 raise DataError(
-                    f"a process that reads {self.dataset!r} has died, perhaps for want of memory; "
+                    f"a process that reads {self.dataset!r} has died, perhaps memory ran out; "
                     "use fewer processes, or smaller batches"
                 ) from error
         if failure := next((answer for answer in answers if isinstance(answer, DataError)), None):

@@ -306,7 +306,7 @@ class BoundUpdate:
                 yield block, total
 
     def _check(self, step: int) -> None:
-        """Ask the rules of all groups, lest one refuses when others have changed elements."""
+        """Ask the rules of all groups first: none may refuse after another has changed elements."""
         for memory in self._groups if len(self._groups) > 1 else ():
             if isinstance(memory.rule, FormulaRule):
                 memory.rule.hyperparameters(step)

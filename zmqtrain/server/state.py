@@ -45,7 +45,7 @@ class Pending:
         return self.result is not None or isinstance(self.message, Pull)
 
     def reply(self, order: Order, version: int) -> PullReply | PushReply:
-        """Return what this order, which answers it, has a worker told."""
+        """Return the answer to the worker, when this order lets it go on."""
         if isinstance(self.message, Pull) or self.result is None:
             return PullReply(version, order.batches, order.stop)
         held_s = time.monotonic() - self.arrived_at

@@ -194,7 +194,7 @@ class Segment:
         return self._buffer(number)[0]
 
     def figures(self, number: int) -> NDArray[np.float64]:
-        """Return what the holder of gradient ``number`` tells of it, shape (FIGURES,)."""
+        """Return what the holder of gradient ``number`` reports about it, shape (FIGURES,)."""
         return self._buffer(number)[1]
 
     def _buffer(self, number: int) -> tuple[Flat, NDArray[np.float64]]:
