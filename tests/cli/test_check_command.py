@@ -131,6 +131,20 @@ def test_task_of_the_environment_is_looked_at(
 
 
 @pytest.mark.parametrize(
+    "variable, is_doubtful", [("JOB_COMPLETION_INDEX", True), ("SLURM_PROCID", False)]
+)
+def test_index_that_an_engine_gives_otherwise_is_doubtful(
+    variable: str,
+    is_doubtful: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    code, said = check(capsys, "--ps", "1", "--workers", "2", "--index", "0")
+    assert (code, "warning: the index" in said) == (ExitCode.OK, is_doubtful)
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--index", "3"], ["--index", "3"]),

@@ -140,6 +140,9 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
     variable = variable_of_index(ENVIRON)
     if variable is not None and not known:
         return variable
+    # In a step of its own a task of Slurm is always process 0.
+    if variable not in (None, "SLURM_PROCID") and ENVIRON[variable].isdecimal():
+        known[variable] = int(ENVIRON[variable])
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} says {index}" for source, index in known.items())
