@@ -17,6 +17,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ExitCode
+from zmqtrain.transport.curve import make_keys
 
 VIEW = {"contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
 CONTEXT = given(VIEW, "config", "view")
@@ -213,15 +214,19 @@ def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> N
         (["--env", "A B=1"], [], "NAME=VALUE"),
         (["--partition", "main\nid"], [], "sinfo"),
         (["--keys", "/nowhere"], [], "zmqtrain keys new"),
+        (["--keys", "keys"], [], "zmqtrain keys add worker 1"),
     ],
 )
 def test_mistake_is_found_before_anything_is_made(
     kubectl: Kubectl,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     answers: list[Answer],
     remedy: str,
 ) -> None:
+    monkeypatch.chdir(kubectl.directory)
+    make_keys(Path("keys"), {"ps": 1, "chief": 1, "worker": 1})
     kubectl.answers(CONTEXT, *answers, *WILLING)
     assert main([*SUBMIT, *options]) == ExitCode.USAGE
     assert remedy in capsys.readouterr().err
@@ -325,9 +330,8 @@ def test_why_says_why_the_cluster_does_not_start_a_task(
         pod("ps", 0, "Pending", containerStatuses=[NO_IMAGE]),
         pod("worker", 1, "Pending", conditions=[UNSCHEDULABLE]),
     ]
-    kubectl.answers(
-        given({"items": pods}, "pods"), given({"items": [NO_QUOTA, OTHERS]}, "events"), NOTHING
-    )
+    listed = given({"items": pods}, "pods")
+    kubectl.answers(listed, given({"items": [NO_QUOTA, OTHERS]}, "events"), NOTHING)
     capsys.readouterr()
     assert main(["why", "digits", "--json"]) == ExitCode.OK
     reasons = {item["what"]: item["text"] for item in json.loads(capsys.readouterr().out)["engine"]}
@@ -335,6 +339,10 @@ def test_why_says_why_the_cluster_does_not_start_a_task(
     assert "ImagePullBackOff" in reasons["ps 0"]
     assert "Insufficient nvidia.com/gpu" in reasons["worker 1"]
     assert "exceeded quota" in reasons["Job digits-worker-0"]
+    kubectl.answers(listed, refused(FORBIDDEN, "events"), NOTHING)
+    assert main(["why", "digits", "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)["engine"]
+    assert {item["what"] for item in told} == {"ps 0", "worker 1"}
 
 
 def test_job_whose_ps_does_not_run_cannot_be_asked(
@@ -414,6 +422,8 @@ def test_logs_are_those_of_the_tasks_newest_pod(kubectl: Kubectl) -> None:
     assert main(["logs", "digits", "worker=1", "-f"]) == ExitCode.OK
     ((words, _),) = kubectl.calls("logs")
     assert words[-3:] == ["logs", "p1", "--follow"]
+    kubectl.answers(given({"items": [new]}, "pods"), refused("it is waiting to start", "logs"))
+    assert main(["logs", "digits", "worker=1"]) == ExitCode.PEER_LOST
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
-from zmqtrain.transport.keys import REGISTRY
+from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
 
 _name = click.argument("name")
 
@@ -92,7 +92,7 @@ def submit_command(
     if is_printed or dry_run:
         with tempfile.TemporaryDirectory() as temporary:
             held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
-            plan = replace(plan, keys=_texts(held))
+            plan = replace(plan, keys=_texts(held, plan))
         if is_printed:
             sys.stdout.write(kind.rendered(plan, asked))
             return
@@ -193,7 +193,7 @@ def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) 
         kept = Path(job.keys)
         if keys is None:
             _new_keys(kept, plan)
-        return engine.submit(replace(plan, keys=_texts(kept)), asked)
+        return engine.submit(replace(plan, keys=_texts(kept, plan)), asked)
     except LeftBehindError:
         raise
     except BaseException:
@@ -210,17 +210,36 @@ def _with_whole_paths(plan: Plan) -> Plan:
 
 
 def _new_keys(directory: Path, plan: Plan) -> Path:
-    counts = {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
-    make_keys(directory, counts)
+    make_keys(directory, _keys_of(plan))
     return directory
 
 
-def _texts(keys: Path) -> dict[str, str]:
-    """Return the files of a directory of keys."""
+def _keys_of(plan: Plan) -> dict[str, int]:
+    """Return how many tasks of a role have keys, and people."""
+    return {"ps": plan.ps, "chief": 1, "worker": plan.max_workers, "client": 1}
+
+
+def _texts(keys: Path, plan: Plan) -> dict[str, str]:
+    """Return the files of a directory of keys.
+
+    Raises:
+        ConfigError: a task has none, or they cannot be read.
+    """
     if not (keys / REGISTRY).exists():
         raise ConfigError(f"{keys} has no registry; expected keys made by zmqtrain keys new")
-    files = [keys / REGISTRY, *keys.glob("*.secret")]
-    return {path.name: path.read_text() for path in files}
+    for role, count in _keys_of(plan).items():
+        for index in range(count):
+            if role != "client" and not secret_path(keys, Owner(role, index)).exists():
+                raise ConfigError(
+                    f"{keys} has no secret key of {role} {index}; expected one for each task; make "
+                    f"it by zmqtrain keys add {role} {index} --keys {keys}"
+                )
+    try:
+        return {path.name: path.read_text() for path in (keys / REGISTRY, *keys.glob("*.secret"))}
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read: {error.strerror}; expected keys of this user"
+        ) from None
 
 
 def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:

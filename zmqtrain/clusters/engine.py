@@ -147,6 +147,17 @@ def call(
     return done.stdout
 
 
+def shown(words: Sequence[str]) -> None:
+    """Run a program that writes to this process's stdout and stderr, until Ctrl-C or its end.
+
+    Raises:
+        PeerLostError: it failed; it has said why.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        if code := subprocess.run(words, check=False).returncode:
+            raise PeerLostError(f"{words[0]} ended with exit code {code}")
+
+
 @contextlib.contextmanager
 def serving(
     words: Sequence[str], pattern: str, mistakes: Mistakes, *, stdin: str = ""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving, undone
+from zmqtrain.clusters.engine import (
+    Mistakes,
+    Reason,
+    call,
+    meant,
+    serving,
+    shown,
+    undone,
+)
 from zmqtrain.clusters.kubernetes import (
     KINDS,
     PORT,
@@ -154,7 +161,10 @@ class Kubernetes:
         return counted or "no pods yet"
 
     def reasons(self, job: Submitted) -> list[Reason]:
-        events = self._json("get", "events", "--field-selector=type=Warning")
+        try:
+            events = self._json("get", "events", "--field-selector=type=Warning")
+        except RefusedError:  # what may be read says enough
+            events = {"items": []}
         return reasons_of(job.name, self._objects(job), self._pods(job.name), events)
 
     @contextlib.contextmanager
@@ -183,8 +193,7 @@ class Kubernetes:
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)
         words = self._words("logs", pod, *(["--follow"] if follow else []))
-        with contextlib.suppress(KeyboardInterrupt):
-            subprocess.run(words, check=False)
+        shown(words)
 
     def remove(self, job: Submitted) -> None:
         self._delete(job.name, job.kind)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, undone
+from zmqtrain.clusters.engine import Mistakes, Reason, call, shown, undone
 from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import Target, log_file, render
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
@@ -144,7 +143,10 @@ class Slurm:
         )
 
     def scale(self, job: Submitted, workers: int) -> None:
-        held = {part.task.index: part for part in _parts(job.name) if part.task.role is Role.WORKER}
+        parts = [part for part in _parts(job.name) if part.state != "COMPLETING"]
+        if not any(part.task.role is Role.PS for part in parts):
+            raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; submit it again")
+        held = {part.task.index: part for part in parts if part.task.role is Role.WORKER}
         _cancel(*(part.number for index, part in held.items() if index >= workers))
         if absent := sorted(set(range(workers)) - set(held)):
             script = job.directory / f"{job.name}.worker.sbatch"
@@ -155,8 +157,7 @@ class Slurm:
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
         words = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
-        with contextlib.suppress(KeyboardInterrupt):
-            subprocess.run(words, check=False)
+        shown(words)
 
     def remove(self, job: Submitted) -> None:
         _cancel(*(part.number for part in _parts(job.name)))
@@ -196,4 +197,4 @@ def _submitted(script: Path, *options: str) -> str:
 
 def _cancel(*numbers: str) -> None:
     if numbers:
-        call(["scancel", *numbers], MISTAKES)
+        call(["scancel", "--quiet", *numbers], MISTAKES)  # some may have ended meanwhile
