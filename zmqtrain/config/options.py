@@ -73,15 +73,18 @@ def option_of(
     is_switch = bool in _types(field.annotation)
     has_default = not field.is_required() and field.default not in (None, ())
     required = field.is_required() and not optional
+    text = help or field.description or ""
+    if has_default and not optional and "(default: " not in text:
+        text += f" (default: {field.default})"
     return click.option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,
         name,
         type=bool if is_switch else FieldType(field),
         required=required,
-        help=help or field.description,
+        help=text,
         envvar=variable_of(name),
         show_envvar=True,
-        show_default=str(field.default) if has_default and not optional else False,
+        show_default=False,
         **({} if required else {"default": None}),  # with which click would take it as given
     )
 

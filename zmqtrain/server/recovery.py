@@ -41,8 +41,8 @@ def recover(state: ShardState, peers: PeerTable) -> None:
             peer.pushes, peer.lanes = worker.received, worker.lane
             peers.restore(peer)
     log.warning(
-        "this ps was killed at version %d of generation %d: everything is there, %d workers, "
-        "%d pushes to answer; repaired in %.0f ms",
+        "this ps was killed at version %d of generation %d: everything is there; workers: "
+        "%d, pushes to answer: %d; repaired in %.0f ms",
         state.version,
         state.generation,
         len(state.workers),

@@ -114,11 +114,12 @@ def log_memory(shard: Shard, address: str, workers: int) -> None:
     """Log what the shard will need at most."""
     layout, segment = shard.layout, shard.segment
     log.info(
-        "listening at %s: %.1f MB of parameters; with %d workers its memory is at "
+        "listening at %s: %.1f MB of parameters; with %d worker%s its memory is at "
         "most %.1f MB%s and %.1f MB for messages",
         address,
         layout.nbytes / 1e6,
         workers,
+        "" if workers == 1 else "s",
         segment.layout.nbytes(workers) / 1e6,
         f" in {segment.path}" if segment.path else "",
         workers * MESSAGES_NBYTES / 1e6,
