@@ -158,10 +158,10 @@ def test_help_shows_type_description_variable_and_default() -> None:
     assert [" ".join(line.split()) for line in lines] == [
         "--count INTEGER how many [env var: ZMQTRAIN_COUNT]",
         "--size INTEGER how large [env var: ZMQTRAIN_SIZE; required]",
-        "--mode [slow|fast] how fast [env var: ZMQTRAIN_MODE; default: (slow)]",
+        "--mode [slow|fast] how fast (default: slow) [env var: ZMQTRAIN_MODE]",
         (
-            "--inherited-s NUMBER seconds of something [env var: ZMQTRAIN_INHERITED_S; "
-            "default: (2.5)]"
+            "--inherited-s NUMBER seconds of something (default: 2.5) "
+            "[env var: ZMQTRAIN_INHERITED_S]"
         ),
         "--help Show this message and exit.",
     ]

@@ -48,7 +48,7 @@ def submit_command(
     dry_run: bool,
     **flags: Any,
 ) -> None:
-    """Submit JOB to Kubernetes, to Slurm, or to hosts that you log in to by ssh.
+    """Submit JOB to Kubernetes, Slurm, or hosts by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
     working directory of the image, else at the same path as here. It is loaded here, too, to learn

@@ -154,7 +154,7 @@ class TaskConfig(Timing):
     crash_safe: bool = Field(
         True,
         description="whether a killed ps goes on exactly where it was when it is restarted; makes "
-        "an update 20 to 33 % slower",
+        "an update some 30 % slower",
     )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
