@@ -7,32 +7,25 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 import keras
 import numpy as np
 
-from bench.models import WARM_UP, tell
+from bench.models import Timer, tell
 from zmqtrain.job_file import load_job
 
 
 class _Timed(keras.callbacks.Callback):  # type: ignore[misc]  # has no types
-    """Ends after some batches, and says how many a second there were after the warm-up."""
+    """Ends after the batches of a timer."""
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, timer: Timer) -> None:
         super().__init__()
-        self._batches, self._done, self._began_at = batches, 0, 0.0
-        self.rate = 0.0
+        self._timer = timer
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        warm = int(WARM_UP * self._batches)
-        self._done += 1
-        if self._done == warm:
-            self._began_at = time.perf_counter()
-        elif self._done == self._batches:
-            self.rate = (self._batches - warm) / (time.perf_counter() - self._began_at)
-            self.model.stop_training = True
+        self._timer.count()
+        self.model.stop_training = self._timer.rate > 0
 
 
 def train(reference: str, batches: int, threads: int) -> None:
@@ -46,10 +39,10 @@ def train(reference: str, batches: int, threads: int) -> None:
     whole = len(training) // job.batch_size * job.batch_size  # so all batches have one shape
     x, y = training.take(np.arange(whole))
     keras.utils.set_random_seed(job.seed)
-    model, timed = job.model.build(), _Timed(batches)
-    model.fit(x, y, job.batch_size, epochs=batches, verbose=0, callbacks=[timed])
+    model, timer = job.model.build(), Timer(batches)
+    model.fit(x, y, job.batch_size, epochs=batches, verbose=0, callbacks=[_Timed(timer)])
     weights = {v.path: keras.ops.convert_to_numpy(v.value) for v in model.variables}
-    tell(job, weights, evaluation, timed.rate, timed.rate * job.batch_size)
+    tell(job, weights, evaluation, timer.rate, timer.rate * job.batch_size)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from zmqtrain.training.evaluation import evaluate
 from zmqtrain.wire.compression import make_compression
 from zmqtrain.wire.messages import Status
 
-SIDES = ("ours", "plain", "ddp")
+SIDES = ("ours", "plain", "ddp", "own-loop", "fit")
 MODELS = {
     "torch": ("cnn", "mobilenet", "gpt", "gpt:large"),
     "jax": ("cnn",),
@@ -104,7 +105,7 @@ def measure(work: Work, side: str) -> dict[str, Any]:
         "framework": work.framework,
         "model": work.model,
         "side": side,
-        "workers": {"ours": work.workers, "plain": 1, "ddp": DDP_PROCESSES}[side],
+        "workers": {"ours": work.workers, "ddp": DDP_PROCESSES}.get(side, 1),
         "policy": work.policy if side == "ours" else None,
     }
     return row | (_ours(work) if side == "ours" else _theirs(work, side))
@@ -131,10 +132,29 @@ def _ours(work: Work) -> dict[str, Any]:
 
 
 def _theirs(work: Work, side: str) -> dict[str, Any]:
-    processes = DDP_PROCESSES if side == "ddp" else 1
-    command = [sys.executable, "-m", f"bench.{work.library}_loop", work.reference]
-    numbers = (work.batches, processes, work.threads)
-    return json_lines_of([*command, *map(str, numbers)], timeout_s=TIMEOUT_S)[-1]
+    module, processes = f"{work.library}_loop", str(DDP_PROCESSES if side == "ddp" else 1)
+    if side in ("own-loop", "fit"):
+        module, processes = "one_process", side
+    command = [sys.executable, "-m", f"bench.{module}", work.reference]
+    command += [str(work.batches), processes, str(work.threads)]
+    return json_lines_of(command, timeout_s=TIMEOUT_S)[-1]
+
+
+class Timer:
+    """Measures how many batches a second there are after the warm-up."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches, self._warm, self._done = batches, int(WARM_UP * batches), 0
+        self._began_at = 0.0
+        self.rate = 0.0  # once all batches are counted
+
+    def count(self) -> None:
+        """Count a batch that is done."""
+        self._done += 1
+        if self._done == self._warm:
+            self._began_at = time.perf_counter()
+        elif self._done == self._batches:
+            self.rate = (self._batches - self._warm) / (time.perf_counter() - self._began_at)
 
 
 def tell(
@@ -211,8 +231,9 @@ def models_command(
     """Train a framework's model (in examples/) with a cluster and in the framework's own loop.
 
     plain is one process, ddp two of torch's DistributedDataParallel over gloo; both have torch's
-    fused AdamW. JAX has the model cnn, and plain is one jitted step with optax. Keras has cnn and
-    mobilenet, and plain is its model.fit. Rates leave the start out.
+    fused AdamW. own-loop and fit are zmqtrain's in one process: a loop around zmqtrain.attach, and
+    Trainer.fit; both for torch, as ddp is. JAX has the model cnn, and plain is one jitted step with
+    optax. Keras has cnn and mobilenet, and plain is its model.fit. Rates leave the start out.
 
     \b
     Examples:
@@ -223,9 +244,10 @@ def models_command(
       python -m bench models --model gpt:large --workers 2 --mbit 1000 --compression none,int8
     """
     framework = options["framework"]
-    if options["model"] not in MODELS[framework] or (framework != "torch" and "ddp" in against):
+    theirs = options["model"] in MODELS[framework] and against == ("plain",)
+    if framework != "torch" and not theirs:
         models = " and ".join(MODELS[framework])
-        raise click.BadParameter(f"with {framework} there is {models}; ddp is torch's alone")
+        raise click.BadParameter(f"with {framework} there is {models}, against plain")
     if framework.startswith("keras-"):
         os.environ["KERAS_BACKEND"] = framework.removeprefix("keras-")  # of all processes
     work = Work(batches=batches or BATCHES[options["model"]], **options)
