@@ -128,14 +128,14 @@ def test_script_starts_what_does_not_run_and_ends_what_does(tmp_path: Path) -> N
     assert host("state") == []
     host("start", "2")
     try:
-        assert set(host("state")) == {f"{name} runs" for name in ALL}
+        assert set(host("state")) == {f"{name} running" for name in ALL}
         before = {name: host.file(f"{name}.pid").read_text() for name in ALL}
         host("start", "3")
         assert {name: host.file(f"{name}.pid").read_text() for name in ALL} == before
         assert len(host("state")) == len(ALL) + 1
         assert {p.stat().st_mode & 0o777 for p in host.file("keys").iterdir()} == {0o600}
         host("start", "1")
-        assert set(host("state")) == {f"{name} runs" for name in ALL - {"worker-1"}}
+        assert set(host("state")) == {f"{name} running" for name in ALL - {"worker-1"}}
     finally:
         host("end")
     assert host("state") == [] and not host.file("").exists()

@@ -48,7 +48,7 @@ def submit_command(
     dry_run: bool,
     **flags: Any,
 ) -> None:
-    """Submit JOB to Kubernetes, Slurm, or hosts by ssh.
+    """Submit JOB to Kubernetes, Slurm, Ray, or hosts by ssh.
 
     JOB is file.py, file.py:name or package.module:name, as the tasks find it: on Kubernetes in the
     working directory of the image, else at the same path as here. It is loaded here, too, to learn
@@ -66,6 +66,7 @@ def submit_command(
       zmqtrain submit job.py --on kubernetes --image registry/image --logdir pvc:training/digits
       zmqtrain submit job.py --on slurm --ps 2 --workers 8 --max-workers 32 --memory 8Gi
       zmqtrain submit job.py --on ssh --hosts a:2,me@b:2 --logdir /data/job
+      zmqtrain submit job.py --on ray --address head:6379 --workers 8 --logdir /data/job
       zmqtrain submit job.py --on kubernetes --as jobs --image registry/image --print
     """
     asked = Submission(**values_of(Submission, flags))

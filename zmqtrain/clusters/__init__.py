@@ -1,1 +1,1 @@
-"""Jobs on an engine that starts tasks: Kubernetes, Slurm, hosts by ssh."""
+"""Jobs on an engine that starts tasks: Kubernetes, Slurm, Ray, hosts by ssh."""

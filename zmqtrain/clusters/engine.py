@@ -9,15 +9,15 @@ import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, ClassVar, Protocol, Self
 
-from zmqtrain.clusters.plan import Plan, Submission
+from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
-from zmqtrain.config.cluster import Task
-from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ZmqTrainError
 
 TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -112,6 +112,25 @@ class Engine(Protocol):
 
     def remove(self, job: Submitted) -> None:
         """Remove all that the engine has of the job."""
+
+
+RUNNING = "running"
+
+
+def summary(job: Submitted, states: Mapping[Task, str]) -> str:
+    """Return how a job is, given how each of its tasks is: in a word, or its exit code."""
+    end = states.get(Task(Role.CHIEF if job.ps else Role.WORKER, 0), "")
+    if end.isdecimal() and int(end) in (0, *PERMANENT):
+        return "failed" if int(end) else "completed"
+    found = [f"ended with {state}" if state.isdecimal() else state for state in states.values()]
+    return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
+
+
+def ended(job: Submitted, task: Task, code: str) -> Reason:
+    """Return why a task does not run that has ended with this exit code."""
+    known = {each.value: f" ({each.name})" for each in ExitCode}
+    log = f"zmqtrain logs {job.name} {task.role}={task.index}"
+    return Reason(str(task), f"ended with exit code {code}{known.get(int(code), '')}; see {log}")
 
 
 def call(

@@ -152,7 +152,7 @@ tasks() {{ cd "$own" 2>/dev/null && ls | sed -n 's/[.]lock$//p'; }}
 absent() {{ echo "it does not run there" >&2; exit 1; }}
 state() {{
   for task in $(tasks); do
-    if runs "$task"; then echo "$task runs"; else
+    if runs "$task"; then echo "$task running"; else
       echo "$task $(cat "$own/$task.code" 2>/dev/null || echo lost)"
     fi
   done

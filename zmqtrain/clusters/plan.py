@@ -123,7 +123,7 @@ class Submission(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    on: Literal["kubernetes", "slurm", "ssh"] = Field(
+    on: Literal["kubernetes", "slurm", "ssh", "ray"] = Field(
         description="the engine that starts the tasks"
     )
     kind: Literal["jobset", "jobs", "tfjob", "trainjob"] = Field(
@@ -181,6 +181,11 @@ class Submission(BaseModel):
         (),
         description="ssh: the hosts, each with its most workers, such as a:2,me@b:4; there are as "
         "many workers, unless --workers says otherwise",
+    )
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="Ray: address of the cluster (default: RAY_ADDRESS, else the one of this host)",
     )
     python: str | None = Field(
         None,

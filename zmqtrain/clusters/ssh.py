@@ -11,16 +11,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, meant, serving
+from zmqtrain.clusters.engine import Mistakes, Reason, call, ended, meant, serving, summary, undone
 from zmqtrain.clusters.hosts import Target, address_of, file_of, placed, problem, render
-from zmqtrain.clusters.plan import GRACE_S, PERMANENT, Host, Plan, Submission, hosts_of
+from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
-from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import ConfigError, PeerLostError, RefusedError, ZmqTrainError
 
 SSH = "ssh"
 OPTIONS = (
@@ -56,7 +57,7 @@ MISTAKES: Mistakes = (
     ),
 )
 
-RUNS, LOST, UNREACHABLE = "runs", "lost", "unreachable"
+LOST, UNREACHABLE = "lost", "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +93,13 @@ class Ssh:
         if dry_run:
             return ""
         write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
-        try:
+        with undone(plan.name, partial(_done, scripts, "end")):
             _done(scripts, "start", str(plan.workers))
-        except BaseException:
-            _answers(scripts, "end")
-            raise
         return ", ".join(host.login for host in scripts)
 
     def state(self, job: Submitted) -> str:
         states, _ = self._states(job)
-        concluding = states[Task(Role.CHIEF if job.ps else Role.WORKER, 0)]
-        if concluding.isdecimal() and int(concluding) in (0, *PERMANENT):
-            return "failed" if int(concluding) else "completed"
-        found = ["running" if state == RUNS else state for state in states.values()]
-        found = [f"ended with {state}" if state.isdecimal() else state for state in found]
-        return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
+        return summary(job, states)
 
     def reasons(self, job: Submitted) -> list[Reason]:
         states, unreachable = self._states(job)
@@ -115,10 +108,7 @@ class Ssh:
             if state == LOST:
                 found.append(Reason(str(task), f"it is gone, {_again(job)}"))
             elif state.isdecimal() and int(state):
-                known = {each.value: f" ({each.name})" for each in ExitCode}
-                code = f"{state}{known.get(int(state), '')}"
-                log = f"zmqtrain logs {job.name} {task.role}={task.index}"
-                found.append(Reason(str(task), f"ended with exit code {code}; see {log}"))
+                found.append(ended(job, task, state))
         return found
 
     @contextlib.contextmanager

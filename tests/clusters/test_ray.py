@@ -1,0 +1,118 @@
+"""What runs on Ray for a job, and `zmqtrain submit --on ray` where there is no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import yaml
+
+from tests.clusters.conftest import Kubectl
+from tests.clusters.examples import JOB, ROOT, example_plan
+from tests.harness import until
+from zmqtrain.cli.main import main
+from zmqtrain.clusters.engine import RUNNING
+from zmqtrain.clusters.minders import WAITS, Minder
+from zmqtrain.clusters.submitted import submitted_jobs
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.errors import ExitCode
+
+SUBMIT = ("submit", str(ROOT / JOB), "--on", "ray", "--ps-memory", "1Gi")
+ABSENT = ("127.0.0.1:1",)  # nobody listens there, so a task waits
+
+
+def own_task() -> psutil.Process:
+    (process,) = psutil.Process().children()
+    return process
+
+
+@pytest.fixture
+def minder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Minder]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    job = getattr(request, "param", str(ROOT / JOB))
+    plan = replace(example_plan(), job=job, ps=1, logdir=None, keys={"registry": "a"})
+    minder = Minder(plan, Task(Role.WORKER, 0), str(tmp_path))
+    yield minder
+    minder.end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_task_waits_until_the_ps_are_known(minder: Minder, tmp_path: Path) -> None:
+    assert minder.tend(()) == (WAITS, "")
+    (directory,) = tmp_path.iterdir()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "registry")]
+    assert modes == [0o700, 0o600]
+    assert minder.log(0) == b""
+
+
+@pytest.mark.parametrize("minder", ["nowhere.py"], indirect=True)
+def test_task_that_ends_for_good_is_not_started_again(minder: Minder) -> None:
+    def code() -> str:
+        state, _ = minder.tend(ABSENT)
+        return "" if state == RUNNING else state
+
+    assert until(code, "the end", lambda: str(minder.log(0))) == str(int(ExitCode.USAGE))
+    assert minder.tend(ABSENT)[0] == str(int(ExitCode.USAGE))
+    assert b"nowhere.py" in minder.log(0)
+
+
+def test_task_is_started_again_when_it_is_killed_and_when_the_ps_have_moved(minder: Minder) -> None:
+    def restarted(former: psutil.Process) -> bool:
+        assert minder.tend(ABSENT)[0] == RUNNING
+        return any(child.pid != former.pid for child in psutil.Process().children())
+
+    assert minder.tend(ABSENT)[0] == RUNNING
+    first = own_task()
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: restarted(first), "another life", lambda: str(minder.log(0)))
+    second = own_task()
+    minder.tend(("127.0.0.1:2",))
+    assert own_task() != second
+
+
+def test_missing_ray_is_said_with_the_extra_that_has_it(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert "zmqtrain[ray]" in capsys.readouterr().err
+    assert not submitted_jobs()
+
+
+@pytest.mark.parametrize(
+    "address, code", [("127.0.0.1:1", ExitCode.PEER_LOST), ("head", ExitCode.USAGE)]
+)
+def test_address_without_a_cluster_is_said(
+    kubectl: Kubectl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    address: str,
+    code: int,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    assert main([*SUBMIT, "--address", address]) == code
+    assert address in capsys.readouterr().err
+    assert not submitted_jobs()
+
+
+def test_print_writes_actors_without_keys_and_asks_nobody(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main([*SUBMIT, "--gpu", "2", "--print"]) == ExitCode.OK
+    actors = yaml.safe_load(capsys.readouterr().out)["actors"]
+    assert {role: actor["num_gpus"] for role, actor in actors.items()} == {
+        "ps": 0,
+        "chief": 0,
+        "worker": 2,
+    }

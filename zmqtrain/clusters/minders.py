@@ -1,0 +1,270 @@
+"""What runs on a Ray cluster for a job: an actor that minds each task, and one that keeps all.
+
+Ray places the minders, and starts them again elsewhere when a node is lost. A task may then have
+another address, so the keeper asks every minder again and again, and tells all of them where the
+ps are; whoever was told otherwise starts its task anew. Both are plain classes, made actors by
+:mod:`zmqtrain.clusters.ray`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zmqtrain.clusters.engine import RUNNING
+from zmqtrain.clusters.plan import GRACE_S, Plan, command_of
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
+from zmqtrain.local.supervisor import dying_with
+from zmqtrain.transport.keys import REGISTRY
+
+TEND_S = 0.5
+ANSWER_S = 2.0
+"""How long the keeper waits for a minder, which answers at once if it is there."""
+
+LOG_NBYTES = 1 << 20
+"""How much of a log is kept when its job is done, and the most that one answer holds."""
+
+WAITS, PENDING = "waiting for the ps", "pending"
+
+
+class Minder:
+    """Runs one task where Ray has placed this actor, as often as the table of restarts allows."""
+
+    def __init__(self, plan: Plan, task: Task, working: str) -> None:
+        """``plan`` has no other keys than this task's; ``working``: where the task starts."""
+        self._plan, self._task, self._working = plan, task, working
+        self._directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
+        for name, text in plan.keys.items():
+            descriptor = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+        self._address = ""
+        if task.role is plan.leader:
+            import ray
+
+            with socket.socket() as free:
+                free.bind(("", 0))
+                self._address = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+        self._told: Sequence[str] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._endings: list[Ending] = []
+        self._started_at = 0.0
+        self._next_at: float | None = 0.0  # when to start the task; None: no more
+
+    def tend(self, addresses: Sequence[str]) -> tuple[str, str]:
+        """Have the task run; return how it is, or its exit code, and where it listens.
+
+        ``addresses``: of all tasks that listen; none as long as they are not known.
+        """
+        if addresses != self._told:
+            self._kill()
+            self._told, self._endings, self._next_at = addresses, [], 0.0
+        if not addresses:
+            return WAITS, self._address
+        if self._process is not None and (code := self._process.poll()) is not None:
+            self._process = None
+            self._endings.append(Ending(code, self._started_at, time.monotonic()))
+            decision = decide(self._endings, USUAL_LIMITS, random.random())
+            self._next_at = None
+            if isinstance(decision, Restart):
+                self._next_at = time.monotonic() + decision.delay_s
+        if self._next_at is not None and time.monotonic() >= self._next_at:
+            self._start()
+        return RUNNING if self._next_at is not None or self._process else self._code, self._address
+
+    def log(self, offset: int) -> bytes:
+        """Return a part of the task's log; a negative ``offset`` counts from its end."""
+        path = self._directory / "log"
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size + offset) if offset < 0 else offset)
+            return file.read(LOG_NBYTES)
+
+    def end(self) -> None:
+        """Have the task leave in order; leave nothing of it here."""
+        self._next_at = None
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+        self._kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def _code(self) -> str:
+        return str(self._endings[-1].exit_code) if self._endings else WAITS
+
+    def _start(self) -> None:
+        plan, role = self._plan, self._task.role
+        directory = str(self._directory)
+        variables = {"ZMQTRAIN_METRICS_PORT": "0"} | plan.environment(
+            role, self._told, directory, plan.logdir
+        )
+        command = command_of(role, sys.executable, supervised=False)
+        self._started_at, self._next_at = time.monotonic(), None
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--index", str(self._task.index)],
+                env=os.environ | variables,
+                cwd=self._working,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=dying_with(signal.SIGKILL),
+            )
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class Keeper:
+    """Keeps the minders of a job, on a node of Ray, whoever has submitted it."""
+
+    def __init__(self, plan: Plan, working: str) -> None:
+        import ray
+
+        self._ray, self._plan, self._working = ray, plan, working
+        prefix = minder_name(plan.name, Task(Role.WORKER, 0))[:-1]
+        held = [name for name in ray.util.list_named_actors() if name.startswith(prefix)]
+        self._workers = len(held) or plan.workers  # there are some if this is another life
+        self._minders: dict[Task, Any] = {}
+        self._calls: dict[Task, Any] = {}
+        self._states: dict[Task, str] = {}
+        self._addresses: dict[Task, str] = {}
+        self._logs: dict[Task, bytes] = {}
+        self._lock = threading.Lock()  # one thread tends, others answer
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def states(self) -> dict[Task, str]:
+        """Return how each task is, or its exit code."""
+        return {task: self._states.get(task, PENDING) for task in self._tasks()}
+
+    def wanted(self) -> dict[Role, str]:
+        """Return what a task of each role asks Ray for."""
+        return {
+            role: f"{each.cpu} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
+            for role, each in self._plan.resources.items()
+        }
+
+    def address(self) -> str:
+        """Return where ps 0 listens, "" if it does not run."""
+        leader = Task(self._plan.leader, 0)
+        return self._addresses.get(leader, "") if self._states.get(leader) == RUNNING else ""
+
+    def log(self, task: Task, offset: int) -> bytes | None:
+        """Return a part of a task's log, None if the task has not been placed."""
+        if task in self._logs:
+            return self._logs[task][offset:]
+        if task not in self._minders or self._states.get(task, PENDING) == PENDING:
+            return None
+        text: bytes = self._ray.get(self._minders[task].log.remote(offset), timeout=GRACE_S)
+        return text
+
+    def scale(self, workers: int) -> None:
+        with self._lock:
+            self._workers = workers
+            self._end([task for task in self._minders if task not in self._tasks()])
+
+    def end(self) -> None:
+        """End all tasks."""
+        with self._lock:
+            self._workers = 0
+            self._end(list(self._minders))
+
+    def _tasks(self) -> list[Task]:
+        counts = self._plan.counts | {Role.WORKER: self._workers}
+        return [Task(role, index) for role in counts for index in range(counts[role])]
+
+    def _run(self) -> None:
+        while self._workers and not self._logs:
+            with self._lock:
+                if self._states.get(Task(self._plan.concluding, 0)) == "0":
+                    self._conclude()
+                elif self._workers:
+                    self._tend()
+            time.sleep(TEND_S)
+
+    def _tend(self) -> None:
+        """Ask every minder how its task is, and tell it where the ps are."""
+        leaders = [Task(self._plan.leader, i) for i in range(self._plan.counts[self._plan.leader])]
+        known = [self._addresses.get(leader, "") for leader in leaders]
+        told = tuple(known) if all(known) else ()
+        for task in self._tasks():
+            if task not in self._minders:
+                self._minders[task] = self._minder(task)
+            if task not in self._calls:
+                self._calls[task] = self._minders[task].tend.remote(told)
+        calls = list(self._calls.values())
+        done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
+        for task, call in list(self._calls.items()):
+            if call not in done:
+                self._states[task] = PENDING
+                continue
+            del self._calls[task]
+            try:
+                self._states[task], self._addresses[task] = self._ray.get(call)
+            except self._ray.exceptions.RayActorError:
+                self._states[task] = PENDING  # its node is gone: Ray starts it again elsewhere
+            except self._ray.exceptions.RayError as error:
+                self._states[task] = f"cannot be started: {str(error).splitlines()[-1]}"
+
+    def _minder(self, task: Task) -> Any:
+        plan, wanted = self._plan, self._plan.resources[task.role]
+        keys = {n: plan.keys[n] for n in (REGISTRY, f"{task.role}-{task.index}.secret")}
+        options: dict[str, Any] = {
+            "name": minder_name(plan.name, task),
+            "num_cpus": wanted.cpu,
+            "num_gpus": wanted.gpu,
+            "memory": wanted.memory_nbytes or None,
+            "scheduling_strategy": "SPREAD",
+            "get_if_exists": True,
+        }
+        own = replace(plan, keys=keys)
+        return actor(self._ray, Minder, options).remote(own, task, self._working)
+
+    def _conclude(self) -> None:
+        """Keep the logs of a job that is done, and give its resources back."""
+        logs = {
+            task: self._ray.get(minder.log.remote(-LOG_NBYTES), timeout=GRACE_S)
+            for task, minder in self._minders.items()
+            if self._states.get(task) != PENDING
+        }
+        self._end(list(self._minders))
+        self._logs = logs
+
+    def _end(self, tasks: Sequence[Task]) -> None:
+        """Have tasks leave in order, those that run, and remove their minders."""
+        there = [task for task in tasks if self._states.get(task, PENDING) != PENDING]
+        ends = [self._minders[task].end.remote() for task in there]
+        self._ray.wait(ends, num_returns=len(ends), timeout=GRACE_S) if ends else None
+        for task in tasks:
+            self._ray.kill(self._minders.pop(task))
+            self._calls.pop(task, None)
+
+
+def minder_name(job: str, task: Task) -> str:
+    return f"{job}-{task.role}-{task.index}"
+
+
+def actor(ray: Any, kind: type, options: Mapping[str, Any]) -> Any:
+    """Return a class as an actor that outlives who makes it, and any node."""
+    usual = {"lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
+    return ray.remote(kind).options(**usual | dict(options))

@@ -1,0 +1,215 @@
+"""A submitted job on a Ray cluster, by Ray's own client; see minders.py for what runs there."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import yaml
+
+from zmqtrain.clusters.engine import RUNNING, Reason, ended, summary, undone
+from zmqtrain.clusters.minders import PENDING, WAITS, Keeper, actor
+from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
+from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.config.cluster import Task, parse_address
+from zmqtrain.config.options import names_of
+from zmqtrain.config.task import ENVIRON
+from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+
+NAMESPACE = "zmqtrain"
+AUTO = "auto"
+"""What Ray calls the cluster of this host."""
+
+ANSWER_S = 30.0
+"""How long an actor that is there may take to answer."""
+
+CONNECT_S = 5.0
+FOLLOW_S = 1.0
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ray:
+    """A Ray cluster; an engine of jobs. ``context``: its address."""
+
+    context: str
+    namespace: str = ""
+    has_our_paths: ClassVar[bool] = True
+
+    @classmethod
+    def chosen(cls, asked: Submission) -> Self:
+        named = cls(asked.address or ENVIRON.get("RAY_ADDRESS") or AUTO)
+        if named.context != AUTO:
+            return named
+        return cls(str(named._connected().get_runtime_context().gcs_address))
+
+    @classmethod
+    def of(cls, job: Submitted) -> Self:
+        return cls(job.context)
+
+    @staticmethod
+    def rendered(plan: Plan, asked: Submission) -> str:
+        tasks = {
+            str(role): {
+                "count": count,
+                "num_cpus": plan.resources[role].cpu,
+                "num_gpus": plan.resources[role].gpu,
+                "memory": plan.resources[role].memory_nbytes,
+                "variables": plan.environment(role, (), "its own keys", plan.logdir),
+            }
+            for role, count in plan.counts.items()
+        }
+        text: str = yaml.safe_dump({"name": plan.name, "actors": tasks}, sort_keys=False)
+        return text
+
+    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+        ray = self._connected()
+        if self._keeper(plan.name) is not None:
+            raise ConfigError(
+                f"an actor of the name {plan.name} is there already; expected a new name; give "
+                f"another --name, or end the job with zmqtrain stop {plan.name}"
+            )
+        if dry_run:
+            return ""
+        options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
+        with undone(plan.name, partial(self._end, plan.name)):
+            keeper = actor(ray, Keeper, options).remote(plan, str(Path.cwd()))
+            self._told(keeper.states.remote())
+        return f"Ray at {self.context}"
+
+    def state(self, job: Submitted) -> str:
+        keeper = self._keeper(job.name)
+        if keeper is None:
+            return "gone"
+        return summary(job, self._told(keeper.states.remote()))
+
+    def reasons(self, job: Submitted) -> list[Reason]:
+        keeper = self._keeper(job.name)
+        if keeper is None:
+            return [Reason(job.name, _gone(job.name))]
+        free = self._connected().available_resources()
+        left = ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+        left += f", {free.get('memory', 0) / GIB:.1f} GiB"
+        wanted = self._told(keeper.wanted.remote())
+        found = []
+        for task, state in self._told(keeper.states.remote()).items():
+            if state.isdecimal() and int(state):
+                found.append(ended(job, task, state))
+            elif state == PENDING:
+                asks = f"it asks for {wanted[task.role]}; free in the whole cluster are {left}"
+                found.append(Reason(str(task), f"Ray has not started it: {asks}"))
+            elif state not in (RUNNING, WAITS, "0"):
+                found.append(Reason(str(task), state))
+        return found
+
+    @contextlib.contextmanager
+    def located(self, job: Submitted) -> Iterator[str]:
+        address = self._told(self._kept(job.name).address.remote())
+        if not address:
+            raise PeerLostError(
+                f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why"
+            )
+        yield address
+
+    def scale(self, job: Submitted, workers: int) -> None:
+        self._told(self._kept(job.name).scale.remote(workers), 2 * GRACE_S)
+
+    def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
+        keeper, offset = self._kept(job.name), 0
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                text = self._told(keeper.log.remote(task, offset))
+                if text is None:
+                    raise PeerLostError(f"{task} of {job.name} has not started")
+                sys.stdout.buffer.write(text)
+                sys.stdout.flush()
+                offset += len(text)
+                if not text and not follow:
+                    return
+                time.sleep(0 if text else FOLLOW_S)
+
+    def remove(self, job: Submitted) -> None:
+        self._end(job.name)
+
+    def _end(self, name: str) -> None:
+        """End a job's tasks, and remove its keeper."""
+        keeper = self._keeper(name)
+        if keeper is not None:
+            try:
+                self._told(keeper.end.remote(), 2 * GRACE_S)
+            finally:
+                self._connected().kill(keeper)
+
+    def _kept(self, name: str) -> Any:
+        keeper = self._keeper(name)
+        if keeper is None:
+            raise PeerLostError(_gone(name))
+        return keeper
+
+    def _keeper(self, name: str) -> Any:
+        """Return the keeper of a job, None if Ray has none."""
+        try:
+            return self._connected().get_actor(name)
+        except ValueError:
+            return None
+
+    def _connected(self) -> Any:
+        """Return the module ray, connected to the cluster."""
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError(
+                "ray is not installed; expected the version that the cluster has; install it, or "
+                "zmqtrain[ray]"
+            ) from None
+        if ray.is_initialized():
+            return ray
+        try:
+            if self.context != AUTO:  # to a closed port Ray would try for minutes
+                at = parse_address(self.context.removeprefix("ray://"))
+                socket.create_connection((at.host, at.port), CONNECT_S).close()
+            ray.init(self.context, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        except (OSError, RuntimeError, ValueError) as error:
+            said = " ".join(str(error).split())[:400]
+            raise PeerLostError(
+                f"there is no Ray cluster at {self.context}, or one of another version of Ray or "
+                "Python; expected the address that ray start has printed; give "
+                f"{names_of('address')}, or set RAY_ADDRESS (ray: {said})"
+            ) from None
+        return ray
+
+    def _told(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
+        """Return what an actor answers.
+
+        Raises:
+            ZmqTrainError: it does not, with Ray's reason.
+        """
+        ray = self._connected()
+        try:
+            return ray.get(call, timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            error: ZmqTrainError = PeerLostError(
+                f"Ray has not answered within {timeout_s:g} s; is the cluster full, or its head "
+                "down? try ray status"
+            )
+        except ray.exceptions.RayError as failure:
+            said = " ".join(str(failure).split())[-400:]
+            error = PeerLostError(
+                f"the job's actor does not answer; expected this version of zmqtrain on every node "
+                f"(ray: {said})"
+            )
+        raise error
+
+
+def _gone(name: str) -> str:
+    return (
+        f"Ray has nothing of {name}: its cluster was restarted, or the job removed; stop it, and "
+        "submit it again: it goes on from its checkpoint"
+    )
