@@ -368,3 +368,13 @@ def test_long_texts_are_cut_but_still_tell_jobs_apart() -> None:
 def test_worker_hosts_a_part_of_some_size_or_none(partition_nbytes: int, shards: int) -> None:
     model = MLP(features=4, hidden=30, classes=2)  # 848 bytes
     assert job(model=model, partition_nbytes=partition_nbytes).shards_on(3) == shards
+
+
+def test_mistake_of_a_model_is_not_told_as_one_of_its_metrics() -> None:
+    class Unbuilt(MLP):
+        @property
+        def summed_metrics(self) -> object:
+            raise ConfigError("no loss")
+
+    with pytest.raises(ConfigError, match=r"^no loss$"):
+        job(model=Unbuilt(64, 4, 10))

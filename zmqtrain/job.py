@@ -294,8 +294,10 @@ class Job(BaseModel):
     @field_validator("metrics")
     @classmethod
     def _are_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
+        # What the model raises here is about the model, not about the metrics.
+        of_model = () if value else getattr(info.data.get("model"), "summed_metrics", ())
         try:
-            return checked(value or getattr(info.data.get("model"), "summed_metrics", ()))
+            return checked(value or of_model)
         except (ConfigError, TypeError) as error:
             raise ValueError(str(error)) from None
 
