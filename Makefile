@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak image pods kubernetes clean
+.PHONY: help setup train test test-frameworks lint format fuzz examples hosts headline soak prometheus image pods kubernetes clean
 
 help:  ## say what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -55,6 +55,9 @@ examples: $(STAMP)  ## write the examples of deploy/kubernetes and deploy/slurm 
 
 hosts: $(STAMP)  ## test a job over several hosts whose links break, and on a Slurm if it is installed (Linux, root)
 	$(BIN)/pytest -m '' tests/hosts
+
+prometheus: $(STAMP)  ## test the files of deploy/prometheus with a Prometheus and an Alertmanager on PATH
+	$(BIN)/pytest -m prometheus tests/deploy
 
 image:  ## build deploy/Containerfile with podman; DEBIAN=bookworm where no registry is reached
 	deploy/image.sh

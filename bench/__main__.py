@@ -6,6 +6,7 @@ import click
 
 from bench.all_reduce import all_reduce_command
 from bench.compression import compression_command
+from bench.dashboard import dashboard_command
 from bench.headline import headline_command
 from bench.kernels import kernels_command
 from bench.memory import memory_command
@@ -27,6 +28,7 @@ COMMANDS: tuple[click.Command, ...] = (
     models_command,
     profile_command,
     headline_command,
+    dashboard_command,
     compression_command,
     peers_command,
     simulate_command,

@@ -151,6 +151,19 @@ async def test_steps_of_a_worker_never_count_down() -> None:
     assert (worker.pushes, worker.loss) == (5, 0.125)
 
 
+async def test_worker_that_joins_late_begins_where_the_slowest_is_and_lags_behind_nobody() -> None:
+    leader = leader_with_a_roster()
+    for worker, steps in ((0, 70), (1, 60)):
+        leader.arrived(PushArrived(worker, steps, 8, 10, True, 0.125))
+    late = add_peer(leader.peers, "worker 2")
+    leader.joined(late)
+    assert late.pushes == 60
+    leader.arrived(PushArrived(2, 1, 8, 10, True, 0.125))
+    assert late.pushes == 61
+    value = leader._metrics.registry.get_sample_value
+    assert value("zmqtrain_worker_step", {"worker": "2"}) == 61
+
+
 async def test_steps_of_a_roster_are_figures_as_those_by_messages_are() -> None:
     leader = leader_with_a_roster()
     leader.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})

@@ -222,6 +222,8 @@ class Leader:
     def joined(self, peer: Peer) -> None:
         """A task has a new life."""
         if peer.is_worker:
+            others = (other.pushes for other in self.peers.workers() if other is not peer)
+            peer.joined_at = peer.pushes = min(others, default=0)
             self.event(Joined(peer.index, peer.incarnation))
 
     def left(self, peer: Peer) -> None:
@@ -400,6 +402,7 @@ class Leader:
         step = sequence + (member.unpushed if member is not None else 0)
         peer = self.peers.get("worker", worker)
         if peer is not None:
+            step += peer.joined_at
             peer.pushes, peer.loss = step, loss
         self._metrics.worker_step[worker].set(step)
 

@@ -39,7 +39,8 @@ class Peer:
     gone: bool = False  # it left, or its lease expired
     died: bool = False  # its process has ended without a Leave
     lanes: str = "tcp"  # to every ps, as a worker says
-    pushes: int = 0  # of a worker, to the leader's host
+    pushes: int = 0  # of a worker, to the leader's host; it begins where the slowest one was
+    joined_at: int = 0  # where that was
     loss: float = 0.0  # of the last of them
     finished: bool = False  # a worker: sent a stop, and answered by all shards
     saved_step: int = 0  # the chief: of its last checkpoint

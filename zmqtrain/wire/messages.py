@@ -437,7 +437,9 @@ class TaskStatus:
     index: int
     state: State
     incarnation: int  # milliseconds since 1970 when it joined
-    step: int  # pushes of a worker; version of a ps; last checkpoint's step of the chief
+    # Pushes of a worker, from where the slowest was when it joined; version of a ps; last
+    # checkpoint's step of the chief.
+    step: int
     silent_s: float
     leases: tuple[int, ...]  # batches held
     loss: float

@@ -1,0 +1,64 @@
+"""A real Prometheus, and a real Alertmanager, watch a run by the shipped files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.dashboard import Prometheus, free_port, run_words, started
+from tests.deploy import queries
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
+        reason="prometheus or prometheus-alertmanager is absent",
+    ),
+]
+TIMEOUT_S = 60.0
+ROUTE = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path: Path) -> None:
+    run_port, alerts_port = free_port(), free_port()
+    (tmp_path / "alertmanager.yml").write_text(ROUTE)
+    alertmanager = [
+        "prometheus-alertmanager",
+        f"--config.file={tmp_path / 'alertmanager.yml'}",
+        f"--storage.path={tmp_path / 'alerts'}",
+        f"--web.listen-address=127.0.0.1:{alerts_port}",
+        "--cluster.listen-address=",
+    ]
+
+    def fired() -> set[str]:
+        url = f"http://127.0.0.1:{alerts_port}/api/v2/alerts"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return {alert["labels"]["alertname"] for alert in json.load(answer)}
+
+    prometheus = Prometheus(tmp_path, run_port, f"127.0.0.1:{alerts_port}")
+    with (
+        started(alertmanager, stderr=subprocess.DEVNULL),
+        prometheus.running(),
+        started(run_words(run_port, tmp_path / "logdir"), stderr=subprocess.DEVNULL) as run,
+    ):
+        until(lambda: len(prometheus.scraped()) == 6)  # 2 ps, 3 workers, the chief
+        asked = [query.expr for query in queries.dashboard_queries()]
+        for expression in asked:
+            prometheus.ask("query", query=expression)  # raises if it is wrong
+        assert "ZmqtrainRunDied" not in fired()
+        run.kill()
+        until(lambda: "ZmqtrainRunDied" in fired())
