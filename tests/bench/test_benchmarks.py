@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from bench.__main__ import COMMANDS
+from bench.dashboard import dashboard_command
 from bench.headline import headline_command
 from bench.output import ROOT
 from bench.peers.command import peers_command
@@ -54,7 +55,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
 
 
 def test_every_benchmark_is_run_here_or_takes_too_long() -> None:
-    slow = {headline_command.name, peers_command.name}
+    slow = {headline_command.name, peers_command.name, dashboard_command.name}
     assert {command.name for command in COMMANDS} == {*RUNS, *slow}
 
 
