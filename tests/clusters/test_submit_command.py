@@ -385,6 +385,16 @@ def test_stop_removes_a_job_that_does_not_run(kubectl: Kubectl) -> None:
     assert not submitted_jobs()
 
 
+def test_job_that_does_not_end_is_removed_by_force_alone(kubectl: Kubectl) -> None:
+    submitted(kubectl)
+    line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there
+    kubectl.answers(said(line, "port-forward"), given({"items": [pod("ps", 0)]}, "pods"), *WILLING)
+    assert main(["stop", "digits", "--timeout-s", "0.2"]) == ExitCode.PEER_LOST
+    assert submitted_jobs() and not kubectl.calls("delete")
+    assert main(["stop", "digits", "--force"]) == ExitCode.OK
+    assert kubectl.calls("delete") and not submitted_jobs()
+
+
 @pytest.mark.parametrize(
     "kind, name, condition, state",
     [

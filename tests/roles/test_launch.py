@@ -6,11 +6,16 @@ import contextlib
 import json
 import os
 import resource
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.harness import Stage, stage
 from zmqtrain import Job
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
@@ -23,6 +28,8 @@ from zmqtrain.roles import launch
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Shutdown
+
+__all__ = ["stage"]
 
 FEW = 256  # files
 TF_CONFIG = json.dumps(
@@ -43,6 +50,20 @@ def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves() ->
         assert launch.run_process(config_of("127.0.0.1:2222"), allowed) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(stage: Stage) -> None:
+    job, loads = stage.directory / "job.py", stage.directory / "loads"
+    job.write_text(f"import time\nopen({str(loads)!r}, 'w')\ntime.sleep(3600)\n")
+    unshare = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+    if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
+        pytest.skip("needs a PID namespace")
+    role = (sys.executable, "-m", "zmqtrain.roles.worker", "--job", job)
+    process = stage.start("unshare", *unshare, *role)
+    stage.until(loads.exists, "the job's file to be run")
+    (first,) = psutil.Process(process.pid).children()
+    first.terminate()
+    assert process.exit_code() == ExitCode.TERMINATED
 
 
 @pytest.mark.parametrize(

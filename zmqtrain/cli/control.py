@@ -15,7 +15,7 @@ from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
-from zmqtrain.errors import PeerLostError, RefusedError
+from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
 
@@ -102,7 +102,8 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
 @click.command("stop")
 @about_a_job
 @_wait_option("the end")
-def stop_command(job: RemoteJob, *, wait_s: float) -> None:
+@click.option("--force", is_flag=True, help="remove a submitted job at once, without its end")
+def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     """End a running job early, as Ctrl-C on its chief does.
 
     Workers finish their steps, and a job with a logdir saves a checkpoint, from which the same
@@ -111,14 +112,18 @@ def stop_command(job: RemoteJob, *, wait_s: float) -> None:
     command stops waiting.
 
     A submitted job is also removed from its engine, with its keys. Of one that does not run, or
-    has ended, nothing else is left to do.
+    has ended, nothing else is left to do. One that cannot end, as when its chief is pending, is
+    removed with --force; nothing is saved then.
 
     \b
     Examples:
       zmqtrain stop                         # the one job on this host
       zmqtrain stop --ps host:2222 --wait-s 600     # long steps, a large checkpoint
     """
-    click.echo(job.unreachable or _stopped(job, wait_s))
+    if force and job.submitted is None:
+        raise ConfigError("--force is given; expected the name of a submitted job to remove")
+    if not force:
+        click.echo(job.unreachable or _stopped(job, wait_s))
     if job.submitted is not None:
         engine_of(job.submitted).remove(job.submitted)
         job.submitted.forget()
