@@ -20,6 +20,9 @@ from zmqtrain.user_code import described, is_installed, place_of
 
 _LOADING: ContextVar[str] = ContextVar("loading", default="")
 
+EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
+"""Which extras of zmqtrain bring the frameworks that jobs import."""
+
 
 def load_job(reference: str) -> Job:
     """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
@@ -140,7 +143,9 @@ def _importing(what: str) -> Iterator[None]:
         place = place_of(error)
         raise ConfigError(f"{place}: {error}" if place else str(error)) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{what} cannot be imported: {described(error)}") from error
+        extra = EXTRAS.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        remedy = f"; install it with pip install 'zmqtrain[{extra}]'" if extra else ""
+        raise ConfigError(f"{what} cannot be imported: {described(error)}{remedy}") from error
     finally:
         _LOADING.reset(token)
 

@@ -40,6 +40,7 @@ FILES = {
     "calls.py": "def f():\n    raise OSError('gone')\n\nf()\n",
     "library.py": "import statistics\nstatistics.mean([])\n",
     "lacks.py": "import nobody_has_this\n",
+    "extra.py": "raise ModuleNotFoundError(\"No module named 'jax'\", name='jax')",
     "exits.py": "import sys\nsys.exit(3)\n",
     "imports_syntax.py": "\nimport syntax\n",
     "invalid.py": HEADER + "job = line(0)\n",
@@ -103,6 +104,13 @@ def test_file_of_another_directory_imports_what_lies_beside_it(
         ),
         ("lacks.py", "lacks.py, line 1: ModuleNotFoundError: No module named 'nobody_has_this'"),
         ("nobody_has_this:job", "ModuleNotFoundError: No module named 'nobody_has_this'"),
+        (
+            "extra.py",
+            (
+                "extra.py, line 1: ModuleNotFoundError: No module named 'jax'; install it with "
+                "pip install 'zmqtrain[jax]'"
+            ),
+        ),
         ("exits.py", "exits.py, line 2: SystemExit: 3"),
     ],
 )
