@@ -53,7 +53,7 @@ format: $(STAMP)  ## rewrite the code in the project's format
 examples: $(STAMP)  ## write the examples of deploy/kubernetes and deploy/slurm again
 	$(BIN)/python -m tests.clusters.examples
 
-hosts: $(STAMP)  ## test a job over several hosts whose links break, and on a Slurm if it is installed (Linux, root)
+hosts: $(STAMP)  ## test a job over several hosts whose links break, and by sshd, on a Slurm and on Ray where installed (Linux, root)
 	$(BIN)/pytest -m '' tests/hosts
 
 prometheus: $(STAMP)  ## test the files of deploy/prometheus with a Prometheus and an Alertmanager on PATH
