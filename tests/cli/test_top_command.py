@@ -190,6 +190,26 @@ def test_json_is_a_status_a_line(
     assert ps.questions(GetStatus) == [GetStatus(), GetStatus(3, 0.0)]
 
 
+def test_many_events_are_one_status_a_second_and_few_questions(
+    ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(top, "REFRESH_S", 1.0)
+    monkeypatch.setattr(top.time, "monotonic", lambda: now)
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    events = [replace(training, event=number) for number in range(3, 12)]
+    ps.replies[GetStatus] = [*events, replace(training, stop="step 3000 of 3000 is done")]
+    assert main(["top", "--json"]) == ExitCode.OK
+    shown = [json.loads(text)["event"] for text in capsys.readouterr().out.splitlines()]
+    assert shown == [3, 9, 3]
+    assert len(ps.asked) == 10
+
+
 def test_ctrl_c_ends_it_quietly(
     ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.wire.messages import Status
 
 REFRESH_S = 1.0
+PAUSE_S = 0.2  # between two questions, however much happens
 PATIENCE_S = 2.0  # until ps 0 counts as away
 SHOWN_NEWS = 4
 FEWEST_ROWS = 5  # of tasks, on the lowest terminal
@@ -70,7 +71,7 @@ def statuses(job: RemoteJob) -> Iterator[Status | None]:
         while not (status.stop or status.failure):
             next_at = time.monotonic() + REFRESH_S
             try:
-                status = asked.status(status.event, REFRESH_S)
+                status = _status_at(next_at, asked, status.event)
                 yield status
                 continue
             except PeerLostError:
@@ -84,6 +85,19 @@ def statuses(job: RemoteJob) -> Iterator[Status | None]:
                     asked = stack.enter_context(reached(job.name, asked.timeout_s))
                 except ConfigError:  # it was stopped, and is forgotten
                     return
+
+
+def _status_at(at: float, job: RemoteJob, seen: int) -> Status:
+    """Return the job's status at this time, or at its end, whichever comes first.
+
+    Ps 0 answers at once when something happens, such as the end, or a checkpoint.
+    """
+    while True:
+        status = job.status(seen, max(0.0, at - time.monotonic()))
+        if status.stop or status.failure or time.monotonic() >= at:
+            return status
+        seen = status.event
+        time.sleep(PAUSE_S)
 
 
 def _show(job: RemoteJob, console: Console) -> None:
