@@ -183,6 +183,17 @@ def test_name_that_another_submission_has_just_taken_is_left_to_it(kubectl: Kube
     assert record.exists() and len(kubectl.calls("apply")) == 1
 
 
+def test_record_that_cannot_be_written_is_told(
+    kubectl: Kubectl, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "state/zmqtrain/digits"
+    directory.parent.mkdir(parents=True)
+    directory.symlink_to("/proc/self")  # a directory in which nobody makes a file
+    kubectl.answers(*WILLING)
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert "XDG_STATE_HOME" in capsys.readouterr().err
+
+
 def test_controller_that_was_just_installed_is_waited_for(kubectl: Kubectl) -> None:
     late = refused(
         'Error from server (InternalError): Internal error occurred: failed calling webhook "j": '

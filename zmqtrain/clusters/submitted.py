@@ -58,6 +58,8 @@ class Submitted:
                 f"{self.name} was submitted already; expected a new name; give another --name, or "
                 f"end it with zmqtrain stop {self.name}"
             ) from None
+        except OSError as error:
+            raise _unwritable(self.directory, error) from None
 
     def save(self) -> None:
         """Write the record.
@@ -115,10 +117,14 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
             path.with_suffix(".new").write_text(text)
             os.replace(path.with_suffix(".new"), path)
     except OSError as error:
-        raise ConfigError(
-            f"{directory} cannot be written: {error.strerror}; expected a directory for what is "
-            "known of submitted jobs; set XDG_STATE_HOME to one"
-        ) from None
+        raise _unwritable(directory, error) from None
+
+
+def _unwritable(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{directory} cannot be written: {error.strerror}; expected a directory for what is "
+        "known of submitted jobs; set XDG_STATE_HOME to one"
+    )
 
 
 def _home() -> Path:
