@@ -122,6 +122,6 @@ def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
 
 
 def test_steps_of_live_workers_may_take_longer_than_others_are_waited_for() -> None:
-    timing = calm().timing.model_copy(update={"join_timeout_s": 0.3})
-    trace = trace_of(calm(ps=1, steps=2, workers=2, slow=0, timing=timing))
-    assert trace.of("worker 1 has waited 0.3 s for worker 0")
+    timing = calm().timing.model_copy(update={"join_timeout_s": 0.2})
+    trace = trace_of(calm(ps=1, steps=8, workers=2, slow=0, timing=timing))
+    assert trace.of("worker 1 has waited 0.2 s for worker 0")
