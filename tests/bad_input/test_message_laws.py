@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import types
 import typing
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wire.values import values_of
 from zmqtrain import Job
 from zmqtrain.wire.buffers import DTYPES, Tensor
 from zmqtrain.wire.codec import Envelope, encode
@@ -21,34 +20,17 @@ from zmqtrain.wire.messages import Message, Parameters, Push, PushReply, Read
 MakeJob = Callable[..., Job]
 Table = Callable[..., Any]
 
+# Small numbers hit what exists.
 ADDRESSABLE = {
     int: st.one_of(st.integers(-2, 3), st.integers(-(2**63), 2**64 - 1)),
     float: st.floats(),
     str: st.one_of(st.sampled_from(["apply", "release", "reduce"]), st.text(max_size=9)),
     bool: st.booleans(),
 }
+KEYS = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
 
 
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Every value of a type that messages are declared with; small numbers hit what exists."""
-    if hint in ADDRESSABLE:
-        return ADDRESSABLE[hint]
-    if is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        return st.builds(hint, **{f.name: values_of(hints[f.name]) for f in fields(hint)})
-    arguments = typing.get_args(hint)
-    match typing.get_origin(hint):
-        case typing.Union | types.UnionType:
-            return st.one_of(*(values_of(argument) for argument in arguments))
-        case origin if origin is tuple:
-            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
-        case origin if origin is dict:
-            keys = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
-            return st.dictionaries(keys, values_of(arguments[1]), max_size=3)
-    return st.none()
-
-
-MESSAGES = st.one_of(*(values_of(kind) for kind in typing.get_args(Message)))
+MESSAGES = st.one_of(*(values_of(kind, ADDRESSABLE, KEYS) for kind in typing.get_args(Message)))
 TENSORS = st.lists(
     st.builds(
         lambda dtype, size: Tensor.of(np.zeros(size, dtype)),

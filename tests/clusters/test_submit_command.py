@@ -377,6 +377,20 @@ def test_status_goes_through_a_port_forward_to_ps_0(
     assert "pod/digits-ps-0-0-abcde" in words
 
 
+def test_why_has_the_clusters_reasons_when_ps_0_does_not_answer(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    pods = [pod("ps", 0), pod("worker", 1, "Pending", conditions=[UNSCHEDULABLE])]
+    line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there
+    listed = given({"items": pods}, "pods")
+    kubectl.answers(said(line, "port-forward"), listed, NOTHING)
+    assert main(["why", "digits", "--timeout-s", "0.2"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert "Insufficient nvidia.com/gpu" in told
+    assert "127.0.0.1:1 " in told
+
+
 def test_port_forward_that_says_nothing_is_given_up(
     kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

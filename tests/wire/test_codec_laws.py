@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import types
 import typing
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgpack
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wire.values import values_of
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import DTYPES, FRAME_NBYTES, MAX_DIMENSIONS, Buffer, Tensor
 from zmqtrain.wire.codec import (
@@ -31,27 +30,6 @@ SIGNED = st.integers(-(2**63), 2**64 - 1)
 COUNTS = st.integers(0, 2**64 - 1)
 # NaN travels too, but is not equal to itself.
 SCALARS = {int: SIGNED, float: st.floats(allow_nan=False), str: st.text(), bool: st.booleans()}
-
-
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Every value of a type that messages are declared with."""
-    if hint in SCALARS:
-        return SCALARS[hint]
-    if is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        return st.builds(hint, **{f.name: values_of(hints[f.name]) for f in fields(hint)})
-    arguments = typing.get_args(hint)
-    match typing.get_origin(hint):
-        case typing.Literal:
-            return st.sampled_from(arguments)
-        case typing.Union | types.UnionType:
-            return st.one_of(*(values_of(argument) for argument in arguments))
-        case origin if origin is tuple:
-            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
-        case origin if origin is dict:
-            return st.dictionaries(st.text(), values_of(arguments[1]), max_size=3)
-    assert hint is type(None), hint
-    return st.none()
 
 
 def test_reply_of_another_kind_is_told() -> None:
@@ -77,7 +55,7 @@ TENSORS = st.builds(
 SENDERS = st.builds(Sender, st.text(), COUNTS, COUNTS)
 ENVELOPES = st.builds(
     Envelope,
-    st.one_of(*(values_of(kind) for kind in KINDS)),
+    st.one_of(*(values_of(kind, SCALARS) for kind in KINDS)),
     SENDERS,
     COUNTS,
     COUNTS,
@@ -107,7 +85,7 @@ def assert_same(received: Envelope, sent: Envelope) -> None:
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
     sent = Envelope(
-        data.draw(values_of(kind)),
+        data.draw(values_of(kind, SCALARS)),
         data.draw(SENDERS),
         data.draw(COUNTS),
         data.draw(COUNTS),

@@ -137,7 +137,7 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
         ),
         ({"kind": "Initialize", "body": [1, ""]}, "Initialize.checkpoint: expected str, got 1"),
         (
-            {"kind": "Heartbeat", "body": [[["a", "b", "c", 1.0, "soon"]], False, 0]},
+            {"kind": "Heartbeat", "body": [[["a", "b", "c", 1.0, "soon"]], False, 0, []]},
             "Heartbeat.waits: Wait.until_s: expected float, got 'soon'",
         ),
     ],

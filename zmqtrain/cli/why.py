@@ -40,9 +40,14 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
       zmqtrain why digits-x7k2              # a submitted job
     """
     reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
-    if job.unreachable and not reasons:
-        raise PeerLostError(job.unreachable)
-    status = None if job.unreachable else job.status()
+    status, unreachable = None, job.unreachable
+    if not unreachable:
+        try:
+            status = job.status()
+        except PeerLostError as error:
+            unreachable = str(error)
+    if status is None and not reasons:
+        raise PeerLostError(unreachable)
     if as_json:
         waits = {"waits": []} if status is None else why_json(status)
         show_json(waits | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
@@ -50,7 +55,7 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     for reason in reasons:
         show(cell(f"{reason.what}: {reason.text}"))
     if status is None:
-        show(cell(job.unreachable))
+        show(cell(unreachable))
     else:
         show(why_view(status, show_all=show_all))
 

@@ -28,6 +28,7 @@ from zmqtrain.clusters.engine import RUNNING
 from zmqtrain.clusters.plan import GRACE_S, Plan, command_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
+from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.supervisor import dying_with
 from zmqtrain.transport.keys import REGISTRY
 
@@ -120,7 +121,7 @@ class Minder:
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--index", str(self._task.index)],
-                env=os.environ | variables,
+                env={**ENVIRON, **variables},
                 cwd=self._working,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
