@@ -123,7 +123,17 @@ def summary(job: Submitted, states: Mapping[Task, str]) -> str:
     if end.isdecimal() and int(end) in (0, *PERMANENT):
         return "failed" if int(end) else "completed"
     found = [f"ended with {state}" if state.isdecimal() else state for state in states.values()]
-    return ", ".join(f"{found.count(state)} {state}" for state in sorted(set(found)))
+    return tally(found)
+
+
+def tally(states: Sequence[str]) -> str:
+    """Return how many are in each state, such as ``1 pending, 3 running``."""
+    return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+
+
+def not_running(task: Task, name: str) -> PeerLostError:
+    """Return the error of a task of a job that has to run, but does not."""
+    return PeerLostError(f"{task} of {name} does not run; zmqtrain why {name} says why")
 
 
 def ended(job: Submitted, task: Task, code: str) -> Reason:

@@ -15,8 +15,10 @@ from zmqtrain.clusters.engine import (
     Reason,
     call,
     meant,
+    not_running,
     serving,
     shown,
+    tally,
     undone,
 )
 from zmqtrain.clusters.kubernetes import (
@@ -35,12 +37,7 @@ from zmqtrain.clusters.plan import Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
-from zmqtrain.errors import (
-    ConfigError,
-    OccupiedError,
-    PeerLostError,
-    RefusedError,
-)
+from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
 KUBECTL = "kubectl"
 WEBHOOK_S = 60.0
@@ -154,11 +151,9 @@ class Kubernetes:
     def state(self, job: Submitted) -> str:
         if ended := state_of(job, self._objects(job)):
             return ended
-        phases = [
-            str(pod["status"].get("phase", "Pending")).lower() for pod in self._pods(job.name)
-        ]
-        counted = ", ".join(f"{phases.count(phase)} {phase}" for phase in sorted(set(phases)))
-        return counted or "no pods yet"
+        pods = self._pods(job.name)
+        phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
+        return tally(phases) or "no pods yet"
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
@@ -192,8 +187,7 @@ class Kubernetes:
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)
-        words = self._words("logs", pod, *(["--follow"] if follow else []))
-        shown(words)
+        shown(self._words("logs", pod, *(["--follow"] if follow else [])))
 
     def remove(self, job: Submitted) -> None:
         self._delete(job.name, job.kind)
@@ -245,23 +239,22 @@ class Kubernetes:
     def _objects(self, job: Submitted) -> list[Mapping[str, Any]]:
         """Return the objects that hold the tasks."""
         kinds = {*RESOURCES[job.kind], "jobs.batch"}
-        return list(self._items(",".join(sorted(kinds)), _selector(job.name)))
+        return self._items(",".join(sorted(kinds)), job.name)
 
     def _pods(self, name: str) -> list[Mapping[str, Any]]:
-        return list(self._items("pods", _selector(name)))
+        return self._items("pods", name)
 
     def _pod(self, name: str, task: Task, *, running: bool = True) -> str:
         """Return the name of a task's newest pod."""
         pods = [pod for pod in self._pods(name) if task_of(pod) == task]
         pods = [pod for pod in pods if not running or pod["status"].get("phase") == "Running"]
         if not pods:
-            what = "does not run" if running else "has no pod"
-            raise PeerLostError(f"{task} of {name} {what}; zmqtrain why {name} says the reasons")
+            raise not_running(task, name)
         newest = max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
         return str(newest["metadata"]["name"])
 
-    def _items(self, kinds: str, selector: str) -> Sequence[Mapping[str, Any]]:
-        return list(self._json("get", kinds, "-l", selector)["items"])
+    def _items(self, kinds: str, name: str) -> list[Mapping[str, Any]]:
+        return list(self._json("get", kinds, "-l", _selector(name))["items"])
 
     def _json(self, *words: str) -> Any:
         return json.loads(self._call(*words, "-o", "json"))

@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from zmqtrain.clusters.engine import RUNNING, Reason, ended, summary, undone
+from zmqtrain.clusters.engine import RUNNING, Reason, ended, not_running, summary, undone
 from zmqtrain.clusters.minders import PENDING, WAITS, Keeper, actor
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
-from zmqtrain.config.cluster import Task, parse_address
+from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
-from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.errors import ConfigError, PeerLostError
 
 NAMESPACE = "zmqtrain"
 AUTO = "auto"
@@ -113,9 +113,7 @@ class Ray:
     def located(self, job: Submitted) -> Iterator[str]:
         address = self._told(self._kept(job.name).address.remote())
         if not address:
-            raise PeerLostError(
-                f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why"
-            )
+            raise not_running(Task(Role.PS if job.ps else Role.WORKER, 0), job.name)
         yield address
 
     def scale(self, job: Submitted, workers: int) -> None:
@@ -189,23 +187,22 @@ class Ray:
         """Return what an actor answers.
 
         Raises:
-            ZmqTrainError: it does not, with Ray's reason.
+            PeerLostError: it does not, with Ray's reason.
         """
         ray = self._connected()
         try:
             return ray.get(call, timeout=timeout_s)
         except ray.exceptions.GetTimeoutError:
-            error: ZmqTrainError = PeerLostError(
+            raise PeerLostError(
                 f"Ray has not answered within {timeout_s:g} s; is the cluster full, or its head "
                 "down? try ray status"
-            )
+            ) from None
         except ray.exceptions.RayError as failure:
             said = " ".join(str(failure).split())[-400:]
-            error = PeerLostError(
+            raise PeerLostError(
                 f"the job's actor does not answer; expected this version of zmqtrain on every node "
                 f"(ray: {said})"
-            )
-        raise error
+            ) from None
 
 
 def _gone(name: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, shown, undone
+from zmqtrain.clusters.engine import Mistakes, Reason, call, not_running, shown, tally, undone
 from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import Target, log_file, render
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
@@ -116,10 +116,7 @@ class Slurm:
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
-        parts = _parts(job.name)
-        states = [part.state.lower() for part in parts]
-        counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-        return counted or "ended"
+        return tally([part.state.lower() for part in _parts(job.name)]) or "ended"
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
@@ -136,11 +133,9 @@ class Slurm:
                 (host, *_) = call(["scontrol", "show", "hostnames", part.nodes], MISTAKES).split()
                 yield f"{host}:{port_of(int(part.number))}"
                 return
-        raise PeerLostError(
-            f"ps 0 of {job.name} does not run; zmqtrain why {job.name} says why"
-            if parts
-            else f"{job.name} has ended: Slurm has no job of it; its log says how"
-        )
+        if parts:
+            raise not_running(Task(Role.PS, 0), job.name)
+        raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; its log says how")
 
     def scale(self, job: Submitted, workers: int) -> None:
         parts = [part for part in _parts(job.name) if part.state != "COMPLETING"]
@@ -156,8 +151,7 @@ class Slurm:
         path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
             raise PeerLostError(f"{path} is not there yet: {task} of {job.name} has not started")
-        words = ["tail", "-n", "+1", *(["-F"] if follow else []), str(path)]
-        shown(words)
+        shown(["tail", "-n", "+1", *(["-F"] if follow else []), str(path)])
 
     def remove(self, job: Submitted) -> None:
         _cancel(*(part.number for part in _parts(job.name)))

@@ -106,7 +106,13 @@ class Ssh:
         found = [Reason(host.login, str(error)) for host, error in unreachable.items()]
         for task, state in states.items():
             if state == LOST:
-                found.append(Reason(str(task), f"it is gone, {_again(job)}"))
+                found.append(
+                    Reason(
+                        str(task),
+                        "it is gone, by a restart of its host or a kill of its supervisor; it is "
+                        f"started again by zmqtrain scale {job.name} --workers {job.workers}",
+                    )
+                )
             elif state.isdecimal() and int(state):
                 found.append(ended(job, task, state))
         return found
@@ -221,13 +227,6 @@ def _done(scripts: Mapping[Host, str], *verb: str) -> dict[Host, str]:
         if isinstance(said, ZmqTrainError):
             raise said
     return {host: str(said) for host, said in answers.items()}
-
-
-def _again(job: Submitted) -> str:
-    return (
-        "by a restart of its host or a kill of its supervisor; it is started again by zmqtrain "
-        f"scale {job.name} --workers {job.workers}"
-    )
 
 
 def _at(host: Host, error: ZmqTrainError) -> ZmqTrainError:
