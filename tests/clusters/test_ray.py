@@ -20,7 +20,7 @@ from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters.engine import RUNNING
-from zmqtrain.clusters.minders import WAITS, Minder
+from zmqtrain.clusters.ray_actors import WAITS, TaskActor
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode
@@ -35,48 +35,50 @@ def own_task() -> psutil.Process:
 
 
 @pytest.fixture
-def minder(
+def task_actor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Minder]:
+) -> Iterator[TaskActor]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = getattr(request, "param", str(ROOT / JOB))
     plan = replace(example_plan(), job=job, ps=1, logdir=None, keys={"registry": "a"})
-    minder = Minder(plan, Task(Role.WORKER, 0), str(tmp_path))
-    yield minder
-    minder.end()
+    task_actor = TaskActor(plan, Task(Role.WORKER, 0), str(tmp_path))
+    yield task_actor
+    task_actor.end()
     assert not list(tmp_path.iterdir())
 
 
-def test_task_waits_until_the_ps_are_known(minder: Minder, tmp_path: Path) -> None:
-    assert minder.tend(()) == (WAITS, "")
+def test_task_waits_until_the_ps_are_known(task_actor: TaskActor, tmp_path: Path) -> None:
+    assert task_actor.tend(()) == (WAITS, "")
     (directory,) = tmp_path.iterdir()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (directory, directory / "registry")]
     assert modes == [0o700, 0o600]
-    assert minder.log(0) == b""
+    assert task_actor.log(0) == b""
 
 
-@pytest.mark.parametrize("minder", ["nowhere.py"], indirect=True)
-def test_task_that_ends_for_good_is_not_started_again(minder: Minder) -> None:
+@pytest.mark.parametrize("task_actor", ["nowhere.py"], indirect=True)
+def test_task_that_ends_for_good_is_not_started_again(task_actor: TaskActor) -> None:
     def code() -> str:
-        state, _ = minder.tend(ABSENT)
+        state, _ = task_actor.tend(ABSENT)
         return "" if state == RUNNING else state
 
-    assert until(code, "the end", lambda: str(minder.log(0))) == str(int(ExitCode.USAGE))
-    assert minder.tend(ABSENT)[0] == str(int(ExitCode.USAGE))
-    assert b"nowhere.py" in minder.log(0)
+    assert until(code, "the end", lambda: str(task_actor.log(0))) == str(int(ExitCode.USAGE))
+    assert task_actor.tend(ABSENT)[0] == str(int(ExitCode.USAGE))
+    assert b"nowhere.py" in task_actor.log(0)
 
 
-def test_task_is_started_again_when_it_is_killed_and_when_the_ps_have_moved(minder: Minder) -> None:
+def test_task_is_started_again_when_it_is_killed_and_when_the_ps_have_moved(
+    task_actor: TaskActor,
+) -> None:
     def restarted(former: psutil.Process) -> bool:
-        assert minder.tend(ABSENT)[0] == RUNNING
+        assert task_actor.tend(ABSENT)[0] == RUNNING
         return any(child.pid != former.pid for child in psutil.Process().children())
 
-    assert minder.tend(ABSENT)[0] == RUNNING
+    assert task_actor.tend(ABSENT)[0] == RUNNING
     first = own_task()
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: restarted(first), "another life", lambda: str(minder.log(0)))
+    until(lambda: restarted(first), "another life", lambda: str(task_actor.log(0)))
     second = own_task()
-    minder.tend(("127.0.0.1:2",))
+    task_actor.tend(("127.0.0.1:2",))
     assert own_task() != second
 
 

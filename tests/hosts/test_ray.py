@@ -54,7 +54,7 @@ class RayCluster:
 
     def end(self) -> None:
         self._process.communicate("end\n")
-        shutil.rmtree(self._temporary)  # what minders that were killed have left there, too
+        shutil.rmtree(self._temporary)  # what actors that were killed have left there, too
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
         return until(condition, what, lambda: self.command("why", NAME).stdout)
@@ -133,8 +133,8 @@ def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
         ray, lambda s: process_of(s, "worker") != victim and s["step"] > begun["step"], "a new life"
     )
 
-    minder = psutil.Process(process_of(killed, "ps")).parent()
-    ray.remove(minder.ppid())
+    task_actor = psutil.Process(process_of(killed, "ps")).parent()
+    ray.remove(task_actor.ppid())
     moved = until_status(ray, lambda s: living_workers(s) == {0, 1}, "steps with another ps")
     assert process_of(moved, "ps") != process_of(killed, "ps")
 

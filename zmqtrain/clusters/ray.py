@@ -1,4 +1,4 @@
-"""A submitted job on a Ray cluster, by Ray's own client; see minders.py for what runs there."""
+"""A submitted job on a Ray cluster, by Ray's own client; see ray_actors.py for what runs there."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from zmqtrain.clusters.engine import RUNNING, Reason, ended, not_running, summary, undone
-from zmqtrain.clusters.minders import PENDING, WAITS, Keeper, actor
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
+from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import names_of
@@ -71,7 +71,7 @@ class Ray:
 
     def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
         ray = self._connected()
-        if self._keeper(plan.name) is not None:
+        if self._actor(plan.name) is not None:
             raise ConfigError(
                 f"an actor of the name {plan.name} is there already; expected a new name; give "
                 f"another --name, or end the job with zmqtrain stop {plan.name}"
@@ -80,26 +80,26 @@ class Ray:
             return ""
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
         with undone(plan.name, partial(self._end, plan.name)):
-            keeper = actor(ray, Keeper, options).remote(plan, str(Path.cwd()))
-            self._told(keeper.states.remote())
+            job_actor = actor(ray, JobActor, options).remote(plan, str(Path.cwd()))
+            self._told(job_actor.states.remote())
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
-        keeper = self._keeper(job.name)
-        if keeper is None:
+        job_actor = self._actor(job.name)
+        if job_actor is None:
             return "gone"
-        return summary(job, self._told(keeper.states.remote()))
+        return summary(job, self._told(job_actor.states.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
-        keeper = self._keeper(job.name)
-        if keeper is None:
+        job_actor = self._actor(job.name)
+        if job_actor is None:
             return [Reason(job.name, _gone(job.name))]
         free = self._connected().available_resources()
         left = ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
         left += f", {free.get('memory', 0) / GIB:.1f} GiB"
-        wanted = self._told(keeper.wanted.remote())
+        wanted = self._told(job_actor.wanted.remote())
         found = []
-        for task, state in self._told(keeper.states.remote()).items():
+        for task, state in self._told(job_actor.states.remote()).items():
             if state.isdecimal() and int(state):
                 found.append(ended(job, task, state))
             elif state == PENDING:
@@ -111,19 +111,19 @@ class Ray:
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        address = self._told(self._kept(job.name).address.remote())
+        address = self._told(self._present(job.name).address.remote())
         if not address:
             raise not_running(Task(Role.PS if job.ps else Role.WORKER, 0), job.name)
         yield address
 
     def scale(self, job: Submitted, workers: int) -> None:
-        self._told(self._kept(job.name).scale.remote(workers), 2 * GRACE_S)
+        self._told(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
-        keeper, offset = self._kept(job.name), 0
+        job_actor, offset = self._present(job.name), 0
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                text = self._told(keeper.log.remote(task, offset))
+                text = self._told(job_actor.log.remote(task, offset))
                 if text is None:
                     raise PeerLostError(f"{task} of {job.name} has not started")
                 sys.stdout.buffer.write(text)
@@ -137,22 +137,22 @@ class Ray:
         self._end(job.name)
 
     def _end(self, name: str) -> None:
-        """End a job's tasks, and remove its keeper."""
-        keeper = self._keeper(name)
-        if keeper is not None:
+        """End a job's tasks, and remove its actor."""
+        job_actor = self._actor(name)
+        if job_actor is not None:
             try:
-                self._told(keeper.end.remote(), 2 * GRACE_S)
+                self._told(job_actor.end.remote(), 2 * GRACE_S)
             finally:
-                self._connected().kill(keeper)
+                self._connected().kill(job_actor)
 
-    def _kept(self, name: str) -> Any:
-        keeper = self._keeper(name)
-        if keeper is None:
+    def _present(self, name: str) -> Any:
+        job_actor = self._actor(name)
+        if job_actor is None:
             raise PeerLostError(_gone(name))
-        return keeper
+        return job_actor
 
-    def _keeper(self, name: str) -> Any:
-        """Return the keeper of a job, None if Ray has none."""
+    def _actor(self, name: str) -> Any:
+        """Return the actor of a job, None if Ray has none."""
         try:
             return self._connected().get_actor(name)
         except ValueError:

@@ -1,9 +1,9 @@
-"""What runs on a Ray cluster for a job: an actor that minds each task, and one that keeps all.
+"""What runs on a Ray cluster for a job: an actor for each task, and one for the whole job.
 
-Ray places the minders, and starts them again elsewhere when a node is lost. A task may then have
-another address, so the keeper asks every minder again and again, and tells all of them where the
-ps are; whoever was told otherwise starts its task anew. Both are plain classes, made actors by
-:mod:`zmqtrain.clusters.ray`.
+Ray places the actors, and starts them again elsewhere when a node is lost. A task may then have
+another address, so the job's actor asks those of the tasks again and again, and tells all of them
+where the ps are; whoever was told otherwise starts its task anew. Both are plain classes, made
+actors by :func:`actor`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zmqtrain.transport.keys import REGISTRY
 
 TEND_S = 0.5
 ANSWER_S = 2.0
-"""How long the keeper waits for a minder, which answers at once if it is there."""
+"""How long the job's actor waits for a task's, which answers at once if it is there."""
 
 LOG_NBYTES = 1 << 20
 """How much of a log is kept when its job is done, and the most that one answer holds."""
@@ -42,7 +42,7 @@ LOG_NBYTES = 1 << 20
 WAITS, PENDING = "waiting for the ps", "pending"
 
 
-class Minder:
+class TaskActor:
     """Runs one task where Ray has placed this actor, as often as the table of restarts allows."""
 
     def __init__(self, plan: Plan, task: Task, working: str) -> None:
@@ -136,17 +136,17 @@ class Minder:
             self._process = None
 
 
-class Keeper:
-    """Keeps the minders of a job, on a node of Ray, whoever has submitted it."""
+class JobActor:
+    """Has an actor for each task of a job; runs on a node of Ray, and outlives the submission."""
 
     def __init__(self, plan: Plan, working: str) -> None:
         import ray
 
         self._ray, self._plan, self._working = ray, plan, working
-        prefix = minder_name(plan.name, Task(Role.WORKER, 0))[:-1]
+        prefix = actor_name(plan.name, Task(Role.WORKER, 0))[:-1]
         held = [name for name in ray.util.list_named_actors() if name.startswith(prefix)]
         self._workers = len(held) or plan.workers  # there are some if this is another life
-        self._minders: dict[Task, Any] = {}
+        self._actors: dict[Task, Any] = {}
         self._calls: dict[Task, Any] = {}
         self._states: dict[Task, str] = {}
         self._addresses: dict[Task, str] = {}
@@ -174,21 +174,21 @@ class Keeper:
         """Return a part of a task's log, None if the task has not been placed."""
         if task in self._logs:
             return self._logs[task][offset:]
-        if task not in self._minders or self._states.get(task, PENDING) == PENDING:
+        if task not in self._actors or self._states.get(task, PENDING) == PENDING:
             return None
-        text: bytes = self._ray.get(self._minders[task].log.remote(offset), timeout=GRACE_S)
+        text: bytes = self._ray.get(self._actors[task].log.remote(offset), timeout=GRACE_S)
         return text
 
     def scale(self, workers: int) -> None:
         with self._lock:
             self._workers = workers
-            self._end([task for task in self._minders if task not in self._tasks()])
+            self._end([task for task in self._actors if task not in self._tasks()])
 
     def end(self) -> None:
         """End all tasks."""
         with self._lock:
             self._workers = 0
-            self._end(list(self._minders))
+            self._end(list(self._actors))
 
     def _tasks(self) -> list[Task]:
         counts = self._plan.counts | {Role.WORKER: self._workers}
@@ -204,15 +204,15 @@ class Keeper:
             time.sleep(TEND_S)
 
     def _tend(self) -> None:
-        """Ask every minder how its task is, and tell it where the ps are."""
+        """Ask every actor how its task is, and tell it where the ps are."""
         leaders = [Task(self._plan.leader, i) for i in range(self._plan.counts[self._plan.leader])]
         known = [self._addresses.get(leader, "") for leader in leaders]
         told = tuple(known) if all(known) else ()
         for task in self._tasks():
-            if task not in self._minders:
-                self._minders[task] = self._minder(task)
+            if task not in self._actors:
+                self._actors[task] = self._task_actor(task)
             if task not in self._calls:
-                self._calls[task] = self._minders[task].tend.remote(told)
+                self._calls[task] = self._actors[task].tend.remote(told)
         calls = list(self._calls.values())
         done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
         for task, call in list(self._calls.items()):
@@ -227,11 +227,11 @@ class Keeper:
             except self._ray.exceptions.RayError as error:
                 self._states[task] = f"cannot be started: {str(error).splitlines()[-1]}"
 
-    def _minder(self, task: Task) -> Any:
+    def _task_actor(self, task: Task) -> Any:
         plan, wanted = self._plan, self._plan.resources[task.role]
         keys = {n: plan.keys[n] for n in (REGISTRY, f"{task.role}-{task.index}.secret")}
         options: dict[str, Any] = {
-            "name": minder_name(plan.name, task),
+            "name": actor_name(plan.name, task),
             "num_cpus": wanted.cpu,
             "num_gpus": wanted.gpu,
             "memory": wanted.memory_nbytes or None,
@@ -239,29 +239,29 @@ class Keeper:
             "get_if_exists": True,
         }
         own = replace(plan, keys=keys)
-        return actor(self._ray, Minder, options).remote(own, task, self._working)
+        return actor(self._ray, TaskActor, options).remote(own, task, self._working)
 
     def _conclude(self) -> None:
         """Keep the logs of a job that is done, and give its resources back."""
         logs = {
-            task: self._ray.get(minder.log.remote(-LOG_NBYTES), timeout=GRACE_S)
-            for task, minder in self._minders.items()
+            task: self._ray.get(each.log.remote(-LOG_NBYTES), timeout=GRACE_S)
+            for task, each in self._actors.items()
             if self._states.get(task) != PENDING
         }
-        self._end(list(self._minders))
+        self._end(list(self._actors))
         self._logs = logs
 
     def _end(self, tasks: Sequence[Task]) -> None:
-        """Have tasks leave in order, those that run, and remove their minders."""
+        """Have tasks leave in order, those that run, and remove their actors."""
         there = [task for task in tasks if self._states.get(task, PENDING) != PENDING]
-        ends = [self._minders[task].end.remote() for task in there]
+        ends = [self._actors[task].end.remote() for task in there]
         self._ray.wait(ends, num_returns=len(ends), timeout=GRACE_S) if ends else None
         for task in tasks:
-            self._ray.kill(self._minders.pop(task))
+            self._ray.kill(self._actors.pop(task))
             self._calls.pop(task, None)
 
 
-def minder_name(job: str, task: Task) -> str:
+def actor_name(job: str, task: Task) -> str:
     return f"{job}-{task.role}-{task.index}"
 
 
