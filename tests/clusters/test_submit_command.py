@@ -175,10 +175,11 @@ def test_what_cannot_be_removed_is_still_known(
     assert len(kubectl.calls("delete")) == 2 and not submitted_jobs()
 
 
-def test_name_that_another_submission_has_just_taken_is_left_to_it(kubectl: Kubectl) -> None:
+def test_name_is_taken_twice_by_nobody(kubectl: Kubectl) -> None:
     submitted(kubectl)
     record = submitted_jobs()[0].directory / "job.json"
-    record.write_text("")  # it is writing
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    record.write_text("")  # as while another submission writes it
     assert main([*SUBMIT]) == ExitCode.USAGE
     assert record.exists() and len(kubectl.calls("apply")) == 1
 
@@ -259,12 +260,6 @@ def test_job_that_cannot_be_loaded_here_needs_its_memory(
     assert main(words) == ExitCode.USAGE
     assert "--ps-memory" in capsys.readouterr().err
     assert main([*words, "--ps-memory", "1Gi"]) == ExitCode.OK
-
-
-def test_name_is_taken_twice_by_nobody(kubectl: Kubectl) -> None:
-    submitted(kubectl)
-    assert main([*SUBMIT]) == ExitCode.USAGE
-    assert len(kubectl.calls("apply")) == 1
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,7 @@ def _launches(
     own = [task for task in tasks if task.role is role]
     if not own:
         return ""
-    # Any free port for metrics: another job's task may be on this host.
-    variables = {"ZMQTRAIN_METRICS_PORT": "0"} | plan.environment(role, listening, "", plan.logdir)
+    variables = plan.environment(role, listening, "", plan.logdir)
     lines = [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
     lines.append('export ZMQTRAIN_KEYS="$own/keys"')
     for slot, task in enumerate(own):

@@ -271,9 +271,9 @@ class Plan:
             **self.overrides,
         }
         values |= {"logdir": logdir} if logdir else {}
-        return {variable_of(name): text_of(value) for name, value in values.items()} | dict(
-            self.variables
-        )
+        # Any free port for metrics: another job's task may be on this host.
+        variables = {"ZMQTRAIN_METRICS_PORT": "0"} | dict(self.variables)
+        return {variable_of(name): text_of(value) for name, value in values.items()} | variables
 
     def secrets_of(self, role: str) -> dict[str, str]:
         """Return the files of keys that tasks of a role need beside the registry."""

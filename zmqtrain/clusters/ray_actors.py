@@ -112,10 +112,7 @@ class TaskActor:
 
     def _start(self) -> None:
         plan, role = self._plan, self._task.role
-        directory = str(self._directory)
-        variables = {"ZMQTRAIN_METRICS_PORT": "0"} | plan.environment(
-            role, self._told, directory, plan.logdir
-        )
+        variables = plan.environment(role, self._told, str(self._directory), plan.logdir)
         command = command_of(role, sys.executable, supervised=False)
         self._started_at, self._next_at = time.monotonic(), None
         with (self._directory / "log").open("ab") as log:

@@ -130,8 +130,6 @@ def _head(options: list[str]) -> str:
 
 def _variables(plan: Plan, target: Target, role: Role) -> str:
     variables = plan.environment(role, (), target.keys, plan.logdir)
-    # Any free port: another job's task may be on this host.
-    variables |= {"ZMQTRAIN_METRICS_PORT": "0"}
     del variables["ZMQTRAIN_PS"]
     return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items())
 
