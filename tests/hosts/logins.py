@@ -96,9 +96,10 @@ class Logins:
     def _start(self, host: int) -> Process:
         name, address = NAMES[host], self.hosts.address(host)
         self.home(name).mkdir()
-        inherited = ("TMPDIR", "PYTHONPATH")
+        environment = self.stage.environment()
+        inherited = environment.keys() & {"TMPDIR", "PYTHONPATH"}
         variables = {
-            **{key: self.stage.environment()[key] for key in inherited},
+            **{key: environment[key] for key in sorted(inherited)},
             "HOME": str(self.home(name)),
             "ZMQTRAIN_SEGMENT_DIR": str(self.stage.directory / f"segments-{name}"),
             "ZMQTRAIN_LEASE_S": "2",

@@ -186,7 +186,8 @@ check() {{ # the job's file
   command -v flock >/dev/null && command -v setsid >/dev/null || echo tools
   cd "$working" 2>/dev/null || echo "directory $working"
   [ ! -f "$1" ] || sha256sum <"$1" | sed 's/^/job /; s/ *-$//'
-  "$python" -c 'from zmqtrain.wire.messages import *; print("protocol", PROTOCOL_VERSION)' 2>&1 ||
+  "$python" -c 'import zmqtrain.roles.task; from zmqtrain.wire import messages
+print("protocol", messages.PROTOCOL_VERSION)' 2>&1 ||
     true # what it says is a fact, too
 }}"""
 
