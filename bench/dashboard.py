@@ -25,7 +25,7 @@ import click
 import psutil
 import yaml
 
-from bench.plot import GRID, INK, QUIET, check_installed
+from bench.plot import INK, QUIET, check_installed, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,9 +228,6 @@ def _draw_panel(axes: Axes, title: str, series: dict[str, list[tuple[float, floa
         shown = [factor * value for value in values]
         axes.plot(times, shown, label=name, color=colour, linewidth=1.1)
     axes.set_title(title + suffix, fontsize=9, loc="left", color=INK)
-    axes.tick_params(labelsize=7, colors=QUIET)
-    axes.grid(color=GRID, linewidth=0.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    tidy(axes)
     if len(series) > 1:
         axes.legend(fontsize=6.5, frameon=False, ncols=2)

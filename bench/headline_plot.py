@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.plot import GRID, INK, QUIET
+from bench.plot import DPI, INK, QUIET, tidy
 from zmqtrain.local.chaos import Report
 
 if TYPE_CHECKING:
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 KILLS = {"ps": "#D55E00", "worker": "#0072B2", "chief": "#1F1F1F"}
 SHADES = ("#F4F4F4", "#E4EEF6", "#FBF1DC")  # behind each policy
-DPI = 150
 
 
 def draw(path: Path, samples: Sequence[Sample], chaos: Report, began: float, machine: str) -> None:
     """Write the picture; the ending of its name says its format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6.2), facecolor="white")
+    figure = Figure(figsize=(10, 6.2), facecolor="white", layout="constrained")
     panels = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 2))
     times = [sample.at_s for sample in samples]
     series = (
@@ -35,28 +34,14 @@ def draw(path: Path, samples: Sequence[Sample], chaos: Report, began: float, mac
     for axes, (name, values) in zip(panels, series, strict=True):
         axes.plot(times, values, color=INK, linewidth=1.1)
         axes.set_ylabel(name, fontsize=9, color=QUIET)
-        axes.tick_params(labelsize=8, colors=QUIET)
-        axes.grid(axis="y", color=GRID, linewidth=0.6)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
+        tidy(axes, grid="y")
         _mark_policies(axes, samples, with_names=axes is panels[0])
         _mark_kills(axes, chaos, began, with_names=axes is panels[0])
     panels[0].set_yscale("log")
-    panels[-1].set_xlabel("seconds", fontsize=9, color=QUIET)
-    figure.suptitle(
-        f"Training goes on: {len(chaos.done)} kills, seed {chaos.seed}",
-        x=0.065,
-        y=0.985,
-        ha="left",
-        fontsize=13,
-        weight="bold",
-        color=INK,
-    )
-    figure.text(0.065, 0.012, machine, fontsize=7.5, color=QUIET)
-    figure.subplots_adjust(left=0.075, right=0.985, top=0.86, bottom=0.1, hspace=0.12)
-    panels[0].legend(
-        loc="lower right", bbox_to_anchor=(1, 1.12), ncols=3, frameon=False, fontsize=8.5
-    )
+    panels[-1].set_xlabel(f"seconds\n{machine}", fontsize=9, color=QUIET)
+    figure.suptitle(f"Training goes on: {len(chaos.done)} kills, seed {chaos.seed}", color=INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=8.5)
     figure.savefig(path, dpi=DPI)
 
 
@@ -66,14 +51,8 @@ def _mark_policies(axes: Axes, samples: Sequence[Sample], *, with_names: bool) -
         end = spans[place + 1][1][0].at_s if place + 1 < len(spans) else part[-1].at_s
         axes.axvspan(part[0].at_s, end, color=SHADES[place % len(SHADES)], linewidth=0, zorder=0)
         if with_names:
-            axes.text(
-                part[0].at_s,
-                1.02,
-                f" {policy}",
-                transform=axes.get_xaxis_transform(),
-                fontsize=8.5,
-                color=QUIET,
-            )
+            name = axes.text(part[0].at_s, 1.02, f" {policy}", fontsize=8.5, color=QUIET)
+            name.set_transform(axes.get_xaxis_transform())
 
 
 def _mark_kills(axes: Axes, chaos: Report, began: float, *, with_names: bool) -> None:
