@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from bench.all_reduce import all_reduce_command
-from bench.compression import compression_command
 from bench.dashboard import dashboard_command
 from bench.headline import headline_command
 from bench.kernels import kernels_command
@@ -29,7 +28,6 @@ COMMANDS: tuple[click.Command, ...] = (
     profile_command,
     headline_command,
     dashboard_command,
-    compression_command,
     peers_command,
     simulate_command,
 )

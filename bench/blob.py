@@ -52,11 +52,8 @@ def make_job(
     megabytes: float,
     steps: int,
     rule: str,
-    mode: str,
-    device: str,
-    ps_device: str,
-    policy: str,
-    exchange: str,
+    mode: str = "in_place",
+    **fields: str,
 ) -> Job:
     """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
     return dataless_job(
@@ -64,9 +61,6 @@ def make_job(
         steps,
         optimizer=RULES[rule],
         prefetch=0,
-        device=device,
-        ps_device=ps_device,
-        policy=policy,
-        exchange=exchange,
         partition_nbytes=256 * 1024,
+        **fields,
     )

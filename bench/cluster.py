@@ -7,25 +7,23 @@ their own.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import click
 import uvloop
 
-from bench.jobs import variables_of
+from bench.jobs import REFERENCE, VARIABLE, job_of
 from bench.options import flags_of
+from bench.processes import signals_restored
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.job import Job
+from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
-from zmqtrain.roles.signals import that_end
 from zmqtrain.wire.messages import Status
 
 Look = Callable[[Status], None]
@@ -37,20 +35,18 @@ is still there then, and stays as it is until the call returns."""
 class Plan:
     """What a run trains and with whom.
 
-    ``make`` makes the job of these ``arguments``; ``reference`` names the module that does so in
-    the other processes. ``overrides`` are fields of the job, ``flags`` options of the tasks, such
-    as their lane.
+    ``job``: the :func:`~bench.jobs.description` of a job, or else ``reference``: a file that has
+    it. ``overrides`` are fields of the job, ``flags`` options of the tasks, such as their lane.
     """
 
-    reference: str
-    make: Callable[..., Job]
-    arguments: Mapping[str, Any]
     cluster: LocalCluster
+    job: str = ""
+    reference: str = REFERENCE
     overrides: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
-def train(plan: Plan, look: Look) -> Summary:
+def train(plan: Plan, look: Look = lambda status: None) -> Summary:
     """Run a job to its end.
 
     Raises:
@@ -58,11 +54,12 @@ def train(plan: Plan, look: Look) -> Summary:
     """
     setup_logging("chief 0", "warning")
     limit_threads(plan.cluster.threads)
-    flags = flags_of({**plan.overrides, **plan.flags})
-    flags += ["--log-level", "warning"]
+    flags = [*flags_of({**plan.overrides, **plan.flags}), "--log-level", "warning"]
+    os.environ[VARIABLE] = plan.job  # of the processes of this run
     try:
-        with _variables(variables_of(plan.arguments)), _signals_restored():
-            job = plan.make(**plan.arguments).with_overrides(**plan.overrides)
+        with signals_restored():
+            job = job_of(plan.job) if plan.job else load_job(plan.reference)
+            job = job.with_overrides(**plan.overrides)
             running = run_processes(plan.reference, job, plan.cluster, flags, look, _show_output)
             summary = uvloop.run(running)
     except ZmqTrainError as error:
@@ -80,29 +77,3 @@ def pid_of(status: Status, task: str) -> int:
     """Return the process of a task, such as "ps 0", from the ``host:pid`` that it joined with."""
     (process,) = (one.process for one in status.tasks if one.task == task)
     return int(process.rpartition(":")[2])
-
-
-@contextmanager
-def _variables(settings: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables in the environment, which the processes of a run inherit."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _signals_restored() -> Iterator[None]:
-    """Undo what a run does to signals: the end of one ignores them, and here more may follow."""
-    before = {number: signal.getsignal(number) for number in that_end()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -25,7 +25,7 @@ import click
 import psutil
 import yaml
 
-from bench.plot import INK, QUIET, check_installed, tidy
+from bench.plot import INK, QUIET, tidy, writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,13 +141,14 @@ def filled(expression: str) -> str:
 
 @click.command("dashboard")
 @click.option("--seconds", type=click.FloatRange(min=20), default=60.0, help="how long it trains")
-@click.option("--plot", type=click.Path(path_type=Path), required=True, help="file of the picture")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), callback=writable, required=True, metavar="FILE.png"
+)
 def dashboard_command(seconds: float, plot: Path) -> None:
     """Draw what the Grafana dashboard asks of a Prometheus that scrapes a run.
 
     A worker is killed halfway. Needs a prometheus on PATH.
     """
-    check_installed()
     if shutil.which("prometheus") is None:
         raise click.ClickException("there is no prometheus on PATH; Debian's package has that name")
     with ExitStack() as stack:

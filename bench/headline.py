@@ -23,10 +23,11 @@ import click
 import numpy as np
 import psutil
 
+from bench import headline_plot
 from bench.headline_job import BATCH_SIZE, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
-from bench.plot import check_installed
+from bench.plot import plot_option
 from bench.processes import json_lines_of
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
@@ -189,9 +190,7 @@ class Stage:
 @click.option("--seconds", type=FiniteRange(1), default=120.0, show_default=True)
 @click.option("--steps", type=click.IntRange(100), default=20_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="of the schedule of kills")
-@click.option(
-    "--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="draw the run there"
-)
+@plot_option
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def headline_command(
     seconds: float, steps: int, seed: int, plot: Path | None, as_json: bool
@@ -206,8 +205,6 @@ def headline_command(
       python -m bench headline
       python -m bench headline --seconds 30 --steps 3000 --seed 7
     """
-    if plot is not None:
-        check_installed()
     kills = {"ps": 10.0, "worker": 7.0, "chief": 0.6 * seconds}
     acts = schedule(seed, seconds, TASKS, kills, {}, 0.0)
     with tempfile.TemporaryDirectory(prefix="zmqtrain-headline-") as name:
@@ -228,9 +225,7 @@ def headline_command(
     rows += [_recovery(seed, row, chaos.ended) for row in figures(chaos)]
     report(iter(rows), as_json=as_json)
     if plot is not None:
-        from bench.headline_plot import draw
-
-        draw(plot, watched.samples, chaos, watched.began, headline())
+        headline_plot.draw(plot, watched.samples, chaos, watched.began, headline())
     if not all(check.kept for check in checks):
         raise SystemExit(1)
 

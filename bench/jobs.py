@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+import json
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,8 @@ RULES: dict[str, Rule] = {
 }
 USUAL_RULES = ("sgd", "adam")
 
+REFERENCE, VARIABLE = "bench.job", "BENCH_JOB"
+
 
 def dataless_job(model: Model, steps: int, **fields: Any) -> Job:
     """Return a job whose model looks at no example."""
@@ -47,17 +50,13 @@ def dataless_job(model: Model, steps: int, **fields: Any) -> Job:
     return Job(model=model, data=Arrays(examples, examples), batch_size=1, steps=steps, **fields)
 
 
-def variables_of(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables from which :func:`made_from_variables` reads these arguments."""
-    return {_variable(name): str(value) for name, value in arguments.items()}
+def description(make: Callable[..., Job], **arguments: object) -> str:
+    """Return the text from which :func:`job_of` makes the job of these texts and numbers."""
+    return json.dumps([make.__module__, make.__name__, arguments])
 
 
-def made_from_variables(make: Callable[..., Job]) -> Job:
-    """Call a function whose parameters are texts and numbers with what the variables say."""
-    types = get_type_hints(make)
-    del types["return"]
-    return make(**{name: of_type(os.environ[_variable(name)]) for name, of_type in types.items()})
-
-
-def _variable(name: str) -> str:
-    return f"BENCH_{name.upper()}"
+def job_of(text: str) -> Job:
+    """Return the job of a :func:`description`."""
+    module, name, arguments = json.loads(text)
+    job: Job = getattr(import_module(module), name)(**arguments)
+    return job

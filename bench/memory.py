@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from bench.blob import make_job
 from bench.cluster import Plan, pid_of, train
-from bench.jobs import RULES, USUAL_RULES
+from bench.jobs import RULES, USUAL_RULES, description
 from bench.options import json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
-from bench.weights import make_job
 from bench.workload import ITEM_NBYTES, Row, items_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.local.processes import LocalCluster
@@ -157,10 +157,8 @@ def without_units(row: Row) -> dict[str, Any]:
 def plan_of(shard: Shard, steps: int) -> Plan:
     """Return the run whose ps 0 holds the shard."""
     return Plan(
-        reference="bench.weights_job",
-        make=make_job,
-        arguments={"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule},
-        cluster=LocalCluster(workers=shard.workers),
+        LocalCluster(workers=shard.workers),
+        description(make_job, megabytes=shard.megabytes, steps=steps, rule=shard.rule),
         flags={"lane": shard.lane},
     )
 

@@ -11,7 +11,6 @@ import click
 from bench.cluster import Plan, train
 from bench.options import json_option, list_of, runs_option
 from bench.output import ROOT, report
-from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster
 
 REFERENCES = {"mlp": "bench.mirrored_job:job", "cnn": str(ROOT / "examples" / "torch_cnn.py")}
@@ -30,13 +29,11 @@ def row_of(model: str, side: str, steps: int | None) -> dict[str, Any]:
     workers, devices = SIDES[side]
     overrides = {"steps": steps or STEPS[model], "devices": devices, "exchange": "board"}
     plan = Plan(
+        LocalCluster(workers=workers, ps=0, threads=1),
         reference=REFERENCES[model],
-        make=lambda: load_job(REFERENCES[model]),
-        arguments={},
-        cluster=LocalCluster(workers=workers, ps=0, threads=1),
         overrides={name: value for name, value in overrides.items() if value},
     )
-    summary = train(plan, lambda status: None)
+    summary = train(plan)
     rate = summary.steps_per_second
     return {
         "bench": "mirrored",

@@ -22,7 +22,6 @@ from bench.output import ROOT, report
 from bench.processes import RunError, json_lines_of
 from bench.rank import on_hosts
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.policies import make_policy
 from zmqtrain.training.evaluation import evaluate
@@ -114,10 +113,8 @@ def measure(work: Work, side: str) -> dict[str, Any]:
 def _ours(work: Work) -> dict[str, Any]:
     watch = _Watch(work.steps)
     plan = Plan(
+        LocalCluster(workers=work.workers, threads=work.threads),
         reference=work.reference,
-        make=lambda: load_job(work.reference),
-        arguments={},
-        cluster=LocalCluster(workers=work.workers, threads=work.threads),
         overrides={"policy": work.policy, "steps": work.steps},
         flags={"lane": "shm"},
     )

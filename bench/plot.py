@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,20 +19,33 @@ COLOURS = ("#9A9A9A", "#56B4E9", "#0072B2", "#E69F00", "#F0E442", "#D55E00")
 INK, QUIET, GRID = "#1F1F1F", "#6B6B6B", "#DDDDDD"
 ROOM = 1.25  # length of the axis by the longest bar: the rest is for the text behind it
 DPI = 150
+FORMATS = (".png", ".svg", ".pdf")
 
 
-def check_installed() -> None:
-    """Find out before anything is measured whether it can be drawn.
+def writable(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse, before anything is measured for it, a picture that cannot be drawn.
 
     Raises:
-        ClickException: Matplotlib is not installed.
+        ClickException: the name or the directory is wrong, or Matplotlib is not installed.
     """
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise click.ClickException(
-            "--plot needs Matplotlib: pip install 'zmqtrain[bench]'"
-        ) from None
+    if path is None:
+        return None
+    if path.suffix not in FORMATS or not path.parent.is_dir():
+        raise click.BadParameter(
+            f"{path}: expected a name that ends in {', '.join(FORMATS)}, in a directory that exists"
+        )
+    if find_spec("matplotlib") is None:
+        raise click.ClickException("--plot needs Matplotlib: pip install 'zmqtrain[bench]'")
+    return path
+
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=writable,
+    metavar="FILE.png",
+    help="also draw it, with Matplotlib",
+)
 
 
 def draw(path: Path, rows: Sequence[Row], parts: Mapping[str, str], machine: str) -> None:

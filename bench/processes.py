@@ -68,7 +68,9 @@ def json_lines_of(
 
 def _exit_code(process: subprocess.Popen[bytes], mark: str, timeout_s: float) -> int | None:
     """Wait for the end of a run, then end what is left of it. Returns None if it took too long."""
-    with _end_in_order():
+    with signals_restored() as numbers:
+        for number in numbers:
+            signal.signal(number, _leave)
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -108,22 +110,21 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 
 @contextmanager
-def _end_in_order() -> Iterator[None]:
-    """Have the first signal raise SystemExit, and no other disturb what follows from it."""
+def signals_restored() -> Iterator[list[int]]:
+    """Yield the signals that end a process; undo afterwards what the block does to them."""
     previous = {number: signal.getsignal(number) for number in that_end()}
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        for other in previous:
-            signal.signal(other, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for number in previous:
-        signal.signal(number, leave)
     try:
-        yield
+        yield list(previous)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise SystemExit, and let no other signal disturb what follows from it."""
+    for other in that_end():
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _last_lines(errors: IO[bytes]) -> str:

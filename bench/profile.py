@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import click
 from bench.counting import Counting
 from bench.options import json_option, lanes_option, list_of, spec_for
 from bench.output import headline, report
+from bench.plot import draw, plot_option
 from bench.training import Training, training_options
 from zmqtrain.policies import make_policy
+from zmqtrain.wire.compression import FORMS, make_compression
 
 POLICIES = ("hogwild", "bounded-staleness:4", "sync-replicas")
 PARTS = {
@@ -23,23 +27,32 @@ PARTS = {
     "apply": "the update on the ps",
 }
 COLUMNS = (
-    *("policy", "lane", "ps", "workers", "steps_per_second", "step_ms"),
+    *("policy", "lane", "compression", "ps", "workers", "steps_per_second", "step_ms"),
     *(f"{part}_ms" for part in PARTS),
+    *("sent_bytes", "received_bytes", "accuracy"),
 )
-FORMATS = (".png", ".svg", ".pdf")  # of a plot
 
 
-def measure(training: Training, policy: str, lane: str) -> dict[str, Any]:
-    """Return one row: means over all steps of all workers; the parts add up to ``step_ms``."""
+def measure(training: Training, policy: str, lane: str, compression: str) -> dict[str, Any]:
+    """Return one row: means over all steps of all workers; the parts add up to ``step_ms``.
+
+    Bytes are those of all messages of the workers, to and from all ps.
+    """
     counting = Counting()
-    summary = training.run(counting, lane=lane, policy=policy)
+    summary = training.run(counting, lane, policy=policy, compression=compression)
+    pushes = max(1.0, counting.sum("worker", "steps_total"))
     return {
         "bench": "profile",
         "policy": policy,
         "lane": lane,
+        "compression": compression,
         **training.row,
         "steps_per_second": summary.steps_per_second,
         **parts_of(counting),
+        "sent_bytes": round(counting.sum("worker", "bytes_sent_total") / pushes),
+        "received_bytes": round(counting.sum("worker", "bytes_received_total") / pushes),
+        "accuracy": summary.accuracy,
+        "loss": summary.loss,
     }
 
 
@@ -58,25 +71,6 @@ def parts_of(counting: Counting) -> dict[str, float]:
     }
 
 
-def legend() -> str:
-    """Return what the parts are, a line each."""
-    return "\n".join(f"{part:<9}{text}" for part, text in PARTS.items())
-
-
-def _plot_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written before anything is measured for it."""
-    if path is None:
-        return None
-    if path.suffix not in FORMATS:
-        raise click.BadParameter(f"{path} ends in none of {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"the directory {path.parent} does not exist")
-    from bench import plot
-
-    plot.check_installed()
-    return path
-
-
 @click.command("profile")
 @click.option(
     "--policy",
@@ -85,23 +79,25 @@ def _plot_file(context: click.Context, option: click.Parameter, path: Path | Non
     default=",".join(POLICIES),
 )
 @lanes_option
-@training_options(job="digits", steps=4000)
 @click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=_plot_file,
-    metavar="FILE.png",
-    help="also draw it, with Matplotlib: a bar for each policy and lane",
+    "--compression",
+    "compressions",
+    type=list_of(spec_for(make_compression), "spec"),
+    default="none",
+    help=f"of gradients, where they travel: on lane tcp; of {FORMS}",
 )
+@training_options(job="digits", steps=4000)
+@plot_option
 @json_option
 def profile_command(
     policies: tuple[str, ...],
     lanes: tuple[str, ...],
+    compressions: tuple[str, ...],
     plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say where the time of one step goes, for each policy and lane.
+    """Say where the time of one step goes, for each policy, lane and compression.
 
     Whole processes train, as `zmqtrain run` starts them; the figures are what they tell in their
     metrics. With more processes than cores, every part also holds time spent without a core.
@@ -109,18 +105,17 @@ def profile_command(
     \b
     Examples:
       python -m bench profile
+      python -m bench profile --lane tcp --compression none,int8,topk:ratio=0.01
       python -m bench profile --policy hogwild --workers 4 --plot step.png
       python -m bench profile --job mnist --data DIR --hidden 1000 --plot step.png
     """
     training = Training(**options)
     rows = report(
-        (measure(training, policy, lane) for policy in policies for lane in lanes),
+        starmap(partial(measure, training), product(policies, lanes, compressions)),
         as_json=as_json,
         columns=COLUMNS,
     )
     if not as_json:
-        click.echo(legend())
+        click.echo("\n".join(f"{part:<9}{text}" for part, text in PARTS.items()))
     if plot is not None:
-        from bench.plot import draw
-
         draw(plot, rows, PARTS, headline())

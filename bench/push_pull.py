@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ import uvloop
 
 from bench import options
 from bench.blob import Blob, make_job
-from bench.jobs import USUAL_RULES, variables_of
+from bench.jobs import REFERENCE, USUAL_RULES, VARIABLE, description
 from bench.options import flags_of, json_option, sizes_type, steps_for
 from bench.output import report
 from bench.workload import MODES, Workload, push_pull_row
@@ -65,16 +65,12 @@ def measure(workload: PushPull) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "megabytes": workload.megabytes,
         "steps": steps_for(workload.megabytes) * workload.workers // per_step,
-        "rule": workload.rule,
-        "mode": workload.mode,
-        "device": workload.device,
-        "ps_device": workload.ps_device,
-        "policy": workload.policy,
-        "exchange": workload.exchange,
     }
+    fields = ("rule", "mode", "device", "ps_device", "policy", "exchange")
+    arguments |= {name: getattr(workload, name) for name in fields}
     job = make_job(**arguments)
     with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
-        killed_at = uvloop.run(_run(workload, job, variables_of(arguments), keys))
+        killed_at = uvloop.run(_run(workload, job, description(make_job, **arguments), keys))
     began_at = _blob_of(job).began_at
     row = push_pull_row(workload, began_at, WARM_UP)
     if killed_at:
@@ -87,9 +83,7 @@ def pause_end(began_at: Sequence[float], killed_at: float) -> float:
     return max(pairwise(began_at), key=lambda step: step[1] - max(step[0], killed_at))[1]
 
 
-async def _run(
-    workload: PushPull, job: Job, variables: Mapping[str, str], keys: str | None
-) -> float:
+async def _run(workload: PushPull, job: Job, described: str, keys: str | None) -> float:
     """Return when a worker was killed, in seconds of the performance counter; 0: none was."""
     with _addresses(workload) as addresses, contextlib.ExitStack() as stack:
         memory = MemoryTransport()
@@ -102,7 +96,7 @@ async def _run(
         def config(role: Role, index: int = 0) -> TaskConfig:
             return TaskConfig(
                 role=role,
-                job="bench.blob_job",
+                job=REFERENCE,
                 index=index,
                 ps=addresses,
                 workers=workload.workers,
@@ -124,7 +118,7 @@ async def _run(
             actors += [ParameterServer(server, job, memory) for server in servers]
             actors += [Worker(other, job, memory) for other in workers]
         else:
-            processes = [await _start(task, variables) for task in (*workers, *servers)]
+            processes = [await _start(task, described) for task in (*workers, *servers)]
         killed_at: list[float] = []
         if workload.kill:
 
@@ -145,7 +139,7 @@ def _blob_of(job: Job) -> Blob:
     return job.model
 
 
-async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+async def _start(config: TaskConfig, described: str) -> asyncio.subprocess.Process:
     flags = {
         "job": config.job,
         "index": config.index,
@@ -163,7 +157,7 @@ async def _start(config: TaskConfig, variables: Mapping[str, str]) -> asyncio.su
         *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", *flags_of(flags)),
         "--crash-safe" if config.crash_safe else "--no-crash-safe",
     ]
-    return await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
+    return await asyncio.create_subprocess_exec(*command, env={**os.environ, VARIABLE: described})
 
 
 @contextlib.contextmanager

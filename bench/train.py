@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-import sys
 from typing import Any
 
 import click
 
-from bench.jobs import variables_of
-from bench.options import flags_of, json_option, runs_option
+from bench.options import json_option, runs_option
 from bench.output import report
-from bench.processes import RunError, json_lines_of
-from bench.training import REFERENCE, Training, training_options
+from bench.training import Training, training_options
 
 COLUMNS = (
     *("policy", "ps", "workers", "global_step", "seconds", "steps_per_second"),
     *("loss", "accuracy"),
 )
-START_UP_S = 120.0  # of a run's time limit
-SLOWEST_STEPS_PER_SECOND = 5.0  # the rest of a run's time limit is for so many
 
 
 def measure(training: Training, policy: str) -> dict[str, Any]:
-    """Return one row: the summary of one run of ``zmqtrain run``.
-
-    Raises:
-        RunError: the run failed.
-    """
-    cluster = {"ps": training.ps, "workers": training.workers, "policy": policy}
-    flags = flags_of({**cluster, **training.overrides})
-    rows = json_lines_of(
-        [sys.executable, "-m", "zmqtrain", "run", REFERENCE, "--json", *flags],
-        settings=variables_of(training.arguments),
-        timeout_s=START_UP_S + training.steps / SLOWEST_STEPS_PER_SECOND,
-    )
-    return {**rows[-1], "bench": "train", **training.arguments}
+    """Return one row: the summary of one run."""
+    summary = training.run(lambda status: None, "auto", policy=policy)
+    return {**json.loads(summary.json()), "bench": "train", **training.arguments}
 
 
 @click.command("train")
@@ -52,12 +38,9 @@ def train_command(policy: str, runs: int, as_json: bool, **options: Any) -> None
       python -m bench train --job digits --hidden 64 --policy sync-replicas --runs 3
     """
     training = Training(**options)
-    try:
-        rows = report(
-            (measure(training, policy) for _ in range(runs)), as_json=as_json, columns=COLUMNS
-        )
-    except RunError as error:
-        raise click.ClickException(f"zmqtrain run {error}") from None
+    rows = report(
+        (measure(training, policy) for _ in range(runs)), as_json=as_json, columns=COLUMNS
+    )
     if not as_json:
         rates = [row["steps_per_second"] for row in rows]
         click.echo(

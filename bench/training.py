@@ -11,11 +11,10 @@ import click
 
 from bench.classifier import DATA, RULES, make_job
 from bench.cluster import Look, Plan, train
+from bench.jobs import description
 from bench.options import batch_size_option, data_option
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.observe.summary import Summary
-
-REFERENCE = "bench.train_job"
 
 Command = Callable[..., Any]
 
@@ -33,17 +32,15 @@ class Training:
     steps: int
     data: Path | None
 
-    def run(self, look: Look, *, lane: str, **overrides: str) -> Summary:
+    def run(self, look: Look, lane: str, **overrides: str) -> Summary:
         """Train with the fields ``overrides`` of the job replaced.
 
         Raises:
             ClickException: the run failed or was stopped; the text says how.
         """
         plan = Plan(
-            reference=REFERENCE,
-            make=make_job,
-            arguments=self.arguments,
-            cluster=LocalCluster(ps=self.ps, workers=self.workers),
+            LocalCluster(ps=self.ps, workers=self.workers),
+            description(make_job, **self.arguments),
             overrides={**self.overrides, **overrides},
             flags={"lane": lane},
         )

@@ -36,11 +36,7 @@ RUNS: dict[str, tuple[str, set[str]]] = {
         "--lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
         {"rss_mb", "formula_mb", "over_mb", "pushes"},
     ),
-    "profile": (f"--policy hogwild --lane tcp {SMALL}", set(PROFILE)),
-    "compression": (
-        f"--compression int8 {SMALL}",
-        {"compression", "sent_bytes_per_push", "received_bytes_per_push", "accuracy"},
-    ),
+    "profile": (f"--policy hogwild --lane tcp --compression int8 {SMALL}", set(PROFILE)),
     "mirrored": (
         "--model mlp --side devices --steps 10",
         {"model", "side", "workers", "devices", "steps_per_second", "examples_per_second"},
