@@ -167,15 +167,14 @@ def tell(
 def rows_between(
     work: Work, compressions: Sequence[str], mbit: float, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each compression, and for overlap without one, and round; they take turns.
+    """Yield a row for each compression, without and with overlap, and round; they take turns.
 
     Each worker is on a host of its own, and there is no ps.
     """
     with Hosts(work.workers) as hosts:
         for host in range(work.workers):
             hosts.throttle(host, mbit)
-        forms = [{"compression": spec, "overlap": False} for spec in compressions]
-        forms.append({"compression": "none", "overlap": True})
+        forms = [{"compression": c, "overlap": o} for o in (False, True) for c in compressions]
         for _ in range(rounds):
             for form in forms:
                 overrides = {"policy": work.policy, "steps": work.steps, **form}
@@ -206,7 +205,7 @@ def rows_of(work: Work, sides: tuple[str, ...], rounds: int) -> Iterator[dict[st
     "--mbit",
     type=size_type,
     help="no ps, each worker in a network namespace of its own with a link of so many Mbit/s "
-    "(Linux, root); also with overlap; beside nobody",
+    "(Linux, root); with and without overlap; beside nobody",
 )
 @click.option(
     "--compression",

@@ -114,7 +114,6 @@ def test_wrong_field_is_a_config_error(field: str, value: Any, problem: str) -> 
 @pytest.mark.parametrize(
     ("field", "value", "name"),
     [
-        ("compression", "fp16", "compression"),
         ("clip_norm", 1, "clip_norm"),
         ("device", "gpu", "device gpu"),
     ],

@@ -251,7 +251,7 @@ class Job(BaseModel):
     overlap: bool = Field(
         False,
         description="with tcp, send finished gradients while the model computes the others; "
-        "not with compression, clip_norm, device gpu or devices, which need the whole gradient",
+        "not with clip_norm, device gpu or devices, which need the whole gradient",
     )
 
     initial: Any = Field(
@@ -349,7 +349,6 @@ class Job(BaseModel):
     def _can_send_early(cls, value: bool, info: Any) -> bool:
         job = info.data
         needs = {
-            "compression": job.get("compression", "none") != "none",
             "clip_norm": job.get("clip_norm") is not None,
             "device gpu": job.get("device") == "gpu",
             "devices": bool(job.get("devices")),

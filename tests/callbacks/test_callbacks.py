@@ -258,7 +258,8 @@ def slope(weights: Any, batch: Any, out: Any) -> float:
 def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     model = view()
-    worker = SimpleNamespace(task="worker 7", phases_s=(0.0, 1.0, 2.0, 3.0, 4.0))
+    spent_s = (0.0, 1.0, 2.0, 3.0, 4.0)
+    worker = SimpleNamespace(task="worker 7", role="worker", staleness=1.5, phases_s=spent_s)
     model.status = SimpleNamespace(staleness={"mean": 1.0}, tasks=[worker])  # type: ignore[assignment]
     model.source = SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
     batch = (np.ones(2, np.float32),)
@@ -266,8 +267,9 @@ def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     assert model.gradients(batch) == {"w": 2}
     assert {path.parent.name for path in tmp_path.rglob("events*")} == {"train", "validation"}
     content = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("events*")))
-    for tag in (b"epoch_loss", b"examples_per_second", b"w", b"gradients/w", b"wait_s/worker_7"):
-        assert tag in content
+    tags = ["epoch_loss", "examples_per_second", "w", "gradients/w"]
+    for tag in [*tags, "staleness/mean", "staleness/worker_7", "wait_s/worker_7"]:
+        assert tag.encode() in content
 
 
 def test_callback_without_a_base_class_gets_the_hooks_that_it_has() -> None:

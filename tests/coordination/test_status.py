@@ -40,6 +40,8 @@ def status() -> Status:
     leader.begin(1, 0, Ledger())
     for worker in (0, 1):
         leader.arrived(PullArrived(worker))
+    leader.applied(4, {0: 3, 1: 1}, 1.0)
+    leader.applied(5, {0: 3}, 2.0)
     shard.report = ShardReport(0, 7, 24)
     shard.heard_at = time.monotonic() - SILENT_S
     return status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False)
@@ -52,6 +54,12 @@ def test_task_that_misses_some_heartbeats_is_silent(status: Status) -> None:
         "worker 0": "waiting",
         "worker 1": "computing",
     }
+
+
+def test_staleness_is_that_of_all_gradients_and_of_each_worker(status: Status) -> None:
+    workers = {task.task: task.staleness for task in status.tasks if task.role == "worker"}
+    assert workers == {"worker 0": 0.5, "worker 1": 2.0}
+    assert (status.staleness["mean"], status.staleness["max"]) == (1.0, 2.0)
 
 
 def test_wait_for_a_silent_task_ends_when_that_is_given_up(status: Status) -> None:

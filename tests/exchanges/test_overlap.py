@@ -19,6 +19,8 @@ from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.wire.chunks import Chunks
+from zmqtrain.wire.compression import Compressor
+from zmqtrain.wire.compression.topk import TopK
 from zmqtrain.wire.messages import Push
 
 CHUNK_SIZE = 10
@@ -46,7 +48,7 @@ class FakeLink:
     def go_on(self, request: FakeRequest) -> None:
         assert request.chunks is not None
         while len(request.sent) < request.chunks.ready:
-            chunk, (tensor,) = request.chunks[len(request.sent)]
+            chunk, (*_, tensor) = request.chunks[len(request.sent)]
             request.sent[chunk.index] = tensor.array().tolist()
 
     def complete(self, request: FakeRequest, push: Push, *, with_chunks: bool) -> None:
@@ -148,6 +150,20 @@ async def test_push_that_is_not_finite_is_completed_without_the_rest_of_its_chun
     situation.overlap.complete(0, push)
     (request,) = situation.links[0].requests
     assert request.completed == (push, False)
+
+
+async def test_error_of_a_gradient_that_was_not_finite_is_not_kept() -> None:
+    situation = Situation([50, 50], 1)
+    (lane,) = situation.lanes
+    compressor = Compressor(TopK(ratio=0.1), len(lane.gradient))
+    situation.lanes[0] = replace(lane, compressor=compressor)
+    situation.overlap.begin(1)
+    situation.out["v1"][:] = 1e30
+    situation.written("v1")
+    await asyncio.sleep(0)
+    situation.overlap.complete(0, replace(PUSH, finite=False))
+    _, values = compressor.encode(70, np.ones(CHUNK_SIZE, np.float32))
+    assert values.array().tolist() == [1.0]
 
 
 async def test_what_goes_wrong_while_pieces_are_sent_is_told(

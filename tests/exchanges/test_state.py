@@ -14,6 +14,7 @@ from zmqtrain.compute.device import Host
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
+from zmqtrain.models.base import written
 from zmqtrain.optim import LAMB, SGD, AdamW
 from zmqtrain.training.exchange import Exchange, Membership, StepReport
 from zmqtrain.training.model_runner import ModelRunner
@@ -51,6 +52,7 @@ class Normalised:
         inputs = (rows - mean) * parameters["scale"]
         residuals = inputs @ parameters["w"] - 1
         out["w"][...] = inputs.T @ residuals / len(rows)
+        written(out, "w")
         return float((residuals**2).mean())
 
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
@@ -81,10 +83,26 @@ async def train(job: Job, exchange: Exchange) -> list[dict[str, Any]]:
         exchange.begin()
         rows = ROWS[4 * batches[done] : 4 * batches[done] + 4]
         loss, finite = runner.compute((rows,), batches[done])
+        await asyncio.sleep(0)  # what is complete before the push is sent now
         result = await exchange.finish(StepReport(batches[done], 4, loss, finite))
         batches += result.batches
         done, stop = done + 1, result.stop
     return found
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+async def test_gradient_sent_while_it_is_computed_arrives_as_the_whole_does(
+    open_exchange: OpenExchange, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqtrain.wire.chunks.CHUNK_SIZE", 2)
+    found = []
+    for overlap in (False, True):
+        async with open_exchange(make_job(compression=compression, overlap=overlap)) as exchange:
+            found.append(await train(make_job(overlap=overlap), exchange))
+    for now, then in zip(*found, strict=True):
+        assert {name: value.tobytes() for name, value in now.items()} == {
+            name: value.tobytes() for name, value in then.items()
+        }
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

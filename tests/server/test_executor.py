@@ -81,7 +81,7 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     assert (state.pending(), state.orders, worker.answered) == ([], 2, 7)
     executor.count()
     assert [type(report) for report in ears.reports] == [Applied]
-    assert ears.reports[0].pushes == [pending.message]
+    assert ears.reports[0].computed_on == {0: pending.message.version}
 
 
 async def test_release_of_a_push_that_has_not_come_is_noted(

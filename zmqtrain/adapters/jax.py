@@ -180,7 +180,7 @@ class JaxModel:
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         measures = self._evaluation(taken(dict(parameters)), taken(batch))
-        return numbers_of(measures, self)
+        return numbers_of({"loss": measures["loss"]} | measures, self)  # jit has sorted them
 
     def predict(self, parameters: Parameters, batch: Batch) -> Any:
         """Return the outputs for the batch's first array, one row an example; the leaves of a

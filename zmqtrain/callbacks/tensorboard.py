@@ -18,8 +18,8 @@ from zmqtrain.wire.messages import Status
 class TensorBoard(Callback):
     """Writes the measures of each epoch, examples per second and histograms of the weights.
 
-    Measures of training and validation share a chart. In a cluster it also writes the staleness,
-    and how long each worker spent in each phase of its steps, such as waiting.
+    Measures of training and validation share a chart. In a cluster it also writes the staleness, in
+    all and of each worker, and how long each spent in each phase of its steps, such as waiting.
     """
 
     keeps_files = True
@@ -78,7 +78,8 @@ class TensorBoard(Callback):
         write = self._writer("train").add_scalar
         for name, value in status.staleness.items():
             write(f"staleness/{name}", value, epoch)  # of all gradients so far
-        for worker in status.tasks:
+        for worker in (task for task in status.tasks if task.role == "worker"):
+            write(f"staleness/{worker.task}", worker.staleness, epoch)
             before = self._spent_s.get(worker.task, (0.0,) * len(worker.phases_s))
             for phase, then, now in zip(fields(Phases), before, worker.phases_s, strict=False):
                 write(f"{phase.name}_s/{worker.task}", max(0.0, now - then), epoch)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -308,7 +308,8 @@ class Leader:
             return
         gradients = more * len(losses)
         self.throughput.observe(self.step, time.monotonic())
-        self.staleness.observe(0, gradients)
+        for worker in losses:
+            self._observe_staleness(worker, 0, more)
         self._metrics.staleness_versions.observe(0, times=gradients)
         self._metrics.pushes.applied.inc(gradients)
         self._metrics.parameter_version.set(self.step)
@@ -316,12 +317,17 @@ class Leader:
             self._show_worker(worker, coordinator.members[worker].sequence, loss)
         self._show_step(self.step)
 
-    def applied(self, version: int, computed_on: Iterable[int], at: float) -> None:
-        """The host's shard is at ``version``, by gradients computed on those versions."""
+    def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
+        """The host's shard is at ``version``, by workers' gradients computed on those versions."""
         self.throughput.observe(version, at)
-        for base in computed_on:
-            self.staleness.observe(max(0, version - 1 - base))
+        for worker, base in computed_on.items():
+            self._observe_staleness(worker, max(0, version - 1 - base))
         self._show_step(version)
+
+    def _observe_staleness(self, worker: int, versions: int, gradients: int = 1) -> None:
+        self.staleness.observe(versions, gradients)
+        if (peer := self.peers.get("worker", worker)) is not None:
+            peer.staleness.observe(versions, gradients)
 
     # Events and orders
 

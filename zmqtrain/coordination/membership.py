@@ -6,11 +6,12 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.process_identity import has_ended
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.errors import FencedError, ProtocolError, RefusedError
 from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Join, ShardReport, Wait
@@ -47,6 +48,7 @@ class Peer:
     report: ShardReport | None = None  # another ps: its last of this generation
     waits: tuple[Wait, ...] = ()
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
+    staleness: Staleness = field(default_factory=Staleness)  # of a worker's gradients
     restarts: int = 0  # of its process
 
     def __str__(self) -> str:

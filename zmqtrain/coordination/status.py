@@ -166,6 +166,7 @@ def _task(leader: Leader, peer: Peer) -> TaskStatus:
         nbytes=peer.report.nbytes if peer.report is not None else 0,
         restarts=peer.restarts,
         phases_s=peer.phases_s,
+        staleness=peer.staleness.summary()["mean"],
     )
 
 

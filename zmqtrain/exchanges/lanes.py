@@ -47,19 +47,23 @@ class Lane:
     parameters: Flat
     gradient: Flat
     reached: Reached | None = None
-    encode: Encode = chunks.as_it_is  # for gradients that travel
+    compressor: Compressor | None = None  # of gradients that travel
 
     def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
         """Return the chunks of the gradient for a push, or what is inline in it."""
         if self.reached is not None:
             return None, ()
-        return chunks.split(self.gradient, sequence, self.encode)
+        return chunks.split(self.gradient, sequence, self._encode)
 
     def chunks_to_come(self, sequence: int) -> Chunks | None:
         """Return the chunks of a gradient that is still being computed, none of them ready yet."""
         if self.reached is not None or chunks.count(len(self.gradient)) == 1:
             return None
-        return Chunks(self.gradient, sequence, self.encode, in_order=False)
+        return Chunks(self.gradient, sequence, self._encode, in_order=False)
+
+    @property
+    def _encode(self) -> Encode:
+        return chunks.as_it_is if self.compressor is None else self.compressor.encode
 
     @property
     def out(self) -> Flat | None:
@@ -89,9 +93,8 @@ async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = zeros(layout.size), zeros(layout.size)
     compression = make_compression(actor.job.compression)
-    if compression is None:
-        return Lane("tcp", parameters, gradient)
-    return Lane("tcp", parameters, gradient, encode=Compressor(compression, layout.trained).encode)
+    compressor = None if compression is None else Compressor(compression, layout.trained)
+    return Lane("tcp", parameters, gradient, compressor=compressor)
 
 
 async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:

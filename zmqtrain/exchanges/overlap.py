@@ -75,6 +75,9 @@ class Overlap:
         request = self._requests.pop(shard, None)
         if request is not None:
             self._links[shard].complete(request, push, with_chunks=push.finite)
+            compressor = self._lanes[shard].compressor
+            if compressor is not None and not push.finite:
+                compressor.forget()
         return request
 
     def _count(self, shard: int, start: int, stop: int) -> list[int]:

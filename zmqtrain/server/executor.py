@@ -20,7 +20,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Order, PullReply, Push, PushReply, ShardFile
+from zmqtrain.wire.messages import Order, PullReply, PushReply, ShardFile
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Applied:
 
     version: int  # after it
     gradients: int  # averaged in it
-    pushes: list[Push]  # those of workers that are still there
+    computed_on: dict[int, int]  # versions, by worker that is still there
     seconds: float  # that it took
     at: float  # of the monotonic clock
 
@@ -188,14 +188,14 @@ class Executor:
             self._not_updated(order, error)
             self._done(number)
             return
-        decided = [self._state.decided(worker, "applied") for worker in order.workers]
+        decided = {worker: self._state.decided(worker, "applied") for worker in order.workers}
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
             Applied(
                 self._state.version,
                 len(order.workers),
-                [push for push in decided if push is not None],
+                {worker: push.version for worker, push in decided.items() if push is not None},
                 self._work.last_s,
                 time.monotonic(),
             )
@@ -217,9 +217,8 @@ class Executor:
             metrics.apply_duration_seconds.observe(applied.seconds)
             metrics.pushes.applied.inc(applied.gradients)
             metrics.parameter_version.set(applied.version)
-            for push in applied.pushes:
-                stale = max(0, applied.version - 1 - push.version)
-                metrics.staleness_versions.observe(stale)
+            for base in applied.computed_on.values():
+                metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
             self._report(applied)
 
     def _accumulated(self, order: Order, _: object) -> None:

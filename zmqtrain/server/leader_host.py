@@ -64,8 +64,8 @@ class LeaderHost:
 
     def reported(self, report: Report) -> None:
         match report:
-            case Applied(version=version, pushes=pushes, at=at):
-                self._leader.applied(version, [push.version for push in pushes], at)
+            case Applied(version=version, computed_on=computed_on, at=at):
+                self._leader.applied(version, computed_on, at)
             case RosterBegins(order):
                 self._board.begin(order)
             case UpdateRefused(error):

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -449,6 +449,7 @@ class TaskStatus:
     nbytes: int = 0  # of a ps's parameters
     restarts: int = 0  # of its process, since ps 0 started
     phases_s: tuple[float, ...] = ()  # of a worker, as in its last heartbeat
+    staleness: float = 0.0  # mean, of a worker's gradients
 
     @property
     def task(self) -> str:

@@ -40,6 +40,11 @@ class Compressor:
         tensors = self._encode(start, trained) if len(trained) or not len(state) else ()
         return (*tensors, Tensor.of(state)) if len(state) else tensors
 
+    def forget(self) -> None:
+        """Keep nothing of a gradient that turned out not to be finite when parts were encoded."""
+        if self._residual is not None:
+            self._residual.fill(0)
+
     def _encode(self, start: int, chunk: Flat) -> tuple[Tensor, ...]:
         if self._residual is None:
             return self._compression.encode(chunk)
