@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,37 @@ from zmqtrain import Job
 
 
 class Blob:
-    """Parameters of so many megabytes, moved in a mode of `bench.workload`.
+    """Parameters of so many megabytes in all, cut into ``parts``, moved in a mode of
+    `bench.workload`.
 
     Remembers when each step began, and calls ``on_step`` with its number.
     """
 
-    def __init__(self, megabytes: float, mode: str) -> None:
-        self.size = items_of(megabytes)
-        self.mode = mode
+    def __init__(self, megabytes: float, mode: str, parts: int = 1) -> None:
+        self.size, self.mode, self.parts = items_of(megabytes), mode, parts
         self.began_at: list[float] = []
-        self.on_step: Callable[[int], None] = lambda step: None
-        self._source: Any = None  # beside the parameters and gradients, wherever these lie
-        self._sink: Any = None
+        self.on_step: Callable[[int], object] = lambda step: None
+        self._sources: dict[str, Any] = {}  # beside parameters and gradients, wherever these lie
+        self._sinks: dict[str, Any] = {}
 
     def __repr__(self) -> str:
-        return f"Blob({self.size})"
+        return f"Blob({self.size}, {self.parts})"
 
     def parameters(self, seed: int) -> dict[str, Any]:
-        return {"blob": np.zeros(self.size, np.float32)}
+        cuts = [self.size * index // self.parts for index in range(self.parts + 1)]
+        sizes = [stop - start for start, stop in pairwise(cuts)]
+        return {f"part {i}": np.zeros(size, np.float32) for i, size in enumerate(sizes) if size}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         self.began_at.append(time.perf_counter())
         self.on_step(len(self.began_at))
-        if self._sink is None:
-            self._source = np.full_like(out["blob"], 1e-3)
-            self._sink = np.empty_like(parameters["blob"])
+        if not self._sinks:
+            self._sources = {name: np.full_like(value, 1e-3) for name, value in out.items()}
+            self._sinks = {name: np.empty_like(value) for name, value in parameters.items()}
         if self.mode == "touched" or len(self.began_at) == 1:
-            self._sink[...] = parameters["blob"]
-            out["blob"][...] = self._source
+            for name, source in self._sources.items():
+                self._sinks[name][...] = parameters[name]
+                out[name][...] = source
         return 0.0
 
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:

@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import click
 import psutil
 import yaml
 
+from bench.peers.shared import free_ports
 from bench.plot import INK, QUIET, tidy, writable
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Prometheus:
                 rule.pop("for", None)
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         (directory / "rules.yml").write_text(yaml.safe_dump(rules))
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self._words = [
             "prometheus",
             f"--config.file={directory / 'prometheus.yml'}",
@@ -113,13 +113,6 @@ def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[b
             process.send_signal(signal.SIGTERM)
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def run_words(port: int, logdir: str | Path) -> list[str]:
     """Return the command of a run with its metrics at this port."""
     words = [sys.executable, "-P", "-m", "zmqtrain", "run", JOB, "--steps", str(STEPS)]
@@ -153,7 +146,7 @@ def dashboard_command(seconds: float, plot: Path) -> None:
         raise click.ClickException("there is no prometheus on PATH; Debian's package has that name")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        port = free_port()
+        (port,) = free_ports(1)
         prometheus = Prometheus(directory, port)
         stack.enter_context(prometheus.running())
         began = time.time()

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from bench import headline_plot
 from bench.headline_job import BATCH_SIZE, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
+from bench.peers.shared import free_ports
 from bench.plot import plot_option
 from bench.processes import json_lines_of
 from zmqtrain.cli.numbers import FiniteRange
@@ -109,8 +109,7 @@ class Stage:
         self.directory, self.logdir = directory, directory / "logdir"
         self.segments = Path(tempfile.mkdtemp(prefix=directory.name, dir=SHARED_MEMORY))
         self.keys = str(directory / "keys")
-        first = _free_ports(PS)
-        self.addresses = [f"127.0.0.1:{first + index}" for index in range(PS)]
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(PS)]
         self._environment = {
             **os.environ,
             "HEADLINE_STEPS": str(steps),
@@ -213,17 +212,17 @@ def headline_command(
             stage.start()
             _until_training(stage)
             watched = Watched(stage.job(), steps, stage.is_over)
-            told: Callable[[str], None] = (lambda line: None) if as_json else click.echo
-            chaos = Chaos(watched, told).run(seed, acts, seconds)
+            show: Callable[[str], None] = (lambda line: None) if as_json else click.echo
+            chaos = Chaos(watched, show).run(seed, acts, seconds)
             _watch_to_the_end(stage, watched)
             late = sorted({done.act.task for done in chaos.done if done.back_s is None})
             codes = stage.exit_codes(late)
         finally:
             left = stage.end()
         checks = _checks(stage, watched, chaos, codes, late, left)
-    rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in checks]
-    rows += [_recovery(seed, row, chaos.ended) for row in figures(chaos)]
-    report(iter(rows), as_json=as_json)
+    told = [*checks, *(_recovery(row, chaos.ended) for row in figures(chaos))]
+    rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in told]
+    report(rows, as_json=as_json)
     if plot is not None:
         headline_plot.draw(plot, watched.samples, chaos, watched.began, headline())
     if not all(check.kept for check in checks):
@@ -335,31 +334,8 @@ def _undisturbed(steps: int) -> float:
     return float(summary["accuracy"])
 
 
-def _recovery(seed: int, row: tuple[Any, ...], ended: str) -> dict[str, Any]:
+def _recovery(row: tuple[Any, ...], ended: str) -> Check:
     role, acts, back, median, worst = row
     times = f"back after {median:.1f} s, at worst {worst:.1f} s" if median is not None else ""
-    promise = f"kills of a {role}"
-    return {
-        "bench": "headline",
-        "seed": seed,
-        "promise": promise,
-        "kept": acts == back or bool(ended),  # there is nobody to come back to a job that ended
-        "seen": f"{acts}: {times}",
-    }
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of so many consecutive ports at which nobody listens."""
-    while True:
-        sockets = []
-        try:
-            sockets.append(socket.create_server(("127.0.0.1", 0)))
-            first: int = sockets[0].getsockname()[1]
-            others = range(first + 1, first + count)
-            sockets.extend(socket.create_server(("127.0.0.1", port)) for port in others)
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-        return first
+    # There is nobody to come back to a job that ended.
+    return Check(f"kills of a {role}", acts == back or bool(ended), f"{acts}: {times}")

@@ -17,7 +17,7 @@ from bench.cluster import Plan, pid_of, train
 from bench.jobs import RULES, USUAL_RULES, description
 from bench.options import json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
-from bench.workload import ITEM_NBYTES, Row, items_of
+from bench.workload import ITEM_NBYTES, items_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.local.processes import LocalCluster
 from zmqtrain.server.receiver import MESSAGES_NBYTES
@@ -32,11 +32,11 @@ STOPS = 3  # of a slow ps
 STOP_S = 2.0  # less than a lease, or workers would be taken for dead
 
 COLUMNS = (
-    *("lane", "rule", "workers", "pushes", "stops", "rss", "anon_shmem", "file"),
-    *("formula", "over", "over_without_file", "empty", "own_peak", "ceiling"),
+    *("lane", "rule", "workers", "pushes", "stops", "rss_mb", "anon_shmem_mb", "file_mb"),
+    *("formula_mb", "over_mb", "over_without_file_mb", "empty_mb", "own_peak_mb", "ceiling_mb"),
 )
 LEGEND = """\
-All sizes are in MB of 10^6 bytes.
+All sizes are in MB of 10^6 bytes; the names leave _mb out here.
 stops       how often the ps was made to stand still
 anon_shmem  what Python and its libraries have allocated, and the shard
 file        pages of programs and libraries (Python, BLAS), which all tasks of a host share
@@ -149,23 +149,16 @@ def sizes(shard: Shard, full: Reading, empty: Reading) -> dict[str, float]:
     return {f"{name}_mb": round(value / 1e6, 1) for name, value in nbytes.items()}
 
 
-def without_units(row: Row) -> dict[str, Any]:
-    """Return a row for people, whose sizes are all in the unit that the legend names."""
-    return {name.removesuffix("_mb"): value for name, value in row.items()}
-
-
-def plan_of(shard: Shard, steps: int) -> Plan:
-    """Return the run whose ps 0 holds the shard."""
-    return Plan(
+def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
+    """Train with a ps that holds the shard."""
+    watch = Watch(stops)
+    arguments = {"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule}
+    plan = Plan(
         LocalCluster(workers=shard.workers),
-        description(make_job, megabytes=shard.megabytes, steps=steps, rule=shard.rule),
+        description(make_job, **arguments),
         flags={"lane": shard.lane},
     )
-
-
-def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
-    watch = Watch(stops)
-    train(plan_of(shard, steps), watch)
+    train(plan, watch)
     return watch
 
 
@@ -212,8 +205,6 @@ def memory_command(
     stops = STOPS if slow_ps else 0
     shards = [Shard(lane, rule, megabytes, workers) for lane in lanes for rule in rules]
     rows = (measure(shard, count, stops) for shard in shards)
-    if as_json:
-        report(rows, as_json=True)
-        return
-    report(map(without_units, rows), as_json=False, columns=COLUMNS)
-    click.echo(f"Parameters of {megabytes:g} MB. {LEGEND}")
+    report(rows, as_json=as_json, columns=COLUMNS)
+    if not as_json:
+        click.echo(f"Parameters of {megabytes:g} MB. {LEGEND}")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import psutil
 
 from bench.cluster import Plan, pid_of, train
 from bench.hosts import Hosts
@@ -87,10 +86,10 @@ class _Watch:
             self.rss_mb = rss_mb(pid_of(status, "worker 0"))
 
 
-def rss_mb(pid: int | str = "self") -> float:
-    """Return the resident memory of a process in MB of 10^6 bytes (Linux only)."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return 0.0 if found is None else round(int(found[1]) * 1024 / 1e6, 1)
+def rss_mb(pid: int | None = None) -> float:
+    """Return the resident memory of a process in MB of 10^6 bytes; None: of this one."""
+    rss: int = psutil.Process(pid).memory_info().rss
+    return round(rss / 1e6, 1)
 
 
 def measure(work: Work, side: str) -> dict[str, Any]:
@@ -129,11 +128,9 @@ def _ours(work: Work) -> dict[str, Any]:
 
 
 def _theirs(work: Work, side: str) -> dict[str, Any]:
-    module, processes = f"{work.library}_loop", str(DDP_PROCESSES if side == "ddp" else 1)
-    if side in ("own-loop", "fit"):
-        module, processes = "one_process", side
-    command = [sys.executable, "-m", f"bench.{module}", work.reference]
-    command += [str(work.batches), processes, str(work.threads)]
+    loop = work.library if side == "plain" else side
+    command = [sys.executable, "-m", "bench.loops", loop, work.reference]
+    command += [str(work.batches), str(work.threads)]
     return json_lines_of(command, timeout_s=TIMEOUT_S)[-1]
 
 
@@ -154,14 +151,13 @@ class Timer:
             self.rate = (self._batches - self._warm) / (time.perf_counter() - self._began_at)
 
 
-def tell(
-    job: Job, weights: Mapping[str, Any], evaluation: Any, steps: float, examples: float
-) -> None:
-    """Print the row of a framework's own loop; ``steps`` and ``examples``: a second."""
+def tell(job: Job, weights: Mapping[str, Any], rate: float, processes: int = 1) -> None:
+    """Print the row of a loop that made so many steps a second, each with a batch a process."""
     memory = rss_mb()  # of the loop alone
+    evaluation: Any = job.load_data()[1]
     measures = evaluate(job.model, {n: np.array(v) for n, v in weights.items()}, evaluation)
-    row = {"examples_per_second": examples, "steps_per_second": steps, **measures}
-    print(json.dumps(row | {"rss_mb": memory}), flush=True)
+    speeds = {"examples_per_second": rate * processes * job.batch_size, "steps_per_second": rate}
+    print(json.dumps({**speeds, **measures, "rss_mb": memory}), flush=True)
 
 
 def rows_between(

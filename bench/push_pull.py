@@ -22,6 +22,7 @@ from bench.blob import Blob, make_job
 from bench.jobs import REFERENCE, USUAL_RULES, VARIABLE, description
 from bench.options import flags_of, json_option, sizes_type, steps_for
 from bench.output import report
+from bench.peers.shared import free_ports
 from bench.workload import MODES, Workload, push_pull_row
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
@@ -69,8 +70,7 @@ def measure(workload: PushPull) -> dict[str, Any]:
     fields = ("rule", "mode", "device", "ps_device", "policy", "exchange")
     arguments |= {name: getattr(workload, name) for name in fields}
     job = make_job(**arguments)
-    with _keys(workload) if workload.encrypted else contextlib.nullcontext() as keys:
-        killed_at = uvloop.run(_run(workload, job, description(make_job, **arguments), keys))
+    killed_at = uvloop.run(_run(workload, job, description(make_job, **arguments)))
     began_at = _blob_of(job).began_at
     row = push_pull_row(workload, began_at, WARM_UP)
     if killed_at:
@@ -83,9 +83,9 @@ def pause_end(began_at: Sequence[float], killed_at: float) -> float:
     return max(pairwise(began_at), key=lambda step: step[1] - max(step[0], killed_at))[1]
 
 
-async def _run(workload: PushPull, job: Job, described: str, keys: str | None) -> float:
+async def _run(workload: PushPull, job: Job, described: str) -> float:
     """Return when a worker was killed, in seconds of the performance counter; 0: none was."""
-    with _addresses(workload) as addresses, contextlib.ExitStack() as stack:
+    with _places(workload) as (addresses, keys), contextlib.ExitStack() as stack:
         memory = MemoryTransport()
 
         def transport(config: TaskConfig) -> Transport:
@@ -161,27 +161,19 @@ async def _start(config: TaskConfig, described: str) -> asyncio.subprocess.Proce
 
 
 @contextlib.contextmanager
-def _keys(workload: Workload) -> Iterator[str]:
-    """Yield a directory with a key for every task."""
-    counts = {"ps": workload.ps, "worker": workload.workers, "chief": 1}
-    with _directory() as directory:
-        make_keys(Path(directory), counts)
-        yield directory
+def _places(workload: PushPull) -> Iterator[tuple[tuple[str, ...], str | None]]:
+    """Yield an address for each ps, and the directory of keys, if tasks have any.
 
-
-@contextlib.contextmanager
-def _addresses(workload: Workload) -> Iterator[tuple[str, ...]]:
-    """Yield an address for each ps: Unix sockets, as a local run has them, except on lane tcp."""
-    numbers = range(workload.ps)
-    if workload.lane == "tcp":
-        yield tuple(f"127.0.0.1:{24600 + number}" for number in numbers)
-        return
-    with _directory() as directory:
-        yield tuple(f"ipc://{directory}/ps-{number}.sock" for number in numbers)
-
-
-def _directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="zmqtrain-bench-")
+    Addresses are those of Unix sockets, as a local run has them, except on lane tcp.
+    """
+    with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
+        keys = Path(directory) / "keys"
+        if workload.encrypted:
+            make_keys(keys, {"ps": workload.ps, "worker": workload.workers, "chief": 1})
+        addresses = [f"ipc://{directory}/ps-{number}.sock" for number in range(workload.ps)]
+        if workload.lane == "tcp":
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(workload.ps)]
+        yield tuple(addresses), str(keys) if workload.encrypted else None
 
 
 @click.command("push-pull")

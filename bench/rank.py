@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 from bench.hosts import Hosts
 from bench.options import flags_of
 from bench.processes import json_lines_of
-from bench.workload import ITEM_NBYTES, items_of
+from bench.workload import items_of
 
 WARM_UP = 5  # steps not counted
 TIMEOUT_S = 240.0
@@ -51,7 +50,7 @@ class Clock:
         self.began_at: list[float] = []
         self._sent: list[int] = []
 
-    def begin(self) -> None:
+    def begin(self, step: int = 0) -> None:
         self.began_at.append(time.perf_counter())
         if len(self.began_at) > WARM_UP:
             self._sent = [*self._sent[:1], int(COUNTER.read_text())]
@@ -61,47 +60,16 @@ class Clock:
         print(json.dumps({"index": index, "began_at": self.began_at, "sent": sent}), flush=True)
 
 
-class Parts:
-    """A model that computes nothing: a variable for each worker, of so many bytes together.
-
-    So each of them is whole with one worker, and left where it lies.
-    """
-
-    def __init__(self, megabytes: float, workers: int, clock: Clock | None) -> None:
-        self.size = items_of(megabytes)
-        self._workers, self._clock = workers, clock
-        self._is_filled = False
-
-    def __repr__(self) -> str:
-        return f"Parts({self.size})"
-
-    def __deepcopy__(self, _: Any) -> Parts:  # the chief's, which makes no steps
-        return Parts(self.size * ITEM_NBYTES / 1e6, self._workers, None)
-
-    def parameters(self, seed: int) -> dict[str, Any]:
-        cuts = [self.size * index // self._workers for index in range(self._workers + 1)]
-        sizes = [stop - start for start, stop in pairwise(cuts)]
-        return {f"part {i}": np.zeros(size, np.float32) for i, size in enumerate(sizes) if size}
-
-    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-        if self._clock is not None:
-            self._clock.begin()
-        if not self._is_filled:
-            self._is_filled = True
-            for gradient in out.values():
-                gradient[...] = 1e-3
-        return 0.0
-
-    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
-        return {"loss": 0.0}
-
-
 def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
+    from bench.blob import Blob
     from bench.jobs import RULES, dataless_job
 
     clock = Clock()
+    # A variable for each worker: so each of them is whole with one, and left where it lies.
+    blob = Blob(arguments.megabytes, "in_place", len(addresses))
+    blob.on_step = clock.begin
     job = dataless_job(
-        Parts(arguments.megabytes, len(addresses), clock),
+        blob,
         arguments.steps + WARM_UP + 1,
         optimizer=RULES[arguments.rule],
         prefetch=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,16 @@ COMPARE_GRADIENTS = 600
 COMPARE_UPDATE_S = 0.0001  # of a model that is next to nothing
 
 numbers_type = list_of(click.IntRange(1), "number")
-milliseconds_type = FiniteRange(0)
+TIMES = {
+    "compute": (100.0, "mean time of a gradient"),
+    "update": (10.0, "updating the whole model by one push, on one ps"),
+    "take": (0.1, "taking in one push, on each ps"),
+    "decide": (0.015, "on ps 0: noting a push in the journal, and deciding on it"),
+    "message": (0.03, "between ps 0 and another ps: sending a message, or taking it in"),
+    "item": (0.002, "each push or order that such a message tells of"),
+    "round-trip": (0.3, "of a message and its answer"),
+}
+"""Options that say what takes how many milliseconds."""
 
 
 def stragglers_of(text: str) -> Stragglers:
@@ -95,6 +105,14 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     }
 
 
+def _with_times(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, (default, text) in reversed(TIMES.items()):
+        command = click.option(f"--{name}-ms", type=FiniteRange(0), default=default, help=text)(
+            command
+        )
+    return command
+
+
 @click.command("simulate")
 @click.option("--workers", type=numbers_type, default="1000")
 @click.option("--ps", type=numbers_type, default="32")
@@ -112,7 +130,6 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     default=20,
     help="that each worker computes; the first fifth is not counted",
 )
-@click.option("--compute-ms", type=milliseconds_type, default=100.0, help="mean time of a gradient")
 @click.option(
     "--spread", type=FiniteRange(0, 10), default=0.1, help="its relative standard deviation"
 )
@@ -125,37 +142,7 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     metavar="SPEC",
     help="slow:SHARE:FACTOR, pause:CHANCE:SECONDS, or both with a comma",
 )
-@click.option(
-    "--update-ms",
-    type=milliseconds_type,
-    default=10.0,
-    help="updating the whole model by one push, on one ps",
-)
-@click.option(
-    "--take-ms",
-    type=milliseconds_type,
-    default=0.1,
-    help="taking in one push, on each ps",
-)
-@click.option(
-    "--decide-ms",
-    type=milliseconds_type,
-    default=0.015,
-    help="on ps 0: noting a push in the journal, and deciding on it",
-)
-@click.option(
-    "--message-ms",
-    type=milliseconds_type,
-    default=0.03,
-    help="between ps 0 and another ps: sending a message, or taking it in",
-)
-@click.option(
-    "--item-ms",
-    type=milliseconds_type,
-    default=0.002,
-    help="each push or order that such a message tells of",
-)
-@click.option("--round-trip-ms", type=milliseconds_type, default=0.3)
+@_with_times
 @click.option("--seed", type=click.IntRange(0), default=0)
 @click.option(
     "--compare",

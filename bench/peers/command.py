@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 
 from bench.options import (
-    LANES,
     batch_size_option,
     data_option,
     json_option,
@@ -21,16 +18,7 @@ from bench.options import (
 )
 from bench.output import report
 from bench.peers.compare import compared
-from bench.peers.lineup import (
-    PEERS,
-    POLICIES,
-    Peer,
-    all_reduce_of_ours,
-    push_pull_of,
-    push_pull_of_ours,
-    training_of,
-    training_of_ours,
-)
+from bench.peers.lineup import PEERS, POLICIES, Peer, Sides, push_pulls, trainings
 from bench.training import Training
 from bench.workload import TRAINERS, Row
 from zmqtrain.cli.numbers import FiniteRange
@@ -43,66 +31,6 @@ COLUMNS = (
     *("bench", "megabytes", "lane", "mode", "workers", "ps", "runs"),
     *("median_ms", "min_ms", "worst_ms", "per_second", "ratio", "accuracy"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What is compared, and for how long; the fields are those of the options."""
-
-    what: tuple[str, ...]
-    megabytes: tuple[float, ...]
-    data: Path | None
-    hidden: int
-    batch_size: int
-    steps: int
-    rounds: int
-    timeout_s: float
-
-    def rows(self, peers: Sequence[Peer]) -> Iterator[Row]:
-        """Yield the results of us and of these peers."""
-        if "push-pull" in self.what:
-            for megabytes in self.megabytes:
-                yield from self._push_pull(peers, megabytes)
-        if "train" in self.what:
-            if self.data is None:
-                _note("training is left out: --data DIR names the directory with MNIST's files")
-            else:
-                yield from self._training(peers, self.data.absolute())
-
-    def _push_pull(self, peers: Sequence[Peer], megabytes: float) -> Sequence[Row]:
-        """Return the rows of one size; none if no peer moves so much."""
-        theirs = [
-            push_pull_of(peer, megabytes) for peer in peers if megabytes <= peer.most_megabytes
-        ]
-        ours = [push_pull_of_ours(lane, megabytes) for lane in LANES]
-        ours.append(all_reduce_of_ours(megabytes))
-        return compared(ours, theirs, self.rounds, self.timeout_s) if theirs else []
-
-    def _training(self, peers: Sequence[Peer], data: Path) -> Iterator[Row]:
-        """Yield the rows of each policy by which some peer trains."""
-        training = Training(
-            job="mnist",
-            hidden=self.hidden,
-            batch_size=self.batch_size,
-            rule="adam",
-            ps=1,
-            workers=TRAINERS,
-            steps=self.steps,
-            data=data,
-        )
-        with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
-            examples = Path(directory) / "examples.npz"
-            for policy in POLICIES:
-                trainers = [peer for peer in peers if policy in peer.policies]
-                if not trainers:
-                    continue
-                if not examples.exists():
-                    write_examples(examples, data)
-                ours = [training_of_ours(policy, training)]
-                if policy == "sync-replicas":
-                    ours.append(training_of_ours(policy, replace(training, ps=0)))
-                theirs = [training_of(peer, policy, training, examples) for peer in trainers]
-                yield from compared(ours, theirs, self.rounds, self.timeout_s)
 
 
 @click.command("peers")
@@ -131,7 +59,15 @@ class Comparison:
 @click.option("--install", is_flag=True, help="first make the environments that are missing")
 @json_option
 def peers_command(
-    only: tuple[str, ...] | None, install: bool, as_json: bool, **options: Any
+    what: tuple[str, ...],
+    only: tuple[str, ...] | None,
+    megabytes: tuple[float, ...],
+    data: Path | None,
+    rounds: int,
+    timeout_s: float,
+    install: bool,
+    as_json: bool,
+    **sizes: int,
 ) -> None:
     """Compare with gloo, Open MPI, torch.distributed.rpc, Ray, and TensorFlow: its parameter
     servers, and its MultiWorkerMirroredStrategy (mirrored).
@@ -146,7 +82,32 @@ def peers_command(
       python -m bench peers --what push-pull --only gloo,echo --megabytes 0.0003,13
     """
     peers = installed([peer for peer in PEERS if only is None or peer.name in only], install)
-    report(Comparison(**options).rows(peers), as_json=as_json, columns=COLUMNS)
+    if "train" in what and data is None:
+        _note("training is left out: --data DIR names the directory with MNIST's files")
+
+    def rows() -> Iterator[Row]:
+        for size in megabytes if "push-pull" in what else ():
+            ours, theirs = push_pulls(peers, size)
+            if theirs:  # else no peer moves so much
+                yield from compared(ours, theirs, rounds, timeout_s)
+        if "train" in what and data is not None:
+            for ours, theirs in _trainings(peers, data.absolute(), **sizes):
+                yield from compared(ours, theirs, rounds, timeout_s)
+
+    report(rows(), as_json=as_json, columns=COLUMNS)
+
+
+def _trainings(peers: Sequence[Peer], data: Path, **sizes: int) -> Iterator[Sides]:
+    """Yield the sides of each policy by which some peer trains."""
+    training = Training(job="mnist", rule="adam", ps=1, workers=TRAINERS, data=data, **sizes)
+    with tempfile.TemporaryDirectory(prefix="zmqtrain-bench-") as directory:
+        examples = Path(directory) / "examples.npz"
+        for policy in POLICIES:
+            ours, theirs = trainings(peers, policy, training, examples)
+            if theirs:
+                if not examples.exists():
+                    write_examples(examples, data)
+                yield ours, theirs
 
 
 def installed(peers: Sequence[Peer], install: bool) -> list[Peer]:

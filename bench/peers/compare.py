@@ -86,8 +86,6 @@ def with_ratios(rows: Sequence[Row], reference: str) -> list[dict[str, Any]]:
     """
     reference_ms = {row["mode"]: row["median_ms"] for row in rows if row["lane"] == reference}
     return [
-        {**row, "ratio": row["median_ms"] / reference_ms[row["mode"]]}
-        if row["mode"] in reference_ms
-        else {**row, "ratio": None}
+        {**row, "ratio": row["median_ms"] / ms if (ms := reference_ms.get(row["mode"])) else None}
         for row in rows
     ]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from bench.classifier import make_job
-from bench.options import flags_of, steps_for
+from bench.options import LANES, flags_of, steps_for
 from bench.peers.environments import OPENMPI, RAY, TENSORFLOW, TORCH, Environment
 from bench.training import Training
 from bench.workload import ITEM_NBYTES, Row, Workload, train_row
 
 POLICIES = ("hogwild", "sync-replicas")
+BENCH, BOARD = (sys.executable, "-m", "bench"), "zmqtrain board"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,25 @@ class Peer:
     def is_installed(self) -> bool:
         return self.environment is None or self.environment.is_installed
 
-    def command(self) -> list[str]:
+    def command(self, *arguments: str) -> list[str]:
         python = sys.executable if self.environment is None else str(self.environment.python)
-        return [python, "-m", f"bench.peers.{self.module}"]
+        return [python, "-m", f"bench.peers.{self.module}", *arguments]
 
+    def entrant(self, what: str, **options: object) -> Entrant:
+        return Entrant(self.name, self.command(what, *flags_of(options)))
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One side of a comparison: a command that prints its rows, and how they are read."""
+
+    name: str
+    command: Sequence[str]
+    row_of: Callable[[Row], Row] = dict
+
+
+Sides: TypeAlias = tuple[list[Entrant], list[Entrant]]
+"""Ours, the first of which is the reference, and the peers'."""
 
 PEERS = (
     Peer("echo", "echo", most_megabytes=1),
@@ -47,58 +65,44 @@ PEERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
-    """One side of a comparison: a command that prints its rows, and how they are read."""
+def push_pulls(peers: Sequence[Peer], megabytes: float) -> Sides:
+    """Return our push-pull over each lane, our step of two workers without ps, and the peers'."""
 
-    name: str
-    command: Sequence[str]
-    row_of: Callable[[Row], Row] = dict
+    def over(lane: str) -> Entrant:
+        name = f"zmqtrain {lane}"
+        return _ours(name, "push-pull", {"lane": name}, lane=lane, megabytes=megabytes)
 
-
-def push_pull_of_ours(lane: str, megabytes: float) -> Entrant:
-    """Return our push-pull over a lane."""
-    flags = flags_of({"lane": lane, "megabytes": megabytes})
-    command = [sys.executable, "-m", "bench", "push-pull", "--json", *flags]
-    name = f"zmqtrain {lane}"
-    return Entrant(name, command, lambda row: {**row, "lane": name})
+    # All-reduce and update, in place.
+    like_theirs = {"bench": "push-pull", "lane": BOARD, "mode": "in_place", "ps": 0}
+    board = _ours(BOARD, "all-reduce", like_theirs, exchange="board", megabytes=megabytes)
+    sizes = {"megabytes": megabytes, "steps": steps_for(megabytes)}
+    theirs = [p.entrant("push-pull", **sizes) for p in peers if megabytes <= p.most_megabytes]
+    return [*map(over, LANES), board], theirs
 
 
-def all_reduce_of_ours(megabytes: float) -> Entrant:
-    """Return our step of two workers without ps: all-reduce and update, in place."""
-    flags = flags_of({"exchange": "board", "megabytes": megabytes})
-    command = [sys.executable, "-m", "bench", "all-reduce", "--json", *flags]
-    return Entrant(
-        "zmqtrain board",
-        command,
-        lambda row: (
-            {**row, "bench": "push-pull", "lane": "zmqtrain board", "mode": "in_place"} | {"ps": 0}
-        ),
-    )
+def trainings(peers: Sequence[Peer], policy: str, training: Training, examples: Path) -> Sides:
+    """Return our trainings by a policy, and the peers', on the ``examples`` in a file for them."""
 
+    def ours(ps: int) -> Entrant:
+        own, name = replace(training, ps=ps), "zmqtrain" if ps else BOARD
+        flags = flags_of({"policy": policy, **asdict(own)})
+        return Entrant(name, [*BENCH, "train", "--json", *flags], partial(_row_of, name, own))
 
-def push_pull_of(peer: Peer, megabytes: float) -> Entrant:
-    """Return a peer's push-pull, with as many steps as ours."""
-    flags = flags_of({"megabytes": megabytes, "steps": steps_for(megabytes)})
-    return Entrant(peer.name, [*peer.command(), "push-pull", *flags])
-
-
-def training_of_ours(policy: str, training: Training) -> Entrant:
-    """Return our training by a policy."""
-    flags = flags_of({"policy": policy, **asdict(training)})
-    command = [sys.executable, "-m", "bench", "train", "--json", *flags]
-    name = "zmqtrain" if training.ps else "zmqtrain board"
-    return Entrant(name, command, lambda summary: _row_of(name, summary, training))
-
-
-def training_of(peer: Peer, policy: str, training: Training, examples: Path) -> Entrant:
-    """Return a peer's training by a policy, on the ``examples`` in a file made for it."""
     sizes = {name: getattr(training, name) for name in ("hidden", "batch_size", "steps")}
-    flags = flags_of({"policy": policy, "examples": examples, **sizes})
-    return Entrant(peer.name, [*peer.command(), "train", *flags])
+    theirs = [
+        peer.entrant("train", policy=policy, examples=examples, **sizes)
+        for peer in peers
+        if policy in peer.policies
+    ]
+    return [ours(1), *([ours(0)] if policy == "sync-replicas" else [])], theirs
 
 
-def _row_of(name: str, summary: Row, training: Training) -> Row:
+def _ours(name: str, benchmark: str, changed: Row, **options: object) -> Entrant:
+    command = [*BENCH, benchmark, "--json", *flags_of(options)]
+    return Entrant(name, command, lambda row: {**row, **changed})
+
+
+def _row_of(name: str, training: Training, summary: Row) -> Row:
     """Return the summary of one of our runs as a row like those of the peers."""
     parameters = make_job(**training.arguments).model.parameters(seed=0)
     megabytes = ITEM_NBYTES * sum(values.size for values in parameters.values()) / 1e6

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.dashboard import Prometheus, free_port, run_words, started
+from bench.dashboard import Prometheus, run_words, started
+from bench.peers.shared import free_ports
 from tests.deploy import queries
 
 pytestmark = [
@@ -34,7 +35,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path: Path) -> None:
-    run_port, alerts_port = free_port(), free_port()
+    run_port, alerts_port = free_ports(2)
     (tmp_path / "alertmanager.yml").write_text(ROUTE)
     alertmanager = [
         "prometheus-alertmanager",
