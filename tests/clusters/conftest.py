@@ -34,7 +34,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     directory = tmp_path / "programs"
     directory.mkdir()
     program = Path(__file__).with_name("kubectl.py").read_text()
-    for name in ("kubectl", "ssh"):
+    for name in ("kubectl", "ssh", "squeue", "sbatch", "scancel"):
         (directory / name).write_text(f"#!{sys.executable} -IS\n{program}")
         (directory / name).chmod(0o755)
     (directory / "calls").touch()

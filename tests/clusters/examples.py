@@ -19,7 +19,10 @@ KEYS = (
 
 def example_plan(**changes: object) -> Plan:
     """Return the plan of digits with two ps and two workers, which may become four."""
-    asked = {"on": "kubernetes", "ps": 2, "workers": 2, "max_workers": 4, "memory": "2Gi"}
+    asked: dict[str, object] = {
+        **{"on": "kubernetes", "ps": 2, "workers": 2, "max_workers": 4, "memory": "2Gi"},
+        "image": "registry.example/zmqtrain:digits",
+    }
     return plan_of(
         Submission.model_validate(asked | changes),
         JOB,
@@ -33,15 +36,17 @@ def example_plan(**changes: object) -> Plan:
 
 def examples() -> dict[str, str]:
     """Return the text of each example by its path."""
-    plan = example_plan()
-    image = "registry.example/zmqtrain:digits"
     found = {
-        f"deploy/kubernetes/{kind}.yaml": kubernetes.render(plan, kubernetes.Target(image, kind))
+        f"deploy/kubernetes/{kind}.yaml": kubernetes.render(example_plan(kind=kind))
         for kind in kubernetes.KINDS
     }
-    on_slurm = replace(plan, logdir="/shared/digits")
-    target = slurm.Target("/home/me/keys", "/home/me/venv/bin/python", "main", "spot")
-    scripts = slurm.render(on_slurm, target)
+    on_slurm = replace(
+        example_plan(partition="main", worker_partition="spot"),
+        logdir="/shared/digits",
+        keys_directory="/home/me/keys",
+        python="/home/me/venv/bin/python",
+    )
+    scripts = slurm.render(on_slurm)
     return found | {f"deploy/slurm/{name}": text for name, text in scripts.items()}
 
 

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.conftest import Kubectl, refused, said
+from tests.clusters.conftest import Kubectl, said
 from tests.clusters.examples import JOB, ROOT, example_plan
 from zmqtrain.cli.main import main
-from zmqtrain.clusters.hosts import Target, file_of, placed, problem, render
+from zmqtrain.clusters.hosts import file_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import Host, Submission, hosts_of
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.wire.messages import PROTOCOL_VERSION
 
 A, B = Host("a", 2, "10.0.0.1"), Host("me@b", 2, "10.0.0.2")
-TARGET = Target("python3", "/work")
 SUBMIT = ("submit", str(ROOT / JOB), "--on", "ssh", "--name", "digits", "--ps-memory", "1Gi")
 
 
@@ -49,26 +48,23 @@ def test_every_task_has_one_host_and_no_host_more_workers_than_slots() -> None:
 
 
 def test_host_gets_the_keys_of_its_own_tasks_alone() -> None:
-    keys = example_plan().keys
-    scripts = render(example_plan(), [A, B], TARGET).values()
-    on_a, on_b = ({name for name, text in keys.items() if text in script} for script in scripts)
+    plan = example_plan()
+    scripts = keyed(dict.fromkeys([A, B], ""), plan, plan.keys).values()
+    on_a, on_b = (
+        {name for name, text in plan.keys.items() if text in script} for script in scripts
+    )
     assert on_a & on_b == {"registry"}
     assert on_b == {"registry", "ps-1.secret", "worker-2.secret", "worker-3.secret"}
-    assert on_a | on_b == set(keys) - {"client-0.secret"}
+    assert on_a | on_b == set(plan.keys) - {"client-0.secret"}
 
 
-@pytest.mark.parametrize(
-    "host, keys", [(Host("localhost", 2, "127.0.0.1"), example_plan().keys), (A, {"registry": ""})]
-)
-def test_address_that_peers_do_not_reach_and_missing_key_are_refused(
-    host: Host, keys: dict[str, str]
-) -> None:
+def test_address_that_peers_do_not_reach_is_refused() -> None:
     with pytest.raises(ConfigError):
-        render(replace(example_plan(), keys=keys), [host, B], TARGET)
+        render(example_plan(), [Host("localhost", 2, "127.0.0.1"), B])
 
 
 def test_workers_of_a_host_have_gpus_of_their_own() -> None:
-    _, script = render(example_plan(gpu=2), [A, B], TARGET).values()
+    _, script = render(example_plan(gpu=2), [A, B]).values()
     lines = [line.strip() for line in script.splitlines() if "CUDA" in line]
     assert lines == [f"export CUDA_VISIBLE_DEVICES={devices}" for devices in ("0,1", "2,3")]
 
@@ -98,11 +94,16 @@ class Shell:
 
     def __init__(self, directory: Path, python: str) -> None:
         self.home = directory / "home"
-        plan = replace(example_plan(workers=2, max_workers=3), ps=1)
-        target = Target(str(directory / "python"), str(directory))
+        plan = replace(
+            example_plan(workers=2, max_workers=3),
+            ps=1,
+            python=str(directory / "python"),
+            working=str(directory),
+        )
         (directory / "python").write_text(f"#!/bin/sh\n{python}\n")
         (directory / "python").chmod(0o755)
-        (self.script,) = render(plan, [Host("a", 3, "10.0.0.1")], target).values()
+        scripts = render(plan, [Host("a", 3, "10.0.0.1")])
+        (self.script,) = keyed(scripts, plan, plan.keys).values()
 
     def __call__(self, *verb: str) -> list[str]:
         done = subprocess.run(
@@ -156,29 +157,6 @@ def test_script_tells_how_a_task_ended_and_starts_it_again(tmp_path: Path) -> No
 
 
 ADDRESS = said("hostname 10.0.0.1\nport 22\n", "-G")
-
-
-@pytest.mark.parametrize(
-    "text, code, remedy",
-    [
-        ("ssh: Could not resolve hostname a: Name or service not known", ExitCode.USAGE, "--hosts"),
-        ("Host key verification failed.", ExitCode.REFUSED, "by hand"),
-        ("me@a: Permission denied (publickey,password).", ExitCode.REFUSED, "ssh-copy-id"),
-        ("ssh: connect to host a port 22: Connection refused", ExitCode.PEER_LOST, "sshd"),
-        ("ssh: connect to host a port 22: Connection timed out", ExitCode.PEER_LOST, "sshd"),
-        ("ssh: connect to host a port 22: No route to host", ExitCode.PEER_LOST, "sshd"),
-        ("Timeout, server a not responding.", ExitCode.PEER_LOST, "sshd"),
-        ("something new", ExitCode.USAGE, "something new"),
-    ],
-)
-def test_host_that_cannot_be_reached_is_named_and_nothing_is_left(
-    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], text: str, code: int, remedy: str
-) -> None:
-    kubectl.answers(ADDRESS, refused(text))
-    assert main([*SUBMIT, "--hosts", "a"]) == code
-    told = capsys.readouterr().err
-    assert "a: " in told and remedy in told
-    assert not submitted_jobs()
 
 
 @pytest.mark.parametrize("options", [[], ["--hosts", "a:1", "--workers", "2"], ["--hosts", "a:x"]])

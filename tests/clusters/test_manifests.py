@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from tests.clusters.examples import ROOT, example_plan, examples
 from zmqtrain.clusters.kubernetes import (
     KINDS,
     Manifest,
-    Target,
     addresses,
     as_yaml,
     host_of,
@@ -25,16 +24,13 @@ from zmqtrain.clusters.kubernetes import (
     render,
     volume_of,
 )
-from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, port_of
-from zmqtrain.clusters.slurm import Target as SlurmTarget
+from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, Submission, port_of
 from zmqtrain.clusters.slurm import render as render_scripts
-from zmqtrain.config.cluster import Role, parse_address
+from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import FieldType, fields_of, mistyped
 from zmqtrain.config.task import TaskConfig, load_task
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
-
-SCRIPTS = SlurmTarget("/keys", "python3")
 
 
 @pytest.mark.parametrize(
@@ -51,11 +47,18 @@ def test_example_is_what_submit_writes_today(path: str) -> None:
     assert (ROOT / path).read_text() == examples()[path], "make examples renews it"
 
 
+ASKED = Submission.model_validate({"on": "kubernetes", "image": "i"})
+
+
+def of_kind(plan: Plan, kind: str) -> Plan:
+    return replace(plan, asked=plan.asked.model_copy(update={"kind": kind}))
+
+
 def plans() -> st.SearchStrategy[Plan]:
     def plan(ps: int, workers: int, gpu: int, memory: int) -> Plan:
         resources = {role: Resources(1, memory << 20, gpu, memory << 20) for role in Role}
         keys = {"registry": "", "ps-0.secret": "", "worker-0.secret": ""}
-        return Plan("digits", "job.py", ps, workers, workers, resources, keys=keys)
+        return Plan("digits", ASKED, "job.py", ps, workers, workers, resources, keys=keys)
 
     counts = st.integers(0, 5), st.integers(1, 5), st.integers(0, 2), st.integers(0, 3)
     return st.builds(plan, *counts)
@@ -85,7 +88,7 @@ def environment_of(template: Manifest) -> dict[str, str]:
 @given(plans(), st.sampled_from(list(KINDS)))
 @settings(deadline=None)
 def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str) -> None:
-    found = dict(pods_of(manifests(plan, Target("image", kind))))
+    found = dict(pods_of(manifests(of_kind(plan, kind))))
     assert set(found) == set(plan.counts)
     for role, template in found.items():
         variables = environment_of(template)
@@ -94,7 +97,7 @@ def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str)
         for name in ("ps", "workers"):
             flags[name] = read_option(name, variables)
         config = load_task(role, flags, {}).under("auto")
-        assert config.ps == addresses(plan, kind)
+        assert config.ps == addresses(of_kind(plan, kind))
         assert config.workers == plan.workers
 
 
@@ -107,20 +110,20 @@ def read_option(name: str, variables: dict[str, str]) -> Any:
 
 @given(plans(), st.sampled_from(list(KINDS)))
 def test_names_are_those_of_dns(plan: Plan, kind: str) -> None:
-    for address in addresses(plan, kind):
+    for address in addresses(of_kind(plan, kind)):
         assert all(len(label) <= 63 for label in parse_address(address).host.split("."))
-    assert len(set(addresses(plan, kind))) == plan.counts[plan.leader]
+    assert len(set(addresses(of_kind(plan, kind)))) == plan.counts[plan.leader]
 
 
 def test_longest_name_fits_the_longest_pod() -> None:
-    host = host_of("d" * 40, Role.WORKER, 99_999, "jobset").split(".")[0]
+    host = host_of("d" * 40, Task(Role.WORKER, 99_999), "jobset").split(".")[0]
     assert len(f"{host}-abcde") <= 63
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_yaml_is_read_back_as_it_was_meant(kind: str) -> None:
-    plan, target = example_plan(), Target("image", kind)
-    assert list(yaml.safe_load_all(render(plan, target))) == plain(manifests(plan, target))
+    plan = example_plan(kind=kind)
+    assert list(yaml.safe_load_all(render(plan))) == plain(manifests(plan))
 
 
 def plain(value: Any) -> Any:
@@ -134,13 +137,13 @@ def plain(value: Any) -> Any:
 
 def test_value_of_a_variable_is_not_expanded() -> None:
     plan = replace(example_plan(), variables={"A": "$(HOSTNAME) costs $$5"})
-    for _, template in pods_of(manifests(plan, Target("image"))):
+    for _, template in pods_of(manifests(plan)):
         assert environment_of(template)["A"] == "$$(HOSTNAME) costs $$$$5"
 
 
 @pytest.mark.parametrize("kind", ["jobset", "jobs", "trainjob"])
 def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
-    policies = list(found_under(manifests(example_plan(), Target("i", kind)), "podFailurePolicy"))
+    policies = list(found_under(manifests(example_plan(kind=kind)), "podFailurePolicy"))
     assert len(policies) == len(Role)
     for policy in policies:
         (final,) = [rule["onExitCodes"] for rule in policy["rules"] if "onExitCodes" in rule]
@@ -150,7 +153,7 @@ def test_jobs_fail_for_good_after_the_permanent_codes_alone(kind: str) -> None:
 def test_worker_that_fails_for_good_does_not_end_the_job() -> None:
     jobs = {
         item["metadata"]["name"]: item["spec"]
-        for item in manifests(example_plan(), Target("i", "jobs"))
+        for item in manifests(example_plan(kind="jobs"))
         if item["kind"] == "Job"
     }
     actions = {name: spec["podFailurePolicy"]["rules"][0]["action"] for name, spec in jobs.items()}
@@ -163,7 +166,7 @@ def test_worker_that_fails_for_good_does_not_end_the_job() -> None:
 
 
 def test_kubelet_restarts_in_place_what_is_neither_permanent_nor_ordered() -> None:
-    for _, template in pods_of(manifests(example_plan(), Target("i", in_place=True))):
+    for _, template in pods_of(manifests(example_plan(in_place=True))):
         (container,) = template["spec"]["containers"]
         (rule,) = container["restartPolicyRules"]
         assert rule["exitCodes"]["operator"] == "NotIn"
@@ -173,14 +176,14 @@ def test_kubelet_restarts_in_place_what_is_neither_permanent_nor_ordered() -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_pods_that_hold_parameters_have_memory_for_them(kind: str) -> None:
-    for role, template in pods_of(manifests(example_plan(), Target("i", kind))):
+    for role, template in pods_of(manifests(example_plan(kind=kind))):
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         assert ("shm" in volumes) == (role is Role.PS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pods_of_a_role_get_no_keys_of_another(kind: str) -> None:
-    documents = manifests(example_plan(), Target("i", kind))
+    documents = manifests(example_plan(kind=kind))
     secrets = {
         item["metadata"]["name"]: set(item["stringData"])
         for item in documents
@@ -195,7 +198,7 @@ def test_pods_of_a_role_get_no_keys_of_another(kind: str) -> None:
 
 def test_queue_is_named_on_what_kueue_admits() -> None:
     for kind, title in KINDS.items():
-        for item in manifests(example_plan(), Target("i", kind, queue="lab")):
+        for item in manifests(example_plan(kind=kind, queue="lab")):
             labels = item["metadata"]["labels"]
             assert ("kueue.x-k8s.io/queue-name" in labels) == (item["kind"] == title)
 
@@ -203,7 +206,7 @@ def test_queue_is_named_on_what_kueue_admits() -> None:
 @pytest.mark.parametrize("logdir", ["/data/digits", "runs/digits", "pvc:", "pvc:/digits"])
 def test_logdir_that_pods_do_not_share_is_refused(logdir: str) -> None:
     with pytest.raises(ConfigError):
-        manifests(replace(example_plan(), logdir=logdir), Target("i"))
+        manifests(replace(example_plan(), logdir=logdir))
 
 
 def test_logdir_is_a_directory_of_a_claim() -> None:
@@ -251,16 +254,16 @@ def mistakes_of(item: Manifest, version: str) -> str:
 @pytest.mark.parametrize("version", ["1.31", "1.33", "1.36"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kubernetes_knows_every_field(kind: str, version: str) -> None:
-    for item in as_plain_objects(manifests(example_plan(memory=None), Target("i", kind))):
+    for item in as_plain_objects(manifests(example_plan(memory=None, kind=kind))):
         assert mistakes_of(item, version) == ""
 
 
 def test_kubernetes_1_35_knows_restarts_in_place() -> None:
-    target = Target("i", "jobs", in_place=True)
+    plan = example_plan(kind="jobs", in_place=True)
     found = {
         version: [
             mistakes_of(item, version)
-            for item in as_plain_objects(manifests(example_plan(), target))
+            for item in as_plain_objects(manifests(plan))
             if item["kind"] == "Job"
         ]
         for version in ("1.31", "1.36")
@@ -273,7 +276,7 @@ def test_kubernetes_1_35_knows_restarts_in_place() -> None:
     [("completionmode", "completionMode"), ("imagee", "image"), ("mountpath", "mountPath")],
 )
 def test_mistyped_field_is_found(wrong: str, right: str) -> None:
-    text = render(example_plan(), Target("i", "jobs"))
+    text = render(example_plan(kind="jobs"))
     assert f"{right}:" in text
     items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
     assert any(mistakes_of(item, "1.33") for item in items)
@@ -282,7 +285,7 @@ def test_mistyped_field_is_found(wrong: str, right: str) -> None:
 @pytest.mark.parametrize("ps", [0, 33])
 def test_slurm_takes_no_job_whose_tasks_could_not_find_each_other(ps: int) -> None:
     with pytest.raises(ConfigError):
-        render_scripts(replace(example_plan(), ps=ps), SCRIPTS)
+        render_scripts(replace(example_plan(), ps=ps))
 
 
 TASKS_ARE_TOLD = {
@@ -294,17 +297,21 @@ TASKS_ARE_TOLD = {
 }
 """Stand-ins for Slurm's programs; that for srun prints what a task is told."""
 
+NOTHING: Mapping[str, str] = {}
 
-def ran(part: str, programs: dict[str, str], directory: Path) -> tuple[int, str]:
+
+def ran(
+    part: str, programs: dict[str, str], directory: Path, inherited: Mapping[str, str] = NOTHING
+) -> tuple[int, str]:
     """Run a script of the example with stand-ins for programs; return exit code and output."""
-    target = SlurmTarget("/k", f"{directory}/a python")
-    script = render_scripts(example_plan(), target)[f"digits.{part}.sbatch"]
+    plan = replace(example_plan(), python=f"{directory}/a python")
+    script = render_scripts(plan)[f"digits.{part}.sbatch"]
     for name, body in programs.items():
         (directory / name).write_text(f"#!/bin/bash\n{body}\n")
         (directory / name).chmod(0o700)
     element = {"SLURM_ARRAY_JOB_ID": "770", "SLURM_ARRAY_TASK_ID": "3"}
     variables = {"SLURM_JOB_ID": "777", "SLURM_JOB_NODELIST": "n[4-5]"} | element
-    variables |= {"PATH": f"{directory}:/usr/bin:/bin"}
+    variables |= {"PATH": f"{directory}:/usr/bin:/bin"} | dict(inherited)
     # A file, for what it starts may outlive it here, and would keep a pipe open.
     with (directory / "output").open("w+") as output:
         done = subprocess.run(
@@ -337,6 +344,14 @@ def test_job_of_slurm_is_requeued_after_what_may_pass_and_after_a_preemption(
         assert ran("worker", programs, tmp_path)[0] == code
         is_preempted = code == ExitCode.TERMINATED and state != "COMPLETING"
         assert (tmp_path / "requeued").exists() == (code not in ENDED or is_preempted), code
+
+
+@pytest.mark.parametrize("part", ["ps", "worker"])
+def test_variables_of_who_submits_are_not_those_of_the_job(part: str, tmp_path: Path) -> None:
+    others = {"ZMQTRAIN_LEASE_S": "1", "SBATCH_PARTITION": "spot", "TF_CONFIG": "{}"}
+    told = ran(part, TASKS_ARE_TOLD | {"srun": "env"}, tmp_path, others)[1]
+    assert "ZMQTRAIN_JOB=" in told
+    assert not [name for name in others if f"{name}=" in told]
 
 
 def test_worker_whose_slurm_does_not_answer_tries_again(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def task_actor(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = getattr(request, "param", str(ROOT / JOB))
     plan = replace(example_plan(), job=job, ps=1, logdir=None, keys={"registry": "a"})
-    task_actor = TaskActor(plan, Task(Role.WORKER, 0), str(tmp_path))
+    plan = replace(plan, working=str(tmp_path))
+    task_actor = TaskActor(plan, Task(Role.WORKER, 0))
     yield task_actor
     task_actor.end()
     assert not list(tmp_path.iterdir())

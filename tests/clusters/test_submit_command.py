@@ -15,6 +15,7 @@ from tests.clusters.conftest import Answer, Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
+from zmqtrain.clusters import kubectl as kubectl_engine
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.curve import make_keys
@@ -130,28 +131,61 @@ QUOTA = (
 REFUSED = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?"
 AWAY = "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout"
 LOGIN = "error: You must be logged in to the server (Unauthorized)"
+SBATCH = "sbatch: error: Batch job submission failed:"
+ELSEWHERE = ("submit", str(ROOT / JOB), "--name", "digits", "--ps-memory", "1Gi", "--on")
 NAMESPACE = 'Error from server (NotFound): namespaces "ml" not found'
 
 
+SUBMITS = {
+    "kubernetes": (SUBMIT, (CONTEXT,), ("--dry-run=server",)),
+    "slurm": ((*ELSEWHERE, "slurm"), (said("", "--noheader"),), ()),
+    "ssh": ((*ELSEWHERE, "ssh", "--hosts", "a"), (said("hostname 10.0.0.1\n", "-G"),), ()),
+}
+"""How a job is submitted, what the engine's program answers first, and the words it refuses."""
+
+
 @pytest.mark.parametrize(
-    "text, code, remedy",
+    "engine, text, code, remedy",
     [
-        (FORBIDDEN, ExitCode.REFUSED, "--namespace"),
-        (NO_CRD, ExitCode.USAGE, "--as jobs"),
-        (TAKEN, ExitCode.USAGE, "--name"),
-        (QUOTA, ExitCode.PEER_LOST, "quota objects"),
-        (REFUSED, ExitCode.PEER_LOST, "kubectl version"),
-        (AWAY, ExitCode.PEER_LOST, "kubectl version"),
-        (LOGIN, ExitCode.REFUSED, "log in"),
-        (NAMESPACE, ExitCode.USAGE, "--namespace"),
-        ("error: something new", ExitCode.USAGE, "something new"),
+        ("kubernetes", FORBIDDEN, ExitCode.REFUSED, "--namespace"),
+        ("kubernetes", NO_CRD, ExitCode.USAGE, "--as jobs"),
+        ("kubernetes", TAKEN, ExitCode.USAGE, "--name"),
+        ("kubernetes", QUOTA, ExitCode.PEER_LOST, "quota objects"),
+        ("kubernetes", REFUSED, ExitCode.PEER_LOST, "kubectl version"),
+        ("kubernetes", AWAY, ExitCode.PEER_LOST, "kubectl version"),
+        ("kubernetes", LOGIN, ExitCode.REFUSED, "log in"),
+        ("kubernetes", NAMESPACE, ExitCode.USAGE, "--namespace"),
+        ("kubernetes", "error: something new", ExitCode.USAGE, "something new"),
+        ("slurm", f"{SBATCH} Invalid partition name specified", ExitCode.USAGE, "--partition"),
+        ("slurm", f"{SBATCH} Invalid account or account/partition", ExitCode.REFUSED, "account"),
+        ("slurm", f"{SBATCH} Job violates accounting/QOS policy", ExitCode.PEER_LOST, "quota"),
+        (
+            "slurm",
+            f"{SBATCH} Requested node configuration is not available",
+            ExitCode.USAGE,
+            "sinfo",
+        ),
+        ("slurm", "slurm_load_jobs: Unable to contact slurm controller", 138, "try sinfo"),
+        ("ssh", "ssh: Could not resolve hostname a: Name or service", ExitCode.USAGE, "--hosts"),
+        ("ssh", "Host key verification failed.", ExitCode.REFUSED, "by hand"),
+        ("ssh", "me@a: Permission denied (publickey).", ExitCode.REFUSED, "ssh-copy-id"),
+        ("ssh", "ssh: connect to host a port 22: Connection refused", 138, "a: "),
+        ("ssh", "ssh: connect to host a port 22: Connection timed out", 138, "sshd"),
+        ("ssh", "ssh: connect to host a port 22: No route to host", 138, "sshd"),
+        ("ssh", "Timeout, server a not responding.", ExitCode.PEER_LOST, "sshd"),
     ],
 )
-def test_refusal_of_the_cluster_says_what_to_do_and_leaves_nothing(
-    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], text: str, code: int, remedy: str
+def test_refusal_of_an_engine_says_what_to_do_and_leaves_nothing(
+    kubectl: Kubectl,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    text: str,
+    code: int,
+    remedy: str,
 ) -> None:
-    kubectl.answers(CONTEXT, refused(text, "--dry-run=server"))
-    assert main([*SUBMIT]) == code
+    words, before, refused_words = SUBMITS[engine]
+    kubectl.answers(*before, refused(text, *refused_words))
+    assert main([*words]) == code
     assert remedy in capsys.readouterr().err
     assert not kubectl.calls("apply") and not submitted_jobs()
 
@@ -243,6 +277,41 @@ def test_mistake_is_found_before_anything_is_made(
     assert main([*SUBMIT, *options]) == ExitCode.USAGE
     assert remedy in capsys.readouterr().err
     assert not kubectl.calls("apply") and not submitted_jobs()
+
+
+def test_options_of_a_script_count_more_than_the_variables_of_who_submits(
+    kubectl: Kubectl,
+) -> None:
+    kubectl.answers(said("", "--noheader"), said("7", "--parsable"))
+    assert main([*ELSEWHERE, "slurm", "--partition", "main"]) == ExitCode.OK
+    words = [words for words, _ in kubectl.calls("--parsable")]
+    assert len(words) == 2 and all("--partition=main" in each for each in words)
+
+
+def test_new_keys_are_there_before_the_registry_that_demands_them(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    keys = Path(submitted_jobs()[0].keys)
+    before = {path.name: path.read_text() for path in keys.iterdir()}
+    monkeypatch.setattr(kubectl_engine, "SECRET_S", 0.0)
+    assert main(["keys", "rotate", "digits"]) == ExitCode.OK
+    sent = [list(yaml.safe_load_all(text)) for _, text in kubectl.calls("apply")[1:]]
+    *secrets, (registry,) = [[item["metadata"]["name"] for item in items] for items in sent]
+    assert secrets == [[f"digits-{role}" for role in ("ps", "chief", "worker", "client")]]
+    assert registry == "digits-registry"
+    changed = {path.name for path in keys.iterdir() if path.read_text() != before[path.name]}
+    assert changed == set(before) - {"ps-0.secret"}
+    told = capsys.readouterr().out
+    assert not any((keys / name).read_text().strip() in told for name in changed)
+
+
+@pytest.mark.parametrize("words", [(*SUBMIT, "--ps", "0", "--max-workers", "2")])
+def test_keys_by_which_tasks_know_each_other_stay(kubectl: Kubectl, words: list[str]) -> None:
+    kubectl.answers(*WILLING)
+    assert main([*words]) == ExitCode.OK
+    assert main(["keys", "rotate", "digits"]) == ExitCode.USAGE
+    assert len(kubectl.calls("apply")) == 1
 
 
 def test_missing_kubectl_is_said(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from bench.dashboard import Prometheus, run_words, started
 from bench.peers.shared import free_ports
 from tests.deploy import queries
+from tests.harness import until
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -23,15 +22,7 @@ pytestmark = [
         reason="prometheus or prometheus-alertmanager is absent",
     ),
 ]
-TIMEOUT_S = 60.0
 ROUTE = "route: {receiver: nobody}\nreceivers: [{name: nobody}]\n"
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path: Path) -> None:
@@ -56,10 +47,11 @@ def test_run_is_found_and_shown_and_its_death_reaches_the_alertmanager(tmp_path:
         prometheus.running(),
         started(run_words(run_port, tmp_path / "logdir"), stderr=subprocess.DEVNULL) as run,
     ):
-        until(lambda: len(prometheus.scraped()) == 6)  # 2 ps, 3 workers, the chief
+        tasks = 6  # 2 ps, 3 workers, the chief
+        until(lambda: len(prometheus.scraped()) == tasks, "all tasks", lambda: "")
         asked = [query.expr for query in queries.dashboard_queries()]
         for expression in asked:
             prometheus.ask("query", query=expression)  # raises if it is wrong
         assert "ZmqtrainRunDied" not in fired()
         run.kill()
-        until(lambda: "ZmqtrainRunDied" in fired())
+        until(lambda: "ZmqtrainRunDied" in fired(), "the alert", lambda: str(fired()))

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import sys
+import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.harness import Process, Stage
+from tests.hosts.commands import NAME, Commands, ReadStatus
 from tests.hosts.conftest import Hosts
+from zmqtrain.actors.client import ask
+from zmqtrain.clusters.plan import port_of
+from zmqtrain.errors import ZmqTrainError
+from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.security import Security
+from zmqtrain.wire.messages import GetStatus, Status
 
 SSHD = "/usr/sbin/sshd"  # it has to be called by its whole path
 PROGRAMS = (SSHD, "ssh", "ssh-keygen", "unshare", "mount")
 NAMES = {1: "alpha", 2: "beta"}
-DESK = 0  # the host from which a job is submitted
+SUBMITTER = 0  # the host from which a job is submitted
 
 CONFIGURATION = """\
 ListenAddress {address}
@@ -34,8 +42,8 @@ UserKnownHostsFile {directory}/known_hosts
 """
 
 
-class Logins:
-    """A desk, and hosts alpha and beta, each with a home and memory of its own."""
+class Logins(Commands):
+    """A submitter, and hosts alpha and beta, each with a home and memory of its own."""
 
     def __init__(self, stage: Stage, hosts: Hosts) -> None:
         self.stage, self.hosts = stage, hosts
@@ -60,26 +68,31 @@ class Logins:
     def home(self, name: str) -> Path:
         return self.stage.directory / f"home-{name}"
 
-    def command(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of zmqtrain at the desk."""
-        environment = self.stage.environment()
-        return subprocess.run(
-            self.hosts.command(DESK, sys.executable, "-m", "zmqtrain", *command),
-            cwd=self.stage.directory,
-            env=environment
-            | {
-                "XDG_STATE_HOME": str(self.stage.directory / "state"),
-                "PATH": f"{self._own}/programs:{environment['PATH']}",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def words(self, *command: str) -> list[str]:
+        return self.hosts.command(SUBMITTER, *command)
 
-    def zmqtrain(self, *command: str) -> str:
-        """Run a command of zmqtrain at the desk; return its output, "" if it fails."""
-        done = self.command(*command)
-        return "" if done.returncode else done.stdout
+    @property
+    def variables(self) -> dict[str, str]:
+        inherited = super().variables
+        return inherited | {"PATH": f"{self._own}/programs:{inherited['PATH']}"}
+
+    @property
+    def leader(self) -> str:
+        """Where ps 0 listens."""
+        return f"{self.hosts.address(1)}:{port_of(zlib.crc32(NAME.encode()))}"
+
+    def status(self) -> ReadStatus | None:
+        """Ask directly, for that is fast."""
+        keys = self.stage.directory / "state/zmqtrain" / NAME / "keys"
+        security = Security(Owner("client"), keys, servers={f"tcp://{self.leader}": Owner("ps")})
+
+        def asked() -> ReadStatus | None:
+            with contextlib.suppress(ZmqTrainError):
+                message = ask(self.leader, GetStatus(), timeout_s=2.0, security=security)
+                return asdict(message) if isinstance(message, Status) else None
+            return None
+
+        return self.hosts.inside(SUBMITTER, asked)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

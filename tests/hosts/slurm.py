@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 
 from tests.harness import Process, Stage
+from tests.hosts.commands import Commands
 from tests.hosts.conftest import Hosts
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "mount")
@@ -36,12 +35,13 @@ PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 ReturnToService=2
 NodeName=n[0-{last}] CPUs=8 RealMemory=5000
-PartitionName=main Nodes=ALL Default=YES PriorityTier=10 PreemptMode=off
-PartitionName=spot Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
+PartitionName=main Nodes=n0 Default=YES PriorityTier=10 PreemptMode=off
+PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=off
+PartitionName=spot Nodes=n[1-{last}] PriorityTier=1 PreemptMode=REQUEUE GraceTime=5
 """
 
 
-class SlurmCluster:
+class SlurmCluster(Commands):
     """Four nodes, n0 to n3, and a controller."""
 
     def __init__(self, stage: Stage, hosts: Hosts) -> None:
@@ -61,21 +61,12 @@ class SlurmCluster:
         for name, text in files.items():
             (self._own / name).write_text(text)
 
-    def run(self, *command: str) -> str:
-        """Run a command on node 0; return its output, "" if it fails."""
-        done = subprocess.run(
-            self._on(0, *command),
-            cwd=self.stage.directory,
-            env=self.stage.environment() | self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return "" if done.returncode else done.stdout
+    def words(self, *command: str) -> list[str]:
+        return self._on(0, *command)
 
-    def zmqtrain(self, *command: str) -> str:
-        """Run a command of zmqtrain on node 0; return its output, "" if it fails."""
-        return self.run(sys.executable, "-m", "zmqtrain", *command)
+    @property
+    def variables(self) -> dict[str, str]:
+        return super().variables | {"SLURM_CONF": str(self._own / "slurm.conf")}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -102,13 +93,8 @@ class SlurmCluster:
         """Say whether every node is there and has no task; each is in two partitions."""
         return len(self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split()) == 2 * NODES
 
-    @property
-    def _environment(self) -> dict[str, str]:
-        state = {"XDG_STATE_HOME": str(self.stage.directory / "state")}
-        return {"SLURM_CONF": str(self._own / "slurm.conf")} | state
-
     def _start(self, host: int, *command: str) -> Process:
-        return self.stage.start(command[0], *self._on(host, *command), env=self._environment)
+        return self.stage.start(command[0], *self._on(host, *command), env=self.variables)
 
     def _on(self, host: int, *command: str) -> list[str]:
         own = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import signal
@@ -12,12 +11,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.harness import Found, until
+from tests.hosts.commands import NAME, STEPS, Commands, living_workers, process_of
 from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 
-NAME = "counting"
-STEPS = 6000
 
-
-class RayCluster:
+class RayCluster(Commands):
     """A head and some raylets, in a process of their own."""
 
     def __init__(self, stage: Stage) -> None:
@@ -56,23 +53,11 @@ class RayCluster:
         self._process.communicate("end\n")
         shutil.rmtree(self._temporary)  # what actors that were killed have left there, too
 
+    def words(self, *command: str) -> list[str]:
+        return list(command)
+
     def until(self, condition: Callable[[], Found], what: str) -> Found:
-        return until(condition, what, lambda: self.command("why", NAME).stdout)
-
-    def command(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "zmqtrain", *command],
-            cwd=self.stage.directory,
-            env=self.stage.environment() | {"XDG_STATE_HOME": str(self.stage.directory / "state")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def zmqtrain(self, *command: str) -> str:
-        """Run a command of zmqtrain; return its output, "" if it fails."""
-        done = self.command(*command)
-        return "" if done.returncode else done.stdout
+        return until(condition, what, lambda: self.zmqtrain("why", NAME))
 
 
 @pytest.fixture
@@ -86,34 +71,6 @@ def ray(stage: Stage) -> Iterator[RayCluster]:
         cluster.end()
 
 
-def until_status(
-    ray: RayCluster, condition: Callable[[dict[str, Any]], object], what: str
-) -> dict[str, Any]:
-    def found() -> dict[str, Any] | None:
-        told = ray.zmqtrain("status", NAME, "--json")
-        status = json.loads(told) if told else None
-        return status if status and condition(status) else None
-
-    return ray.until(found, what)
-
-
-def process_of(status: dict[str, Any], role: str, index: int = 0) -> int:
-    (process,) = [
-        task["process"]
-        for task in status["tasks"]
-        if (task["role"], task["index"]) == (role, index)
-    ]
-    return int(process.split(":")[1])
-
-
-def living_workers(status: dict[str, Any]) -> set[int]:
-    return {
-        task["index"]
-        for task in status["tasks"]
-        if task["role"] == "worker" and task["state"] != "left" and task["step"] > 0
-    }
-
-
 def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
     ray: RayCluster, stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
@@ -121,22 +78,22 @@ def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
     job = stage.job("counting_job", gated=True, **fields)
     size = ("--ps", "1", "--workers", "2", "--max-workers", "9")
     where = ("--on", "ray", "--address", ray.address)
-    told = ray.command("submit", job, *where, "--name", NAME, *size)
+    told = ray.asked("submit", job, *where, "--name", NAME, *size)
     assert told.stdout.startswith(f"{NAME} is submitted to Ray"), told.stderr
-    begun = until_status(ray, lambda s: living_workers(s) == {0, 1}, "steps of two workers")
-    again = ray.command("submit", job, *where, "--name", NAME)
+    begun = ray.until_status(lambda s: set(living_workers(s)) == {0, 1}, "steps of two workers")
+    again = ray.asked("submit", job, *where, "--name", NAME)
     assert (again.returncode, "--name" in again.stderr) == (ExitCode.USAGE, True)
 
-    victim = process_of(begun, "worker")
+    victim = process_of(begun, "worker 0")
     os.kill(victim, signal.SIGKILL)
-    killed = until_status(
-        ray, lambda s: process_of(s, "worker") != victim and s["step"] > begun["step"], "a new life"
+    killed = ray.until_status(
+        lambda s: process_of(s, "worker 0") != victim and s["step"] > begun["step"], "a new life"
     )
 
-    task_actor = psutil.Process(process_of(killed, "ps")).parent()
+    task_actor = psutil.Process(process_of(killed, "ps 0")).parent()
     ray.remove(task_actor.ppid())
-    moved = until_status(ray, lambda s: living_workers(s) == {0, 1}, "steps with another ps")
-    assert process_of(moved, "ps") != process_of(killed, "ps")
+    moved = ray.until_status(lambda s: set(living_workers(s)) == {0, 1}, "steps with another ps")
+    assert process_of(moved, "ps 0") != process_of(killed, "ps 0")
 
     assert ray.zmqtrain("scale", NAME, "--workers", "9")
     assert "CPU" in ray.until(lambda: ray.zmqtrain("why", NAME), "why some are not placed")

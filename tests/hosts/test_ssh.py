@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,22 +14,16 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.hosts.commands import NAME, STEPS, ReadStatus, living_workers, process_of
 from tests.hosts.conftest import Hosts
-from tests.hosts.logins import DESK, NAMES, Logins, missing
-from zmqtrain.actors.client import ask
-from zmqtrain.clusters.plan import port_of
-from zmqtrain.errors import ExitCode, ZmqTrainError
-from zmqtrain.transport.keys import Owner
-from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Status
+from tests.hosts.logins import NAMES, Logins, missing
+from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
     from tests.harness import Stage
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-NAME = "counting"
-STEPS = 6000
 BETA = 2
 
 
@@ -44,50 +37,28 @@ def logins(stage: Stage, _able: None) -> Iterator[Logins]:
             yield logins
 
 
-def until_status(logins: Logins, condition: Callable[[Status], object], what: str) -> Status:
-    """Return the first status for which ``condition`` is true; asked directly, for that is fast."""
-    address = f"{logins.hosts.address(1)}:{port_of(zlib.crc32(NAME.encode()))}"
-    keys = logins.stage.directory / "state/zmqtrain" / NAME / "keys"
-    security = Security(Owner("client"), keys, servers={f"tcp://{address}": Owner("ps")})
-
-    def asked() -> Status | None:
-        with contextlib.suppress(ZmqTrainError):
-            message = ask(address, GetStatus(), timeout_s=2.0, security=security)
-            return message if isinstance(message, Status) and condition(message) else None
-        return None
-
-    return logins.stage.until(lambda: logins.hosts.inside(DESK, asked), what)
-
-
-def process_of(status: Status, name: str) -> int:
-    (process,) = [task.process for task in status.tasks if task.task == name]
-    return int(process.split(":")[1])
-
-
-def steps_of(status: Status, *workers: int) -> int:
+def steps_of(status: ReadStatus, *workers: int) -> int:
     """Return the fewest steps that one of these workers has made, 0 if one is not there."""
-    names = [f"worker {index}" for index in workers]
-    found = [t.step for t in status.tasks if t.task in names and t.state != "left"]
-    return min(found) if len(found) == len(names) else 0
+    steps = living_workers(status)
+    return min(steps.get(index, 0) for index in workers)
 
 
 def test_job_is_killed_cut_off_and_scaled_and_every_batch_counts_once(
     logins: Logins, stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
-    told = logins.command("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:2", "--name", NAME)
+    told = logins.asked("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:2", "--name", NAME)
     assert told.stdout.startswith(f"{NAME} is submitted to alpha, beta"), told.stderr
-    begun = until_status(logins, lambda s: steps_of(s, 0, 1, 2), "steps of all")
+    begun = logins.until_status(lambda s: steps_of(s, 0, 1, 2), "steps of all")
     asked = json.loads(logins.zmqtrain("status", NAME, "--json"))
-    assert asked["initialised"] and asked["step"] >= begun.step
+    assert asked["initialised"] and asked["step"] >= begun["step"]
 
     victims = {name: process_of(begun, name) for name in ("worker 0", "ps 0")}
     for process in victims.values():
         os.kill(process, signal.SIGKILL)
-    killed = until_status(
-        logins,
+    killed = logins.until_status(
         lambda s: (
-            s.step > asked["step"]
+            s["step"] > asked["step"]
             and not any(process_of(s, name) == process for name, process in victims.items())
             and steps_of(s, 0)
         ),
@@ -95,15 +66,32 @@ def test_job_is_killed_cut_off_and_scaled_and_every_batch_counts_once(
     )
 
     logins.hosts.cut(BETA)
-    cut = until_status(logins, lambda s: s.step > killed.step + 50, "steps of alpha alone")
+    cut = logins.until_status(lambda s: s["step"] > killed["step"] + 50, "steps of alpha alone")
     logins.hosts.heal(BETA)
-    until_status(logins, lambda s: steps_of(s, 1, 2) > steps_of(cut, 1, 2), "beta's steps")
+    logins.until_status(lambda s: steps_of(s, 1, 2) > steps_of(cut, 1, 2), "beta's steps")
 
     assert logins.zmqtrain("scale", NAME, "--workers", "1")
     (row,) = json.loads(logins.zmqtrain("jobs", "--json"))["jobs"]
     assert (row["state"], row["workers"]) == ("3 running", 1)
     assert logins.zmqtrain("scale", NAME, "--workers", "3")
-    until_status(logins, lambda s: steps_of(s, 0, 1, 2), "steps of all again")
+    logins.until_status(lambda s: steps_of(s, 0, 1, 2), "steps of all again")
+
+    keys = stage.directory / "state/zmqtrain" / NAME / "keys"
+    former = shutil.copytree(keys, stage.directory / "former")
+    before = logins.until_status(lambda s: steps_of(s, 0, 1, 2), "a status")
+    told = logins.asked("keys", "rotate", NAME)
+    assert told.returncode == ExitCode.OK, told.stderr
+    renewed = [f"worker {index}" for index in range(3)] + ["chief 0"]
+    logins.until_status(
+        lambda s: (
+            steps_of(s, 0, 1, 2)
+            and not any(process_of(s, name) == process_of(before, name) for name in renewed)
+        ),
+        "steps of all with new keys",
+    )
+    where = ("--ps", logins.leader, "--timeout-s", "2")
+    assert logins.asked("status", *where, "--keys", str(keys)).returncode == ExitCode.OK
+    assert logins.asked("status", *where, "--keys", str(former)).returncode == ExitCode.REFUSED
 
     stage.open_gate()
     stage.until(lambda: "completed" in logins.zmqtrain("jobs", "--json"), "the end")
@@ -118,7 +106,7 @@ def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     submit = ("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:1", "--name", NAME)
     assert logins.zmqtrain(*submit)
-    status = until_status(logins, lambda s: s.step > 5, "steps")
+    status = logins.until_status(lambda s: s["step"] > 5, "steps")
     secrets = {
         name: {path.name: path for path in logins.home(name).rglob("*.secret")}
         for name in NAMES.values()
@@ -129,7 +117,7 @@ def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
     }
     modes = {stat.S_IMODE(p.stat().st_mode) for each in secrets.values() for p in each.values()}
     assert modes == {0o600}
-    assert logins.command(*submit).returncode == ExitCode.USAGE, "the name is taken"
+    assert logins.asked(*submit).returncode == ExitCode.USAGE, "the name is taken"
 
     os.kill(psutil.Process(process_of(status, "worker 1")).ppid(), signal.SIGKILL)  # its supervisor
     stage.until(lambda: "worker=1" in logins.zmqtrain("why", NAME), "why it does not run")
@@ -138,7 +126,7 @@ def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
     left = [path for name in NAMES.values() for path in logins.home(name).rglob("*")]
     assert not [path for path in left if path.is_file()]
     assert logins.zmqtrain(*submit)
-    assert until_status(logins, lambda s: s.initialised, "the next life").step > 5
+    assert logins.until_status(lambda s: s["initialised"], "the next life")["step"] > 5
     assert logins.zmqtrain("stop", NAME)
 
 
@@ -147,7 +135,7 @@ def test_wrong_host_is_said_before_anything_starts(logins: Logins, stage: Stage)
     submit = ("submit", job, "--on", "ssh", "--name", NAME)
 
     def refused(*options: str) -> tuple[int, str]:
-        done = logins.command(*submit, *options)
+        done = logins.asked(*submit, *options)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stderr
 

@@ -25,6 +25,7 @@ from zmqtrain.transport.keys import (
     public_key,
     read_registry,
     read_secret,
+    renew_keys,
     revoke_key,
     secret_path,
     secrets_in,
@@ -84,6 +85,17 @@ def test_revoked_key_stays_known_and_makes_room_for_another(directory: Path) -> 
         allowed_key(directory, WORKER)
     add_keys(directory, {WORKER: Pair(B, C)})
     assert allowed_key(directory, WORKER).hex() == B
+
+
+def test_renewed_key_replaces_the_former_one(directory: Path) -> None:
+    add_keys(directory, {PS: Pair(A, A), WORKER: Pair(B, B)})
+    renew_keys(directory, {WORKER: Pair(C, C)})
+    assert {entry for entry in read_registry(directory) if entry.owner == WORKER} == {
+        Entry(WORKER, B, revoked=True),
+        Entry(WORKER, C),
+    }
+    assert read_secret(directory, WORKER).hex() == C
+    assert allowed_key(directory, PS).hex() == A
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class GradientViews:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(on_accumulated))
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Release the parameters."""
         for hook in self._hooks:
             hook.remove()
         for _, parameter, _ in self._trained:

@@ -8,6 +8,9 @@ import click
 from rich.console import RenderableType
 
 from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.clusters.engines import engine_of
+from zmqtrain.clusters.submitted import submitted_job
+from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
@@ -21,6 +24,7 @@ from zmqtrain.transport.keys import (
     owner_of,
     public_key,
     read_registry,
+    renew_keys,
     revoke_key,
     secrets_in,
 )
@@ -49,6 +53,7 @@ def keys_command() -> None:
       zmqtrain keys new --keys DIR --ps 2 --workers 4
       zmqtrain keys add worker 4 --keys DIR
       zmqtrain keys revoke worker 2 --keys DIR
+      zmqtrain keys rotate digits-x7k2      # a submitted job
       zmqtrain keys list --keys DIR
     """
 
@@ -125,6 +130,32 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
     owner = owner_of(role, index)
     public = revoke_key(_directory(keys), owner)
     click.echo(f"the key of {owner} ({public}) is revoked")
+
+
+@keys_command.command("rotate")
+@click.argument("name")
+def rotate_command(*, name: str) -> None:
+    """Give the workers, the chief and the people of a submitted job new keys while it runs.
+
+    Also brings the registry to its tasks, after a revoke or an add in its directory of keys. Tasks
+    with new keys are started again by their supervisors within seconds; nothing is lost. The ps
+    keep theirs, by which all know them.
+
+    \b
+    Examples:
+      zmqtrain keys rotate digits-x7k2
+    """
+    job = submitted_job(name)
+    engine, directory = engine_of(job), Path(job.keys)
+    if not job.ps or not engine.rotates_keys:
+        raise ConfigError(
+            f"{name} is {'on Ray' if job.ps else 'without ps'}; expected a job whose keys can "
+            "change; stop it, and submit it again: it goes on from its checkpoint, with new keys"
+        )
+    pairs = {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
+    renew_keys(directory, pairs)
+    engine.send_keys(job)
+    click.echo(f"{len(pairs)} tasks and people of {name} have new keys")
 
 
 @keys_command.command("list")

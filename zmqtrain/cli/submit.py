@@ -25,7 +25,7 @@ from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
-from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
+from zmqtrain.transport.keys import Owner, key_files, secret_name
 
 _name = click.argument("name")
 
@@ -89,18 +89,18 @@ def submit_command(
     )
     kind = ENGINES[asked.on]
     if kind.has_our_paths:
-        plan = _with_whole_paths(plan)
+        plan = _with_our_paths(plan)
     if is_printed or dry_run:
         with tempfile.TemporaryDirectory() as temporary:
             held = kept if keys else _new_keys(Path(temporary) / "keys", plan)
             plan = replace(plan, keys=_texts(held, plan))
         if is_printed:
-            sys.stdout.write(kind.rendered(plan, asked))
+            sys.stdout.write(kind.rendered(plan))
             return
-        kind.chosen(asked).submit(plan, asked, dry_run=True)
+        kind.chosen(asked).submit(plan, dry_run=True)
         click.echo(f"{name} could be submitted; nothing was")
         return
-    click.echo(f"{name} is submitted to {_submitted(plan, asked, kind.chosen(asked), keys)}")
+    click.echo(f"{name} is submitted to {_submitted(plan, kind.chosen(asked), keys)}")
     click.echo(f"  watch it    zmqtrain top {name}")
     click.echo(f"  stop it     zmqtrain stop {name}")
 
@@ -176,7 +176,7 @@ def scale_command(name: str, *, workers: int) -> None:
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 
 
-def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) -> str:
+def _submitted(plan: Plan, engine: Engine, keys: str | None) -> str:
     """Submit a job, its record and keys first; return where it is. ``keys``: None: new ones.
 
     Raises:
@@ -185,16 +185,15 @@ def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) 
         ZmqTrainError: the engine refuses it; no record is left.
     """
     counts = plan.ps, plan.workers, plan.max_workers
-    where = engine.context, engine.namespace
-    kind = asked.kind if asked.on == "kubernetes" else ""
-    job = Submitted(plan.name, asked.on, plan.job, *counts, plan.keys_directory, kind, *where)
+    where = plan.asked.kind, engine.context, engine.namespace
+    job = Submitted(plan.name, plan.asked.on, plan.job, *counts, plan.keys_directory, *where)
     job.claim()
     try:
         job.save()
         kept = Path(job.keys)
         if keys is None:
             _new_keys(kept, plan)
-        return engine.submit(replace(plan, keys=_texts(kept, plan)), asked)
+        return engine.submit(replace(plan, keys=_texts(kept, plan)))
     except LeftBehindError:
         raise
     except BaseException:
@@ -202,12 +201,13 @@ def _submitted(plan: Plan, asked: Submission, engine: Engine, keys: str | None) 
         raise
 
 
-def _with_whole_paths(plan: Plan) -> Plan:
-    """Return a plan whose tasks may start in another directory."""
+def _with_our_paths(plan: Plan) -> Plan:
+    """Return a plan whose tasks find what this host has."""
     path, colon, attribute = plan.job.partition(":")
-    if Path(path).exists():
-        plan = replace(plan, job=f"{Path(path).absolute()}{colon}{attribute}")
-    return replace(plan, logdir=str(Path(plan.logdir).absolute())) if plan.logdir else plan
+    job = f"{Path(path).absolute()}{colon}{attribute}" if Path(path).exists() else plan.job
+    logdir = str(Path(plan.logdir).absolute()) if plan.logdir else None
+    python = plan.asked.python or sys.executable
+    return replace(plan, job=job, logdir=logdir, python=python, working=str(Path.cwd()))
 
 
 def _new_keys(directory: Path, plan: Plan) -> Path:
@@ -226,21 +226,15 @@ def _texts(keys: Path, plan: Plan) -> dict[str, str]:
     Raises:
         ConfigError: a task has none, or they cannot be read.
     """
-    if not (keys / REGISTRY).exists():
-        raise ConfigError(f"{keys} has no registry; expected keys made by zmqtrain keys new")
+    files = key_files(keys)
     for role, count in _keys_of(plan).items():
         for index in range(count):
-            if role != "client" and not secret_path(keys, Owner(role, index)).exists():
+            if role != "client" and secret_name(Owner(role, index)) not in files:
                 raise ConfigError(
                     f"{keys} has no secret key of {role} {index}; expected one for each task; make "
                     f"it by zmqtrain keys add {role} {index} --keys {keys}"
                 )
-    try:
-        return {path.name: path.read_text() for path in (keys / REGISTRY, *keys.glob("*.secret"))}
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename} cannot be read: {error.strerror}; expected keys of this user"
-        ) from None
+    return files
 
 
 def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:

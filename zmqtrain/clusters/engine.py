@@ -47,6 +47,9 @@ class Engine(Protocol):
     has_our_paths: ClassVar[bool]
     """Whether tasks find files where this host has them, rather than in an image."""
 
+    rotates_keys: ClassVar[bool]
+    """Whether the keys of a job can change while it runs."""
+
     @property
     def context(self) -> str: ...
 
@@ -66,14 +69,14 @@ class Engine(Protocol):
         """Return the engine of a job that was submitted."""
 
     @staticmethod
-    def rendered(plan: Plan, asked: Submission) -> str:
+    def rendered(plan: Plan) -> str:
         """Return what would be submitted, as text; ask nobody.
 
         Raises:
             ConfigError: the engine cannot run such a job.
         """
 
-    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
         """Submit a job; say where it is. ``dry_run``: it is only checked.
 
         Nothing is left of a job that cannot be submitted as a whole.
@@ -102,6 +105,9 @@ class Engine(Protocol):
         Raises:
             ConfigError: this job's number cannot change.
         """
+
+    def send_keys(self, job: Submitted) -> None:
+        """Bring the job's keys to its tasks: all secrets, then the registry."""
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         """Write a task's log to stdout.

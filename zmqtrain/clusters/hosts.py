@@ -3,31 +3,23 @@
 Each host gets one script. By its first word it says what the host has (check), starts the tasks
 that do not run (start WORKERS), says which do (state), shows a log, or ends all (end). Each task
 runs under a supervisor, in a session of its own that outlives the login, and holds a lock as long
-as it runs. The script has the keys of its host's tasks, so it is read from stdin: a command line
-would show them.
+as it runs. Before a script that starts tasks come their keys (:func:`keyed`), so it is read from
+stdin: a command line would show them.
 """
 
 from __future__ import annotations
 
 import shlex
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from zmqtrain.clusters.plan import GRACE_S, Host, Plan, command_of, port_of
+from zmqtrain.clusters.plan import GRACE_S, Host, Plan, keys_of, port_of
+from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task, is_of_this_host
 from zmqtrain.config.options import flag_of, names_of
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import REGISTRY
 from zmqtrain.wire.messages import PROTOCOL_VERSION
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is the same on every host: the interpreter, and the directory in which tasks start."""
-
-    python: str
-    working: str
 
 
 def placed(hosts: Sequence[Host], ps: int, workers: int) -> dict[Task, Host]:
@@ -52,15 +44,14 @@ def address_of(name: str, host: Host, index: int) -> str:
     return f"{host.address}:{port_of(zlib.crc32(name.encode())) + index}"
 
 
-def render(plan: Plan, hosts: Sequence[Host], target: Target) -> dict[Host, str]:
+def render(plan: Plan, hosts: Sequence[Host]) -> dict[Host, str]:
     """Return the script of each host.
 
     Raises:
-        ConfigError: workers or addresses do not fit the hosts, or a key is missing.
+        ConfigError: workers or addresses do not fit the hosts.
     """
     where = placed(hosts, plan.ps, plan.max_workers)
-    leaders = [Task(plan.leader, index) for index in range(plan.counts[plan.leader])]
-    listening = [address_of(plan.name, where[task], task.index) for task in leaders]
+    listening = [address_of(plan.name, where[task], task.index) for task in plan.leaders]
     hidden = [address for address in listening if is_of_this_host(address)]
     if len(set(where.values())) > 1 and hidden:
         raise ConfigError(
@@ -68,11 +59,28 @@ def render(plan: Plan, hosts: Sequence[Host], target: Target) -> dict[Host, str]
             "a name by which they know it"
         )
     return {
-        host: _script(
-            plan, host, [task for task in where if where[task] == host], listening, target
-        )
+        host: _script(plan, host, [task for task in where if where[task] == host], listening)
         for host in hosts
     }
+
+
+def keyed(
+    scripts: Mapping[Host, str], job: Plan | Submitted, keys: Mapping[str, str]
+) -> dict[Host, str]:
+    """Return scripts that can write the keys of their hosts' tasks; ``keys``: all files of keys."""
+    where = placed(list(scripts), job.ps, job.max_workers)
+
+    def of_tasks(host: Host) -> str:
+        files = keys_of(keys, *(task for task in where if where[task] == host))
+        lines = {
+            name: f'  printf %s {shlex.quote(text)} >"$own/new"\n'
+            f'  mv "$own/new" "$own/keys/{name}"\n'
+            for name, text in files.items()
+        }
+        registry = lines.pop(REGISTRY)
+        return f"secrets() {{\n{''.join(lines.values())}}}\nregistry() {{\n{registry}}}\n"
+
+    return {host: of_tasks(host) + script for host, script in scripts.items()}
 
 
 def file_of(task: Task) -> str:
@@ -89,8 +97,8 @@ def problem(facts: str, digest: str) -> str:
     told = dict(line.partition(" ")[::2] for line in lines)
     if "taken" in told:
         return (
-            f"{told['taken']} is there: the name is taken, or a host is named twice; expected a "
-            "new name; give another --name, or remove it if no task runs there"
+            f"{told['taken']} is there: a host is named twice, or {TAKEN}; remove the directory if "
+            "no task runs there"
         )
     if "tools" in told:
         return "flock or setsid is not installed; expected Linux with util-linux"
@@ -117,7 +125,7 @@ def problem(facts: str, digest: str) -> str:
     return ""
 
 
-def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str], target: Target) -> str:
+def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str]) -> str:
     job = plan.job.partition(":")[0]
     workers = [task.index for task in tasks if task.role is Role.WORKER]
     return f"""\
@@ -125,19 +133,19 @@ def _script(plan: Plan, host: Host, tasks: list[Task], listening: list[str], tar
 set -u
 umask 077
 own="$HOME/.local/state/zmqtrain-hosts/"{plan.name}/{host.login}
-python={shlex.quote(target.python)}
-working={shlex.quote(target.working)}
+python={shlex.quote(plan.python)}
+working={shlex.quote(plan.working)}
 {FUNCTIONS}
 start() {{ # the number of workers
-  mkdir -p "$own/keys" && cd "$working" || exit
-{_keys(plan, tasks)}
+  mkdir -p "$own/keys" && cd "$working" && secrets && registry || exit
   for index in {" ".join(map(str, workers))}; do
     [ "$index" -lt "$1" ] || leave "worker-$index"
   done
-{"".join(_launches(plan, role, tasks, listening, target) for role in Role)}}}
+{"".join(_launches(plan, role, tasks, listening) for role in Role)}}}
 case "$1" in
   check) check {shlex.quote(job)} ;;
   start) start "$2" ;;
+  keys) [ ! -d "$own" ] || "$2" ;;
   state) state ;;
   meet) runs "$2" || absent; echo met; cat >/dev/null ;;
   log) [ -e "$own/$2.log" ] || absent; exec tail -n +1 ${{3:-}} "$own/$2.log" ;;
@@ -192,21 +200,7 @@ print("protocol", messages.PROTOCOL_VERSION)' 2>&1 ||
 }}"""
 
 
-def _keys(plan: Plan, tasks: Sequence[Task]) -> str:
-    """Return lines that write the registry, and the secret keys of the tasks."""
-    names = [REGISTRY, *(f"{file_of(task)}.secret" for task in tasks)]
-    if missing := [name for name in names if name not in plan.keys]:
-        raise ConfigError(
-            f"{plan.keys_directory} has no {missing[0]}; expected a key for each task; make it "
-            "with zmqtrain keys add"
-        )
-    lines = (f'  printf %s {shlex.quote(plan.keys[name])} >"$own/keys/{name}"' for name in names)
-    return "\n".join(lines)
-
-
-def _launches(
-    plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence[str], target: Target
-) -> str:
+def _launches(plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence[str]) -> str:
     """Return lines that start the tasks of a role, with their variables."""
     own = [task for task in tasks if task.role is role]
     if not own:
@@ -215,7 +209,7 @@ def _launches(
     lines = [f"export {name}={shlex.quote(text)}" for name, text in variables.items()]
     lines.append('export ZMQTRAIN_KEYS="$own/keys"')
     for slot, task in enumerate(own):
-        command = shlex.join([*command_of(role, target.python), "--index", str(task.index)])
+        command = shlex.join([*plan.command(role), "--index", str(task.index)])
         if role is Role.WORKER:
             gpu = plan.resources[role].gpu
             devices = ",".join(map(str, range(slot * gpu, (slot + 1) * gpu)))

@@ -26,22 +26,24 @@ from zmqtrain.clusters.kubernetes import (
     PORT,
     RESOURCES,
     Manifest,
-    Target,
     as_yaml,
     labels_of,
     manifests,
     render,
+    secrets,
     volume_of,
 )
 from zmqtrain.clusters.plan import Plan, Submission
-from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
 KUBECTL = "kubectl"
 WEBHOOK_S = 60.0
 """A controller that was just installed answers after so many seconds at most."""
+
+SECRET_S = 120.0
+"""After this time every pod has a Secret that was changed: the kubelets look once a minute."""
 
 SHARED_MODE = "ReadWriteMany"
 
@@ -58,10 +60,7 @@ MISTAKES: Mistakes = (
     (
         r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
         ConfigError,
-        (
-            "the name is taken; expected a new one; give another --name, or end the job that has "
-            "it with zmqtrain stop"
-        ),
+        TAKEN,
     ),
     (
         r"exceeded quota: ([\w.-]+)",
@@ -122,6 +121,7 @@ class Kubernetes:
     namespace: str
 
     has_our_paths: ClassVar[bool] = False
+    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -132,19 +132,19 @@ class Kubernetes:
         return cls(job.context, job.namespace)
 
     @staticmethod
-    def rendered(plan: Plan, asked: Submission) -> str:
-        return render(plan, _target(asked))
+    def rendered(plan: Plan) -> str:
+        return render(plan)
 
-    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
-        objects = manifests(plan, _target(asked))
+    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
+        objects, kind = manifests(plan), plan.asked.kind
         self._check_volume(plan)
         # A TrainJob, the last one, is refused as long as its runtime is not there.
-        checked = objects[:-1] if asked.kind == "trainjob" else objects
+        checked = objects[:-1] if kind == "trainjob" else objects
         self._make(checked, "create", "--dry-run=server")
         if dry_run:
             return ""
         # Of this job only: the dry run found no other one of its name.
-        with undone(plan.name, lambda: self._delete(plan.name, asked.kind)):
+        with undone(plan.name, lambda: self._delete(plan.name, kind)):
             made = self._make(objects, "apply", "--server-side")
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
@@ -184,6 +184,12 @@ class Kubernetes:
             self._patch(f"job/{job.name}-worker", {"spec": size}, "merge")
         else:
             self._scale_jobset(job, size)
+
+    def send_keys(self, job: Submitted) -> None:
+        *of_tasks, registry = secrets(job.name, job.key_files())
+        self._make(of_tasks, "apply", "--server-side", "--force-conflicts")
+        time.sleep(SECRET_S)
+        self._make([registry], "apply", "--server-side", "--force-conflicts")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)
@@ -264,15 +270,6 @@ class Kubernetes:
 
     def _words(self, *words: str) -> list[str]:
         return [KUBECTL, "--context", self.context, "--namespace", self.namespace, *words]
-
-
-def _target(asked: Submission) -> Target:
-    if asked.image is None:
-        raise ConfigError(
-            f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
-            "deploy/Containerfile makes one"
-        )
-    return Target(asked.image, asked.kind, asked.queue, asked.in_place)
 
 
 def _current(context: str | None, namespace: str | None) -> tuple[str, str]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, Plan, command_of
-from zmqtrain.config.cluster import Role
+from zmqtrain.clusters.plan import ENDED, GRACE_S, MIB, PERMANENT, Plan
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError
+from zmqtrain.transport.keys import REGISTRY, ROLES
 
 Manifest = dict[str, Any]
 
@@ -40,29 +40,15 @@ STARTUP_S = 600
 """A ps has loaded the job, and serves its health, within this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What only Kubernetes knows of a job; ``in_place``: the kubelet restarts crashed tasks."""
-
-    image: str
-    kind: str = "jobset"
-    queue: str | None = None
-    in_place: bool = False
-
-
 def labels_of(name: str, role: str = "") -> dict[str, str]:
     """Return the labels of a job's objects, or of a role's pods."""
     part = {"app.kubernetes.io/component": role} if role else {}
     return {"app.kubernetes.io/name": "zmqtrain", "app.kubernetes.io/instance": name} | part
 
 
-def render(plan: Plan, target: Target) -> str:
-    """Return the manifests as YAML, several documents.
-
-    Raises:
-        ConfigError: the logdir is no volume.
-    """
-    return as_yaml(manifests(plan, target))
+def render(plan: Plan) -> str:
+    """Return the manifests as YAML, several documents; see :func:`manifests`."""
+    return as_yaml(manifests(plan))
 
 
 def as_yaml(documents: Sequence[Manifest]) -> str:
@@ -90,31 +76,33 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def manifests(plan: Plan, target: Target) -> list[Manifest]:
+def manifests(plan: Plan) -> list[Manifest]:
     """Return the objects of a job, those that others need first.
 
     Raises:
-        ConfigError: the logdir is no volume.
+        ConfigError: there is no image, or the logdir is no volume.
     """
+    if plan.asked.image is None:
+        raise ConfigError(
+            f"{names_of('image')} is not given; expected an image with zmqtrain and the job; "
+            "deploy/Containerfile makes one"
+        )
     tasks = {"jobset": _jobset, "jobs": _jobs, "tfjob": _tfjob, "trainjob": _trainjob}
-    service = [_service(plan.name)] if target.kind == "jobs" else []
-    return [*_secrets(plan), *service, *tasks[target.kind](plan, target)]
+    service = [_service(plan.name)] if plan.asked.kind == "jobs" else []
+    return [*secrets(plan.name, plan.keys), *service, *tasks[plan.asked.kind](plan)]
 
 
-def addresses(plan: Plan, kind: str) -> tuple[str, ...]:
+def addresses(plan: Plan) -> tuple[str, ...]:
     """Return where the tasks that listen are: all ps, or, without ps, all workers."""
-    return tuple(
-        f"{host_of(plan.name, plan.leader, index, kind)}:{PORT}"
-        for index in range(plan.counts[plan.leader])
-    )
+    return tuple(f"{host_of(plan.name, task, plan.asked.kind)}:{PORT}" for task in plan.leaders)
 
 
-def host_of(name: str, role: Role, index: int, kind: str) -> str:
+def host_of(name: str, task: Task, kind: str) -> str:
     """Return the name of a task's pod in DNS."""
     return {
-        "jobs": f"{name}-{role}-{index}.{name}",
-        "tfjob": f"{name}-{role}-{index}",
-    }.get(kind, f"{name}-{role}-0-{index}.{name}")
+        "jobs": f"{name}-{task.role}-{task.index}.{name}",
+        "tfjob": f"{name}-{task.role}-{task.index}",
+    }.get(kind, f"{name}-{task.role}-0-{task.index}.{name}")
 
 
 def volume_of(logdir: str) -> tuple[str, str]:
@@ -133,12 +121,12 @@ def volume_of(logdir: str) -> tuple[str, str]:
     return claim, str(PurePosixPath(LOGDIR, path))
 
 
-def _jobset(plan: Plan, target: Target) -> list[Manifest]:
-    spec = _jobset_spec(plan, target, "zmqtrain")
-    return [_object(JOBSET_API, "JobSet", plan.name, spec, target.queue)]
+def _jobset(plan: Plan) -> list[Manifest]:
+    spec = _jobset_spec(plan, "zmqtrain")
+    return [_object(plan, JOBSET_API, "JobSet", spec)]
 
 
-def _jobset_spec(plan: Plan, target: Target, container: str) -> Manifest:
+def _jobset_spec(plan: Plan, container: str) -> Manifest:
     return {
         "network": {
             "enableDNSHostnames": True,
@@ -153,7 +141,7 @@ def _jobset_spec(plan: Plan, target: Target, container: str) -> Manifest:
                 "replicas": 1,
                 "template": {
                     "metadata": {"labels": labels_of(plan.name, role)},
-                    "spec": _job_spec(plan, target, role, container),
+                    "spec": _job_spec(plan, role, container),
                 },
             }
             for role in plan.counts
@@ -161,18 +149,18 @@ def _jobset_spec(plan: Plan, target: Target, container: str) -> Manifest:
     }
 
 
-def _jobs(plan: Plan, target: Target) -> list[Manifest]:
+def _jobs(plan: Plan) -> list[Manifest]:
     result = []
     for role in plan.counts:
-        spec = _job_spec(plan, target, role, "zmqtrain")
+        spec = _job_spec(plan, role, "zmqtrain")
         spec["template"]["spec"] = {"subdomain": plan.name, **spec["template"]["spec"]}
-        result.append(_object("batch/v1", "Job", f"{plan.name}-{role}", spec, target.queue, plan))
+        result.append(_object(plan, "batch/v1", "Job", spec, f"-{role}"))
     return result
 
 
-def _trainjob(plan: Plan, target: Target) -> list[Manifest]:
+def _trainjob(plan: Plan) -> list[Manifest]:
     """Return a runtime that holds the JobSet, and the TrainJob, whose size is the workers'."""
-    jobset = _jobset_spec(plan, target, "node")
+    jobset = _jobset_spec(plan, "node")
     workers = next(job for job in jobset["replicatedJobs"] if job["name"] == Role.WORKER)
     ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     workers["template"]["metadata"]["labels"] |= ancestor
@@ -180,19 +168,19 @@ def _trainjob(plan: Plan, target: Target) -> list[Manifest]:
     api, runtime = "trainer.kubeflow.org/v1alpha1", "TrainingRuntime"
     spec = {"runtimeRef": {"kind": runtime, "name": plan.name}, "trainer": count}
     return [
-        _object(api, runtime, plan.name, {"mlPolicy": count, "template": {"spec": jobset}}),
-        _object(api, "TrainJob", plan.name, spec, target.queue),
+        _object(plan, api, runtime, {"mlPolicy": count, "template": {"spec": jobset}}),
+        _object(plan, api, "TrainJob", spec),
     ]
 
 
-def _tfjob(plan: Plan, target: Target) -> list[Manifest]:
+def _tfjob(plan: Plan) -> list[Manifest]:
     """Return a TFJob; its Services publish ready pods only, so no pod has a readiness probe."""
     names = {Role.PS: "PS", Role.CHIEF: "Chief", Role.WORKER: "Worker"}
     replicas = {
         names[role]: {
             "replicas": count,
             "restartPolicy": "OnFailure" if role is Role.PS else "ExitCode",
-            "template": _pod(plan, target, role, "tensorflow", "tfjob-port"),
+            "template": _pod(plan, role, "tensorflow", "tfjob-port"),
         }
         for role, count in plan.counts.items()
     }
@@ -202,15 +190,15 @@ def _tfjob(plan: Plan, target: Target) -> list[Manifest]:
         "runPolicy": {"cleanPodPolicy": "Running"},
         "tfReplicaSpecs": replicas,
     }
-    return [_object("kubeflow.org/v1", "TFJob", plan.name, spec, target.queue)]
+    return [_object(plan, "kubeflow.org/v1", "TFJob", spec)]
 
 
-def _job_spec(plan: Plan, target: Target, role: Role, container: str) -> Manifest:
+def _job_spec(plan: Plan, role: Role, container: str) -> Manifest:
     """Return an indexed Job: task i of the role is the pod of index i."""
     count = plan.counts[role]
     is_replaceable = role is Role.WORKER and plan.ps > 0
     refused = {"operator": "In", "values": list(PERMANENT)}
-    template = _pod(plan, target, role, container, "zmq")
+    template = _pod(plan, role, container, "zmq")
     template["spec"]["restartPolicy"] = "Never"
     return {
         "completionMode": "Indexed",
@@ -233,11 +221,11 @@ def _job_spec(plan: Plan, target: Target, role: Role, container: str) -> Manifes
     }
 
 
-def _pod(plan: Plan, target: Target, role: Role, container: str, port: str) -> Manifest:
+def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
     """Return the template of a role's pods, without a restart policy."""
     hosts_ps = plan.resources[role].shared_nbytes > 0
     claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
-    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in ("registry", role)]
+    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in (REGISTRY, role)]
     # Mode 440: the pod's user reads it by its group.
     volumes: list[Manifest] = [
         {"name": "keys", "projected": {"defaultMode": 0o440, "sources": secrets}}
@@ -250,7 +238,7 @@ def _pod(plan: Plan, target: Target, role: Role, container: str, port: str) -> M
     if claim:
         volumes.append({"name": "logdir", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": "logdir", "mountPath": LOGDIR})
-    variables = plan.environment(role, addresses(plan, target.kind), KEYS, logdir)
+    variables = plan.environment(role, addresses(plan), KEYS, logdir)
     variables |= {"ZMQTRAIN_METRICS_HOST": "0.0.0.0", "ZMQTRAIN_METRICS_PORT": str(METRICS_PORT)}
     health = {"httpGet": {"path": "/healthz", "port": "metrics"}}
     period_s = 10
@@ -267,9 +255,9 @@ def _pod(plan: Plan, target: Target, role: Role, container: str, port: str) -> M
         "containers": [
             {
                 "name": container,
-                "image": target.image,
-                "command": command_of(role, supervised=not target.in_place),
-                **(_restarts() if target.in_place else {}),
+                "image": plan.asked.image,
+                "command": plan.command(role, supervised=not plan.asked.in_place),
+                **(_restarts() if plan.asked.in_place else {}),
                 # A $(NAME) in a value would be replaced; two $ are one.
                 "env": [
                     {"name": name, "value": value.replace("$", "$$")}
@@ -321,19 +309,22 @@ def _requests(plan: Plan, role: Role) -> Manifest:
     return {"resources": {"requests": {"cpu": str(wanted.cpu)} | memory | gpus} | limits}
 
 
-def _secrets(plan: Plan) -> list[Manifest]:
-    """Return the keys: the registry, which may change, and those of each role and of people."""
-    files = {"registry": {"registry": plan.keys["registry"]}}
-    files |= {str(role): plan.secrets_of(role) for role in (*plan.counts, "client")}
+def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
+    """Return the keys of a job: those of each role and of people, then the registry."""
+    files = {
+        role: {name: text for name, text in keys.items() if name.startswith(f"{role}-")}
+        for role in ROLES
+    }
+    files[REGISTRY] = {REGISTRY: keys[REGISTRY]}
     return [
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": f"{plan.name}-{part}", "labels": labels_of(plan.name)},
-            **({} if part == "registry" else {"immutable": True}),
+            "metadata": {"name": f"{job}-{part}", "labels": labels_of(job)},
             "stringData": texts,
         }
         for part, texts in files.items()
+        if texts
     ]
 
 
@@ -351,16 +342,10 @@ def _service(name: str) -> Manifest:
     }
 
 
-def _object(
-    api: str,
-    kind: str,
-    name: str,
-    spec: Manifest,
-    queue: str | None = None,
-    plan: Plan | None = None,
-) -> Manifest:
-    """Return an object that Kueue admits if there is a queue; ``plan``: if its name is another."""
-    labels = labels_of(plan.name if plan else name)
-    labels |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
-    metadata = {"name": name, "labels": labels}
+def _object(plan: Plan, api: str, kind: str, spec: Manifest, suffix: str = "") -> Manifest:
+    """Return an object that holds tasks, which Kueue admits if there is a queue."""
+    labels = labels_of(plan.name)
+    if plan.asked.queue and kind != "TrainingRuntime":
+        labels["kueue.x-k8s.io/queue-name"] = plan.asked.queue
+    metadata = {"name": plan.name + suffix, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role
+from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role, Task
 from zmqtrain.config.options import names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
 from zmqtrain.config.strategy import plan
@@ -22,6 +22,7 @@ from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.server.receiver import MESSAGES_NBYTES
 from zmqtrain.store.shard import segment_layout
+from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
 
 MAX_NAME = 40
 """With the role, two numbers and what engines add, it has to fit into the 63 letters of DNS."""
@@ -214,13 +215,15 @@ class Resources:
 class Plan:
     """The tasks of a job and what they need.
 
-    ``job``: as the tasks are told it. ``overrides``: fields of the job, by name. ``logdir``: as the
-    user gave it, which each engine reads in its own way. ``keys``: text of each file of the
-    directory of keys, by name; ``keys_directory``: that directory on this host. ``variables``:
-    further variables of every task.
+    ``asked``: of it, what concerns one engine only. ``job``: as the tasks are told it.
+    ``overrides``: fields of the job, by name. ``logdir``: as the user gave it, which each engine
+    reads in its own way. ``keys``: text of each file of the directory of keys, by name;
+    ``keys_directory``: that directory on this host. ``variables``: further variables of every task.
+    ``python``: the tasks' interpreter. ``working``: where they start, if they have our paths.
     """
 
     name: str
+    asked: Submission
     job: str
     ps: int
     workers: int
@@ -231,6 +234,8 @@ class Plan:
     keys: Mapping[str, str] = field(default_factory=dict)
     keys_directory: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    python: str = "python3"
+    working: str = ""
 
     @property
     def counts(self) -> dict[Role, int]:
@@ -275,20 +280,26 @@ class Plan:
         variables = {"ZMQTRAIN_METRICS_PORT": "0"} | dict(self.variables)
         return {variable_of(name): text_of(value) for name, value in values.items()} | variables
 
-    def secrets_of(self, role: str) -> dict[str, str]:
-        """Return the files of keys that tasks of a role need beside the registry."""
-        return {name: text for name, text in self.keys.items() if name.startswith(f"{role}-")}
+    @property
+    def leaders(self) -> list[Task]:
+        """The tasks that listen: all ps, or, without ps, all workers."""
+        return [Task(self.leader, index) for index in range(self.counts[self.leader])]
+
+    def command(self, role: Role, *, supervised: bool = True) -> list[str]:
+        """Return the command of a task, whose index the engine's variables say."""
+        task = [self.python, "-m", "zmqtrain.roles.task", "--role", str(role)]
+        return [self.python, "-m", "zmqtrain.cli.supervise", "--", *task] if supervised else task
+
+
+def keys_of(keys: Mapping[str, str], *tasks: Task) -> dict[str, str]:
+    """Return those of the files of keys that these tasks need."""
+    owners = [Owner(task.role, task.index) for task in tasks]
+    return {name: keys[name] for name in (REGISTRY, *map(secret_name, owners))}
 
 
 def port_of(number: int) -> int:
     """Return the port of ps 0 of the job of this number; the other ps have the next."""
     return FIRST_PORT + PORTS * (number % JOBS)
-
-
-def command_of(role: Role, python: str = "python3", *, supervised: bool = True) -> list[str]:
-    """Return the command of a task, whose index the engine's variables say."""
-    task = [python, "-m", "zmqtrain.roles.task", "--role", str(role)]
-    return [python, "-m", "zmqtrain.cli.supervise", "--", *task] if supervised else task
 
 
 def plan_of(
@@ -328,6 +339,7 @@ def plan_of(
     shared = asked.ps_memory or _largest_segment(job, ps, most)
     return Plan(
         name=name,
+        asked=asked,
         job=reference,
         ps=ps,
         workers=asked.workers,

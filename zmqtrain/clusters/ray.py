@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
@@ -17,7 +16,7 @@ import yaml
 from zmqtrain.clusters.engine import RUNNING, Reason, ended, not_running, summary, undone
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
-from zmqtrain.clusters.submitted import Submitted
+from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.config.cluster import Role, Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
@@ -42,6 +41,7 @@ class Ray:
     context: str
     namespace: str = ""
     has_our_paths: ClassVar[bool] = True
+    rotates_keys: ClassVar[bool] = False
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -55,7 +55,7 @@ class Ray:
         return cls(job.context)
 
     @staticmethod
-    def rendered(plan: Plan, asked: Submission) -> str:
+    def rendered(plan: Plan) -> str:
         tasks = {
             str(role): {
                 "count": count,
@@ -69,18 +69,15 @@ class Ray:
         text: str = yaml.safe_dump({"name": plan.name, "actors": tasks}, sort_keys=False)
         return text
 
-    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
         ray = self._connected()
         if self._actor(plan.name) is not None:
-            raise ConfigError(
-                f"an actor of the name {plan.name} is there already; expected a new name; give "
-                f"another --name, or end the job with zmqtrain stop {plan.name}"
-            )
+            raise ConfigError(f"Ray has an actor {plan.name}: {TAKEN}")
         if dry_run:
             return ""
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
         with undone(plan.name, partial(self._end, plan.name)):
-            job_actor = actor(ray, JobActor, options).remote(plan, str(Path.cwd()))
+            job_actor = actor(ray, JobActor, options).remote(plan)
             self._told(job_actor.states.remote())
         return f"Ray at {self.context}"
 
@@ -118,6 +115,9 @@ class Ray:
 
     def scale(self, job: Submitted, workers: int) -> None:
         self._told(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
+
+    def send_keys(self, job: Submitted) -> None:
+        raise NotImplementedError("an actor that Ray moves gets the keys of the submission")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         job_actor, offset = self._present(job.name), 0

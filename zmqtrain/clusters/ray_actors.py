@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from zmqtrain.clusters.engine import RUNNING
-from zmqtrain.clusters.plan import GRACE_S, Plan, command_of
+from zmqtrain.clusters.plan import GRACE_S, Plan, keys_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.local.supervisor import dying_with
-from zmqtrain.transport.keys import REGISTRY
 
 TEND_S = 0.5
 ANSWER_S = 2.0
@@ -45,9 +44,9 @@ WAITS, PENDING = "waiting for the ps", "pending"
 class TaskActor:
     """Runs one task where Ray has placed this actor, as often as the table of restarts allows."""
 
-    def __init__(self, plan: Plan, task: Task, working: str) -> None:
-        """``plan`` has no other keys than this task's; ``working``: where the task starts."""
-        self._plan, self._task, self._working = plan, task, working
+    def __init__(self, plan: Plan, task: Task) -> None:
+        """``plan`` has no other keys than this task's."""
+        self._plan, self._task = plan, task
         self._directory = Path(tempfile.mkdtemp(prefix="zmqtrain-"))
         for name, text in plan.keys.items():
             descriptor = os.open(self._directory / name, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -113,13 +112,13 @@ class TaskActor:
     def _start(self) -> None:
         plan, role = self._plan, self._task.role
         variables = plan.environment(role, self._told, str(self._directory), plan.logdir)
-        command = command_of(role, sys.executable, supervised=False)
+        command = replace(plan, python=sys.executable).command(role, supervised=False)
         self._started_at, self._next_at = time.monotonic(), None
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--index", str(self._task.index)],
                 env={**ENVIRON, **variables},
-                cwd=self._working,
+                cwd=plan.working,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -136,10 +135,10 @@ class TaskActor:
 class JobActor:
     """Has an actor for each task of a job; runs on a node of Ray, and outlives the submission."""
 
-    def __init__(self, plan: Plan, working: str) -> None:
+    def __init__(self, plan: Plan) -> None:
         import ray
 
-        self._ray, self._plan, self._working = ray, plan, working
+        self._ray, self._plan = ray, plan
         prefix = actor_name(plan.name, Task(Role.WORKER, 0))[:-1]
         held = [name for name in ray.util.list_named_actors() if name.startswith(prefix)]
         self._workers = len(held) or plan.workers  # there are some if this is another life
@@ -202,8 +201,7 @@ class JobActor:
 
     def _tend(self) -> None:
         """Ask every actor how its task is, and tell it where the ps are."""
-        leaders = [Task(self._plan.leader, i) for i in range(self._plan.counts[self._plan.leader])]
-        known = [self._addresses.get(leader, "") for leader in leaders]
+        known = [self._addresses.get(leader, "") for leader in self._plan.leaders]
         told = tuple(known) if all(known) else ()
         for task in self._tasks():
             if task not in self._actors:
@@ -226,7 +224,6 @@ class JobActor:
 
     def _task_actor(self, task: Task) -> Any:
         plan, wanted = self._plan, self._plan.resources[task.role]
-        keys = {n: plan.keys[n] for n in (REGISTRY, f"{task.role}-{task.index}.secret")}
         options: dict[str, Any] = {
             "name": actor_name(plan.name, task),
             "num_cpus": wanted.cpu,
@@ -235,8 +232,8 @@ class JobActor:
             "scheduling_strategy": "SPREAD",
             "get_if_exists": True,
         }
-        own = replace(plan, keys=keys)
-        return actor(self._ray, TaskActor, options).remote(own, task, self._working)
+        own = replace(plan, keys=keys_of(plan.keys, task))
+        return actor(self._ray, TaskActor, options).remote(own, task)
 
     def _conclude(self) -> None:
         """Keep the logs of a job that is done, and give its resources back."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call, not_running, shown, tally, undone
 from zmqtrain.clusters.plan import Plan, Submission, port_of
-from zmqtrain.clusters.slurm import Target, log_file, render
-from zmqtrain.clusters.submitted import Submitted, directory_of, write
+from zmqtrain.clusters.slurm import PREFIX, log_file, render
+from zmqtrain.clusters.submitted import TAKEN, Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
@@ -82,6 +81,7 @@ class Slurm:
     context: str
     namespace: str = ""
     has_our_paths: ClassVar[bool] = True
+    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -92,20 +92,17 @@ class Slurm:
         return cls(job.context)
 
     @staticmethod
-    def rendered(plan: Plan, asked: Submission) -> str:
-        return "".join(_scripts(plan, asked).values())
+    def rendered(plan: Plan) -> str:
+        return "".join(render(plan).values())
 
-    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
+    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
         if _parts(plan.name):
-            raise ConfigError(
-                f"jobs of the name {plan.name} run or wait already; expected a new name; give "
-                f"another --name, or end them with zmqtrain stop {plan.name}"
-            )
-        scripts = _scripts(plan, asked)
+            raise ConfigError(f"squeue lists jobs of {plan.name}: {TAKEN}")
+        scripts = render(plan)
         numbers: list[str] = []
         if dry_run:
             for text in scripts.values():
-                call(["sbatch", "--test-only"], MISTAKES, stdin=text)
+                call(["sbatch", "--test-only", *options_in(text)], MISTAKES, stdin=text)
             return ""
         directory = directory_of(plan.name)
         write(directory, scripts)
@@ -147,6 +144,9 @@ class Slurm:
             script = job.directory / f"{job.name}.worker.sbatch"
             _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={self.context}")
 
+    def send_keys(self, job: Submitted) -> None:
+        """Tasks read the job's directory itself."""
+
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         path = Path(self.context) / log_file(job.name, task.role, task.index)
         if not path.exists():
@@ -172,11 +172,6 @@ def parts_of(listing: str, name: str) -> list[Part]:
 FORMAT = "%F|%K|%j|%T|%r|%N"
 
 
-def _scripts(plan: Plan, asked: Submission) -> dict[str, str]:
-    partitions = asked.partition, asked.worker_partition
-    return render(plan, Target(plan.keys_directory, sys.executable, *partitions))
-
-
 def _parts(name: str) -> list[Part]:
     names = f"{name}-ps,{name}-worker"
     return parts_of(
@@ -184,8 +179,15 @@ def _parts(name: str) -> list[Part]:
     )
 
 
+def options_in(script: str) -> list[str]:
+    """Return a script's options: those of a command line count more than SBATCH_ variables."""
+    lines = script.splitlines()
+    return [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
+
+
 def _submitted(script: Path, *options: str) -> str:
-    printed = call(["sbatch", "--parsable", *options, str(script)], MISTAKES)
+    held = options_in(script.read_text())
+    printed = call(["sbatch", "--parsable", *held, *options, str(script)], MISTAKES)
     return printed.strip().partition(";")[0]
 
 

@@ -7,28 +7,20 @@ of the ps runs, in each of its lives anew: a job that is requeued may come back 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
-from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan, command_of
+from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, ExitCode
+
+PREFIX = "#SBATCH "
+"""Of an option in a script."""
 
 MOST_REQUEUES = 100
 """By whatever reason: Slurm counts preemptions, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What only Slurm knows of a job; ``keys``: their directory, ``python``: the interpreter."""
-
-    keys: str
-    python: str
-    partition: str | None = None
-    worker_partition: str | None = None
-
-
-def render(plan: Plan, target: Target) -> dict[str, str]:
+def render(plan: Plan) -> dict[str, str]:
     """Return the batch scripts by their file names, in the order in which they are submitted.
 
     Raises:
@@ -40,8 +32,8 @@ def render(plan: Plan, target: Target) -> dict[str, str]:
             "have to know each other's hosts before they are started"
         )
     return {
-        f"{plan.name}.ps.sbatch": _ps_script(plan, target),
-        f"{plan.name}.worker.sbatch": _worker_script(plan, target),
+        f"{plan.name}.ps.sbatch": _ps_script(plan),
+        f"{plan.name}.worker.sbatch": _worker_script(plan),
     }
 
 
@@ -50,13 +42,13 @@ def log_file(name: str, role: Role, index: int | str = 0) -> str:
     return f"{name}-{role}-{index}.out"
 
 
-def _ps_script(plan: Plan, target: Target) -> str:
+def _ps_script(plan: Plan) -> str:
     wanted = plan.resources[Role.PS]
     per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.cpu))
     options = [
         f"--job-name={plan.name}-ps",
         f"--output={plan.name}.out",
-        *([f"--partition={target.partition}"] if target.partition else []),
+        *([f"--partition={plan.asked.partition}"] if plan.asked.partition else []),
         f"--nodes=1-{plan.ps}",
         f"--ntasks={plan.ps + 1}",
         f"--cpus-per-task={wanted.cpu}",
@@ -67,7 +59,7 @@ def _ps_script(plan: Plan, target: Target) -> str:
     together = f"{int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}|{int(ExitCode.TERMINATED)}"
     return f"""\
 {_head(options)}
-{_variables(plan, target, Role.PS)}
+{_variables(plan, Role.PS)}
 {_where(plan.ps, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
 run() {{ srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append "$@" >&2; echo "$?"; }}
 # All end together, or are told to leave together; who fails alone would be waited for in vain.
@@ -78,18 +70,18 @@ while read -r ended; do
 done < <(
   for ((i = 0; i < {plan.ps}; i++)); do
     run --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
-      {_command(Role.PS, target)} --index "$i" &
+      {shlex.join(plan.command(Role.PS))} --index "$i" &
   done
-  run --output={log_file(plan.name, Role.CHIEF)} {_command(Role.CHIEF, target)} &
+  run --output={log_file(plan.name, Role.CHIEF)} {shlex.join(plan.command(Role.CHIEF))} &
   wait
 )
 {_end("$SLURM_JOB_ID")}
 """
 
 
-def _worker_script(plan: Plan, target: Target) -> str:
+def _worker_script(plan: Plan) -> str:
     wanted = plan.resources[Role.WORKER]
-    partition = target.worker_partition or target.partition
+    partition = plan.asked.worker_partition or plan.asked.partition
     memory = -(-wanted.memory_nbytes // MIB)
     options = [
         f"--job-name={plan.name}-worker",
@@ -103,11 +95,11 @@ def _worker_script(plan: Plan, target: Target) -> str:
         "--requeue",
         "--open-mode=append",
     ]
-    task = shlex.join(command_of(Role.WORKER, target.python, supervised=False))
-    supervise = shlex.join([target.python, "-m", "zmqtrain.cli.supervise", "--"])
+    task = shlex.join(plan.command(Role.WORKER, supervised=False))
+    supervise = shlex.join([plan.python, "-m", "zmqtrain.cli.supervise", "--"])
     return f"""\
 {_head(options)}
-{_variables(plan, target, Role.WORKER)}
+{_variables(plan, Role.WORKER)}
 life() {{
   local listed
   listed=$(squeue -h --me -n {plan.name}-ps -o '%A %T %N') || exit {int(ExitCode.PEER_LOST)}
@@ -125,11 +117,13 @@ code=$?
 
 
 def _head(options: list[str]) -> str:
-    return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options)])
+    # Slurm hands on the variables of who submits, which may be meant for another job.
+    unset = "unset TF_CONFIG ${!SBATCH_@} ${!ZMQTRAIN_@}"
+    return "\n".join(["#!/bin/bash", *(f"{PREFIX}{option}" for option in options), unset])
 
 
-def _variables(plan: Plan, target: Target, role: Role) -> str:
-    variables = plan.environment(role, (), target.keys, plan.logdir)
+def _variables(plan: Plan, role: Role) -> str:
+    variables = plan.environment(role, (), plan.keys_directory, plan.logdir)
     del variables["ZMQTRAIN_PS"]
     return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items())
 
@@ -164,7 +158,3 @@ case "$code" in
   *) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_REQUEUES} ] && {again} ;;
 esac
 exit "$code\""""
-
-
-def _command(role: Role, target: Target) -> str:
-    return shlex.join(command_of(role, target.python))

@@ -7,7 +7,6 @@ import hashlib
 import shlex
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import Mistakes, Reason, call, ended, meant, serving, summary, undone
-from zmqtrain.clusters.hosts import Target, address_of, file_of, placed, problem, render
+from zmqtrain.clusters.hosts import address_of, file_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.transport.keys import REGISTRY
 
 SSH = "ssh"
 OPTIONS = (
@@ -67,6 +67,7 @@ class Ssh:
     context: str
     namespace: str = ""
     has_our_paths: ClassVar[bool] = True
+    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -77,14 +78,14 @@ class Ssh:
         return cls(job.context)
 
     @staticmethod
-    def rendered(plan: Plan, asked: Submission) -> str:
+    def rendered(plan: Plan) -> str:
         return "".join(
             f"{shlex.join(_words(host, 'start', str(plan.workers)))} <<'END'\n{script}END\n"
-            for host, script in _scripts(plan, asked).items()
+            for host, script in keyed(_scripts(plan), plan, plan.keys).items()
         )
 
-    def submit(self, plan: Plan, asked: Submission, *, dry_run: bool = False) -> str:
-        scripts = _scripts(plan, asked)
+    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
+        scripts = _scripts(plan)
         path = Path(plan.job.partition(":")[0])
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         for host, facts in _done(scripts, "check").items():
@@ -94,7 +95,7 @@ class Ssh:
             return ""
         write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
         with undone(plan.name, partial(_done, scripts, "end")):
-            _done(scripts, "start", str(plan.workers))
+            _done(keyed(scripts, plan, plan.keys), "start", str(plan.workers))
         return ", ".join(host.login for host in scripts)
 
     def state(self, job: Submitted) -> str:
@@ -133,7 +134,12 @@ class Ssh:
     def scale(self, job: Submitted, workers: int) -> None:
         if self.state(job) == "completed":
             raise ConfigError(f"{job.name} is completed; nothing is left to do for workers")
-        _done(self._scripts(job), "start", str(workers))
+        _done(keyed(self._scripts(job), job, job.key_files()), "start", str(workers))
+
+    def send_keys(self, job: Submitted) -> None:
+        scripts = keyed(self._scripts(job), job, job.key_files())
+        _done(scripts, "keys", "secrets")
+        _done(scripts, "keys", REGISTRY)
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         where = self._placed(job)
@@ -174,14 +180,13 @@ class Ssh:
         }, errors
 
 
-def _scripts(plan: Plan, asked: Submission) -> dict[Host, str]:
-    if not asked.hosts:
+def _scripts(plan: Plan) -> dict[Host, str]:
+    if not plan.asked.hosts:
         raise ConfigError(
             f"{names_of('hosts')} is not given; expected hosts that you log in to by ssh, each "
             "with its most workers, such as a:2,me@b:4"
         )
-    target = Target(asked.python or sys.executable, str(Path.cwd()))
-    return render(plan, [_addressed(host) for host in asked.hosts], target)
+    return render(plan, [_addressed(host) for host in plan.asked.hosts])
 
 
 def _addressed(host: Host) -> Host:

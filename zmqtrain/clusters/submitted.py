@@ -16,8 +16,13 @@ from pathlib import Path
 
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, did_you_mean
+from zmqtrain.transport.keys import key_files
 
 RECORD = "job.json"
+TAKEN = (
+    "the name is taken; expected a new one; give another --name, or end the job that has it with "
+    "zmqtrain stop"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,7 @@ class Submitted:
             with (self.directory / RECORD).open("x"):
                 pass
         except FileExistsError:
-            raise ConfigError(
-                f"{self.name} was submitted already; expected a new name; give another --name, or "
-                f"end it with zmqtrain stop {self.name}"
-            ) from None
+            raise ConfigError(f"{self.name} was submitted already: {TAKEN}") from None
         except OSError as error:
             raise _unwritable(self.directory, error) from None
 
@@ -68,6 +70,14 @@ class Submitted:
             ConfigError: it cannot be written.
         """
         write(self.directory, {RECORD: json.dumps(asdict(self))})
+
+    def key_files(self) -> dict[str, str]:
+        """Return the text of each file of the job's directory of keys, by name.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        return key_files(Path(self.keys))
 
     def forget(self) -> None:
         """Remove the record, and the keys that were made for the job."""

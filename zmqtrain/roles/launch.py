@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from zmqtrain.config.task import (
     load_task,
     role_of_process,
 )
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
@@ -195,6 +195,21 @@ def _note_end(actors: Sequence[JobActor], config: TaskConfig) -> None:
                 run_file.note_end(config.ps, int(end.exit_code))
 
 
+@contextlib.contextmanager
+def _key_of_one_life(config: TaskConfig) -> Iterator[None]:
+    """Say that a task that was refused may be started again if it has another key meanwhile."""
+    security = config.security
+    secret = security.secret() if security.directory else b""
+    try:
+        yield
+    except RefusedError:
+        with contextlib.suppress(ConfigError):  # it was revoked, and there is no other one
+            if secret and security.secret() != secret:
+                text = f"{config.task} has a new key, which counts from its next start"
+                raise PeerLostError(text) from None
+        raise
+
+
 async def _leave_with_the_job(
     worker: Worker, actors: Sequence[JobActor], config: TaskConfig, since: float
 ) -> None:
@@ -299,6 +314,7 @@ async def _serve(
             leave = partial(_leave_with_the_job, worker, actors, config, float(since))
             worker.add_background_task(leave)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_key_of_one_life(config))
         for actor in actors:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)

@@ -164,7 +164,11 @@ def read_secret(directory: Path, owner: Owner) -> bytes:
 
 
 def secret_path(directory: Path, owner: Owner) -> Path:
-    return directory / f"{owner.role}-{owner.index}.secret"
+    return directory / secret_name(owner)
+
+
+def secret_name(owner: Owner) -> str:
+    return f"{owner.role}-{owner.index}.secret"
 
 
 def secrets_in(directory: Path) -> list[Owner]:
@@ -175,6 +179,22 @@ def secrets_in(directory: Path) -> list[Owner]:
         return []
     found = [_SECRET.fullmatch(name) for name in names]
     return sorted(Owner(match[1], int(match[2])) for match in found if match)
+
+
+def key_files(directory: Path) -> dict[str, str]:
+    """Return the text of the registry and of each secret here, by the name of its file.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    names = (REGISTRY, *map(secret_name, secrets_in(directory)))
+    try:
+        return {name: (directory / name).read_text() for name in names}
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename} cannot be read: {error.strerror}; expected keys of this user, made "
+            "by zmqtrain keys new"
+        ) from None
 
 
 def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
@@ -209,6 +229,26 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
         for path in made:
             path.unlink()
         raise
+
+
+def renew_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
+    """Revoke the keys of tasks and allow others; the new secrets are there first.
+
+    So a task that is no longer admitted finds its next key.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    with _changing(directory) as entries:
+        for number, entry in enumerate(entries):
+            if entry.owner in pairs:
+                entries[number] = replace(entry, revoked=True)
+        for owner, pair in pairs.items():
+            path = secret_path(directory, owner)
+            draft = path.with_suffix(".new")
+            _write_private(draft, f"{pair.secret}\n")
+            os.replace(draft, path)
+            entries.append(Entry(owner, pair.public))
 
 
 def revoke_key(directory: Path, owner: Owner) -> str:

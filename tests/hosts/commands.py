@@ -1,0 +1,91 @@
+"""Someone who submits a job to an engine and asks for it: what the tests of all engines share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.harness import Found
+
+if TYPE_CHECKING:
+    from tests.harness import Stage
+
+NAME = "counting"
+STEPS = 6000
+
+ReadStatus = dict[str, Any]
+
+
+class Commands(ABC):
+    """Commands on the host of the submitter, in a home of its own."""
+
+    stage: Stage
+
+    @abstractmethod
+    def words(self, *command: str) -> list[str]:
+        """Return how a command is run on that host."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return self.stage.environment() | {"XDG_STATE_HOME": str(self.stage.directory / "state")}
+
+    def command(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.words(*command),
+            cwd=self.stage.directory,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def run(self, *command: str) -> str:
+        """Run a command; return its output, "" if it fails."""
+        done = self.command(*command)
+        return "" if done.returncode else done.stdout
+
+    def asked(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of zmqtrain."""
+        return self.command(sys.executable, "-m", "zmqtrain", *command)
+
+    def zmqtrain(self, *command: str) -> str:
+        """Run a command of zmqtrain; return its output, "" if it fails."""
+        return self.run(sys.executable, "-m", "zmqtrain", *command)
+
+    def until(self, condition: Callable[[], Found], what: str) -> Found:
+        """Return the first value of ``condition`` that is true."""
+        return self.stage.until(condition, what)
+
+    def status(self) -> ReadStatus | None:
+        """Return the status of the job, None if nobody answers."""
+        told = self.zmqtrain("status", NAME, "--json")
+        return json.loads(told) if told else None
+
+    def until_status(self, condition: Callable[[ReadStatus], object], what: str) -> ReadStatus:
+        """Return the first status for which ``condition`` is true."""
+
+        def found() -> ReadStatus | None:
+            status = self.status()
+            return status if status is not None and condition(status) else None
+
+        return self.until(found, what)
+
+
+def process_of(status: ReadStatus, name: str) -> int:
+    (process,) = [
+        task["process"] for task in status["tasks"] if f"{task['role']} {task['index']}" == name
+    ]
+    return int(process.split(":")[1])
+
+
+def living_workers(status: ReadStatus) -> dict[int, int]:
+    """Return the steps of this life of each worker that has made some and has not left."""
+    return {
+        task["index"]: task["step"]
+        for task in status["tasks"]
+        if task["role"] == "worker" and task["state"] != "left" and task["step"] > 0
+    }
