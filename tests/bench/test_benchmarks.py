@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from bench.__main__ import COMMANDS
@@ -17,7 +15,7 @@ from bench.headline import headline_command
 from bench.output import ROOT
 from bench.peers.command import peers_command
 from bench.peers.lineup import PEERS, Peer
-from bench.processes import RunError, json_lines_of
+from bench.processes import json_lines_of
 from bench.profile import COLUMNS as PROFILE
 from bench.workload import MODES
 
@@ -71,12 +69,6 @@ def test_benchmark_prints_its_rows(
         assert keys <= row.keys()
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_benchmark_refuses_a_wrong_option(name: str, refusal_of: Callable[..., str]) -> None:
-    option = RUNS[name][0].split()[0]
-    assert option in refusal_of(name, option, "no-such-value")
-
-
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
 def test_script_of_a_peer_says_how_it_is_used_without_the_peer_being_installed(peer: Peer) -> None:
     command = [sys.executable, *peer.command()[1:], "--help"]
@@ -89,23 +81,6 @@ def test_echo_prints_rows_like_ours() -> None:
     rows = json_lines_of([*command, "--steps", "5"], timeout_s=60)
     assert {row["mode"] for row in rows} == set(MODES)
     assert all(row.keys() >= TIMES | {"lane", "megabytes"} for row in rows)
-
-
-def test_command_over_its_time_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    path = tmp_path / "pid"
-    shell = ["sh", "-c", f"sleep 600 & echo $! > {path}; wait"]
-    with pytest.raises(RunError, match="took over 2 s"):
-        json_lines_of(shell, timeout_s=2.0)
-    try:
-        assert psutil.Process(int(path.read_text())).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        pass
-
-
-def test_failure_of_a_command_is_told_with_the_end_of_what_it_said() -> None:
-    code = 'import sys; print("last line", file=sys.stderr); sys.exit(3)'
-    with pytest.raises(RunError, match=r"exit code 3(.|\n)*last line"):
-        json_lines_of([sys.executable, "-c", code], timeout_s=60)
 
 
 def test_peers_need_neither_zmqtrain_nor_what_it_needs() -> None:
