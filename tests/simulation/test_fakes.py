@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import zmqtrain
 
 PACKAGE = Path(zmqtrain.__file__).parent
@@ -47,24 +45,6 @@ def _imports_and_functions(part: ast.stmt) -> list[ast.AST]:
     """Return what in a function's body may keep a reference for longer than a call."""
     kinds = (ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     return [node for node in ast.walk(part) if isinstance(node, kinds)]
-
-
-@pytest.mark.parametrize(
-    ("source", "lines"),
-    [
-        ("import time\nbegan_at = time.monotonic()", [2]),
-        ("from time import monotonic", [1]),
-        ("import time\nfield(default_factory=time.monotonic)", [2]),
-        ("import time\nfield(default_factory=lambda: time.monotonic())", []),
-        ("import time\ndef f(clock=time.monotonic): ...", [2]),
-        ("import time\ndef f():\n    clock = time.monotonic", []),
-        ("def f():\n    from time import monotonic", [2]),
-        ("import os\nclose = os.close", [2]),
-        ("from time import sleep", []),
-    ],
-)
-def test_kept_reference_is_found(source: str, lines: list[int]) -> None:
-    assert list(kept_references(source)) == lines
 
 
 def test_package_looks_up_the_clock_whenever_it_needs_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -18,51 +18,12 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.memory import MemoryTransport
 
-Begin = Callable[[Coroutine[Any, Any, Any]], Any]
-
 
 @pytest.fixture
 def loop() -> Any:
     made = VirtualLoop(Random(0), starts_at=100.0)
     yield made
     made.close()
-
-
-def test_days_pass_at_once(loop: VirtualLoop) -> None:
-    loop.run_until_complete(asyncio.sleep(1e6))
-    assert loop.time() == 100.0 + 1e6
-
-
-def test_timers_run_in_the_order_of_their_times_and_then_as_they_were_set(
-    loop: VirtualLoop,
-) -> None:
-    seen: list[str] = []
-
-    async def main() -> None:
-        for name, delay_s in (("b", 2.0), ("a", 1.0), ("c", 2.0)):
-            loop.call_later(delay_s, seen.append, name)
-        await asyncio.sleep(3)
-
-    loop.run_until_complete(main())
-    assert seen == ["a", "b", "c"]
-
-
-def test_cancelled_timer_never_runs(loop: VirtualLoop) -> None:
-    loop.call_later(1.0, pytest.fail).cancel()
-    loop.run_until_complete(asyncio.sleep(2))
-
-
-def test_timeouts_and_groups_of_tasks_work(loop: VirtualLoop) -> None:
-    async def main() -> str:
-        try:
-            async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-                group.create_task(asyncio.sleep(3))
-                await asyncio.Event().wait()
-        except TimeoutError:
-            return f"after {loop.time() - 100:g} s"
-        return "never"
-
-    assert loop.run_until_complete(main()) == "after 5 s"
 
 
 def test_work_beside_the_loop_takes_time_and_is_done_in_one_go(loop: VirtualLoop) -> None:
@@ -74,11 +35,6 @@ def test_work_beside_the_loop_takes_time_and_is_done_in_one_go(loop: VirtualLoop
 
     assert loop.run_until_complete(loop.spawn(process, main())) == 7
     assert began_at == [loop.time()] != [100.0]
-
-
-def test_work_beside_the_loop_passes_its_error_on(loop: VirtualLoop) -> None:
-    with pytest.raises(ZeroDivisionError):
-        loop.run_until_complete(asyncio.to_thread(lambda: 1 // 0))
 
 
 def test_wait_for_what_never_comes_is_an_error_and_no_hang(loop: VirtualLoop) -> None:
@@ -221,19 +177,3 @@ def test_coroutine_that_a_process_has_not_begun_dies_with_it(loop: VirtualLoop, 
         loop.run_until_complete(main())
         gc.collect()
     assert not [str(warning.message) for warning in warned]
-
-
-def test_sets_of_tasks_keep_their_order_from_run_to_run() -> None:
-    orders = []
-    for _ in range(2):
-        loop = VirtualLoop(Random(0), starts_at=0.0)
-
-        async def main(loop: VirtualLoop = loop) -> list[str]:
-            tasks = {loop.create_task(asyncio.sleep(1), name=str(n)) for n in range(20)}
-            order = [task.get_name() for task in tasks]
-            await asyncio.gather(*tasks)
-            return order
-
-        orders.append(loop.run_until_complete(main()))
-        loop.close()
-    assert orders[0] == orders[1]

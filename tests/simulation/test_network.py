@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 
 from simulation.loop import Process, VirtualLoop
 from simulation.network import Connection, Cut, Frames, Network, Weather
-from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import HIGH_WATER_MARK, UnreachableError
+from zmqtrain.transport.base import UnreachableError
 
 ADDRESS = "ipc://simulated/0"
 CALM = Weather(0.01, 0.0)
@@ -54,9 +53,6 @@ class World:
             self.loop.close()
 
 
-Make = Callable[[Weather], World]
-
-
 def talk(weather: Weather, messages: int = 20) -> World:
     """Send numbered messages, one every 10 ms, and wait for what comes back."""
     world = World(weather)
@@ -75,12 +71,6 @@ def talk(weather: Weather, messages: int = 20) -> World:
 
 def numbers(world: World) -> list[int]:
     return [int(answer) for _, answer in world.answers]
-
-
-def test_messages_arrive_in_order_after_their_delay() -> None:
-    world = talk(Weather(0.5, 0.3))
-    assert numbers(world) == list(range(20))
-    assert world.answers[0][0] > 1.0
 
 
 def test_some_messages_are_lost_and_the_rest_keep_their_order() -> None:
@@ -118,52 +108,6 @@ def test_cut_keeps_messages_until_it_ends_or_loses_them(keeps: bool) -> None:
     assert all(at > 5.0 for at, _ in world.answers)
 
 
-def test_cut_between_others_changes_nothing() -> None:
-    world = World(CALM)
-
-    async def main() -> None:
-        world.serve()
-        world.connect()
-        world.network.cuts.append(Cut({"ps 0", "worker 0"}, ends_at=5.0, keeps=False))
-        world.end.send([b"1"])
-        await asyncio.sleep(1)
-
-    world.run(main())
-    assert numbers(world) == [1]
-
-
-def test_end_keeps_messages_until_somebody_listens() -> None:
-    world = World(CALM)
-
-    async def main() -> None:
-        world.connect()
-        world.end.send([b"1"])
-        await asyncio.sleep(1)
-        world.serve()
-        await asyncio.sleep(1)
-
-    world.run(main())
-    assert numbers(world) == [1]
-
-
-def test_too_many_messages_that_nobody_takes_are_refused() -> None:
-    world = World(CALM)
-    world.connect()
-    for _ in range(HIGH_WATER_MARK):
-        world.end.send([b"1"])
-    with pytest.raises(UnreachableError):
-        world.end.send([b"1"])
-    world.loop.close()
-
-
-def test_address_belongs_to_one_listener() -> None:
-    world = World(CALM)
-    world.serve()
-    with pytest.raises(ConfigError, match="in use"):
-        world.at_server.bind(ADDRESS)
-    world.loop.close()
-
-
 def test_broken_connection_loses_what_is_on_its_way_and_is_made_again() -> None:
     world = World(CALM)
 
@@ -182,24 +126,6 @@ def test_broken_connection_loses_what_is_on_its_way_and_is_made_again() -> None:
     assert "lost" in world.fates
 
 
-def test_listener_does_not_reach_a_peer_by_the_name_of_its_broken_connection() -> None:
-    world = World(CALM)
-    peers: list[bytes] = []
-
-    async def main() -> None:
-        world.listener = world.at_server.bind(ADDRESS)
-        world.listener.start(lambda peer, frames: peers.append(peer))
-        world.connect()
-        world.end.send([b"1"])
-        await asyncio.sleep(1)
-        world.network.break_connections("ps 0")
-        await asyncio.sleep(1)
-        with pytest.raises(UnreachableError):
-            world.listener.send([b"2"], peers[0])
-
-    world.run(main())
-
-
 def test_closed_end_still_delivers_what_it_sent_a_vanished_one_does_not() -> None:
     for leave, served in (("close", [b"1"]), ("vanish", [])):
         world = World(CALM)
@@ -216,24 +142,6 @@ def test_closed_end_still_delivers_what_it_sent_a_vanished_one_does_not() -> Non
         world.run(main())
         assert world.served == served, leave
         assert world.answers == []
-
-
-def test_stopped_process_takes_its_messages_when_it_is_continued() -> None:
-    world = World(CALM)
-
-    async def main() -> None:
-        world.serve()
-        world.connect()
-        world.server.is_stopped = True
-        world.end.send([b"1"])
-        await asyncio.sleep(3)
-        assert world.served == []
-        world.loop.resume(world.server)
-        await asyncio.sleep(1)
-
-    world.run(main())
-    assert numbers(world) == [1]
-    assert world.answers[0][0] > 3.0
 
 
 def test_same_chance_gives_the_same_run() -> None:

@@ -62,7 +62,3 @@ def test_rule_decides_by_type_number_and_way(rule: Rule, expected: list[int]) ->
 
 def test_message_that_is_delayed_arrives_so_much_later() -> None:
     assert arrivals(delay(Leave, 2, by_s=3.0)) == [(1, 0), (2, 0), (3, 0), (4, 3), (5, 0)]
-
-
-def test_rules_are_followed_together() -> None:
-    assert [number for number, _ in arrivals(drop(Read, 1), drop(Leave))] == [3, 5]
