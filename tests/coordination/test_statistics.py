@@ -23,24 +23,6 @@ def test_staleness_of_nothing_is_zero() -> None:
     assert Staleness().summary() == {"mean": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("values", "p50", "p99"),
-    [
-        ([7], 7, 7),
-        ([0, 1], 0, 1),
-        ([0, 0, 1, 1], 0, 1),
-        ([0, 0, 1, 1, 1], 1, 1),
-        ([0] * 99 + [5], 0, 0),
-        ([0] * 98 + [5, 6], 0, 5),
-    ],
-)
-def test_quantile_is_the_least_value_that_the_share_does_not_exceed(
-    values: list[int], p50: int, p99: int
-) -> None:
-    summary = summary_of(values)
-    assert (summary["p50"], summary["p99"]) == (p50, p99)
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     values=st.integers(1, 300).flatmap(

@@ -98,31 +98,6 @@ def test_tokens_of_3_workers_with_a_backup_give_the_originals_numbers() -> None:
     replicas.check(2, -1.0, -3.2)
 
 
-@pytest.mark.parametrize("spec", ["sync-replicas", "sync-replicas:aggregate=2"])
-def test_strict_replicas_waste_no_first_batch(spec: str) -> None:
-    replicas = Replicas(spec, workers=2)
-    for step in (1, 2, 3):
-        replicas.run(0, 1)
-        replicas.check(step, -0.4 * step, 1 - 2.0 * step)
-    assert replicas.dropped == 0
-
-
-def test_strict_replicas_with_a_backup_drop_only_what_is_late() -> None:
-    replicas = Replicas("sync-replicas:aggregate=2", workers=3)
-    replicas.run(0, 2)
-    replicas.check(1, -0.6, -1.2)
-    replicas.run(1)
-    replicas.check(1, -0.6, -1.2)
-    assert replicas.dropped == 1
-    replicas.run(0, 1)
-    replicas.check(2, -1.0, -3.2)
-    replicas.run(2)
-    replicas.check(2, -1.0, -3.2)
-    assert replicas.dropped == 2
-    replicas.run(0, 1)
-    replicas.check(3, -1.4, -5.2)
-
-
 @pytest.mark.parametrize(
     "spec", ["sync-replicas:aggregate=4", "sync-replicas:aggregate=4,tokens=2"]
 )
@@ -130,29 +105,6 @@ def test_mean_of_several_batches_a_worker_divides_by_all_of_them(spec: str) -> N
     replicas = Replicas(spec, workers=2)
     replicas.run(0, 0, 0, 1)
     replicas.check(1, -2 * (3 * 0.1 + 0.3) / 4, 1 - 2 * (3 * 0.9 + 1.1) / 4)
-
-
-def test_without_initial_tokens_the_barrier_is_exact_from_step_0() -> None:
-    replicas = Replicas("sync-replicas:aggregate=2,tokens=0", workers=2)
-    replicas.run(0)
-    assert replicas.computing == {1}
-    replicas.run(1)
-    replicas.run(0, 1)
-    replicas.check(2, -0.8, -3.0)
-    assert replicas.dropped == 0
-
-
-def test_tokens_that_would_not_suffice_for_the_first_step_are_made_up_for() -> None:
-    replicas = Replicas("sync-replicas:aggregate=5,tokens=0", workers=2)
-    replicas.run(0, 1, 0, 1, 0)
-    replicas.check(1, -2 * (3 * 0.1 + 2 * 0.3) / 5, 1 - 2 * (3 * 0.9 + 2 * 1.1) / 5)
-
-
-def test_fast_worker_takes_the_token_that_a_slow_one_has_not_used() -> None:
-    replicas = Replicas("sync-replicas:aggregate=2,tokens=3", workers=3)
-    replicas.run(0, 0)
-    replicas.check(1, -0.2, -0.8)
-    assert replicas.computing == {0, 1, 2}
 
 
 # A plain list would rarely be longer than ten events.
