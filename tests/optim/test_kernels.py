@@ -133,11 +133,6 @@ def kernel_of(update: Update) -> kernels.Kernel:
 
 
 @every_update
-def test_every_rule_has_a_compiled_kernel(update: Update) -> None:
-    assert isinstance(kernel_of(update), cpu.CpuKernel)
-
-
-@every_update
 @pytest.mark.parametrize("size", LENGTHS)
 def test_kernel_gives_the_numbers_of_the_numpy_rule_and_touches_nothing_else(
     update: Update, size: int
@@ -202,13 +197,6 @@ def test_rule_without_a_kernel_runs_as_written(rule: Rule) -> None:
     fused, reference = Run(Update(rule), 100), Run(unfused(Update(rule)), 100)
     assert not isinstance(kernel_of(Update(rule)), cpu.CpuKernel)
     assert fused.step(0).memory == reference.step(0).memory
-
-
-def test_rule_derived_from_ours_keeps_its_own_update() -> None:
-    run = Run(Update(Halved(1.0)), 1)
-    before = run.parameters.copy()
-    run.step(0, np.ones(1, np.float32))
-    assert run.parameters[0] == before[0] - np.float32(0.5)
 
 
 def test_schedule_without_a_rate_is_refused_before_anything_changes() -> None:

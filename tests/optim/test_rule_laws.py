@@ -114,15 +114,6 @@ def test_rule_block_by_block_equals_the_whole_bit_for_bit(rule: Rule, cuts: list
 
 
 @every_rule
-def test_rule_over_several_blocks_equals_other_blocks_bit_for_bit(rule: Rule) -> None:
-    size = 2 * BLOCK_SIZE + 3
-    whole, cut = Run(rule, size), Run(rule, size)
-    whole.step(0)
-    cut.step(0, [1000, BLOCK_SIZE + 1])
-    assert cut.memory == whole.memory
-
-
-@every_rule
 def test_rule_shared_by_threads_gives_the_bits_of_each_alone(rule: Rule) -> None:
     size = BLOCK_SIZE + 1
     with ThreadPoolExecutor(2) as threads:
@@ -138,36 +129,6 @@ def test_update_changes_values_and_keeps_dtype_and_shape(rule: Rule) -> None:
     for array in (run.parameters, *run.slots.values()):
         assert (array.dtype, array.shape) == (np.float32, (10,))
     assert all(run.memory[name] != value for name, value in before.items())
-
-
-@every_rule
-def test_update_leaves_memory_around_its_run_alone(rule: Rule) -> None:
-    names = ["parameters", *(slot.name for slot in rule.slots)]
-    arena = {name: np.full(30, 7.5, np.float32) for name in names}
-    run = {name: memory[10:20] for name, memory in arena.items()}
-    run["parameters"][:] = 1.0
-    for name, slot in new_slots(rule, run["parameters"]).items():
-        run[name][:] = slot
-    rule.update(run["parameters"], np.ones(10, np.float32), run, step=0)
-    for memory in arena.values():
-        assert (memory[:10] == 7.5).all()
-        assert (memory[20:] == 7.5).all()
-
-
-@every_rule
-def test_update_only_reads_the_gradient(rule: Rule) -> None:
-    run = Run(rule, BLOCK_SIZE + 1)
-    gradient = np.ones(BLOCK_SIZE + 1, np.float32)
-    gradient.flags.writeable = False
-    rule.update(run.parameters, gradient, run.slots, step=0)
-    assert (gradient == 1).all()
-
-
-@every_rule
-def test_update_of_an_empty_run_does_nothing(rule: Rule) -> None:
-    run = Run(rule, 0)
-    run.step(0)
-    assert run.parameters.size == 0
 
 
 @every_rule

@@ -297,31 +297,6 @@ def test_adafactor_moves_parameters_that_are_zero() -> None:
     np.testing.assert_allclose(w, [-1e-5, 1e-5], rtol=1e-5)  # epsilon2 * rho
 
 
-def test_adagrad_with_zero_gradient_stays_where_it_is() -> None:
-    assert train(Adagrad(0.1), [0.5], [[0.0]])[0] == 0.5
-
-
-def test_ftrl_within_the_threshold_is_exactly_zero() -> None:
-    # z is the gradient here: 0.5 and 1.0 are within l1 = 1, 1.5 is 0.5 beyond it.
-    w = train(Ftrl(0.1, l1=1.0), [0.0, 0.0, 0.0, 0.0], [[0.5, -1.0, 1.5, -1.5]])
-    beyond = 0.5 / (sqrt(0.1 + 2.25) / 0.1)
-    assert w[0] == 0.0
-    assert w[1] == 0.0
-    np.testing.assert_allclose(w[2:], [-beyond, beyond], rtol=1e-6)
-
-
-def test_ftrl_with_zero_gradient_forgets_the_initial_parameter() -> None:
-    assert train(Ftrl(0.1), [3.0], [[0.0]])[0] == 0.0
-
-
-def test_momentum_forms_differ_once_the_learning_rate_changes() -> None:
-    rate = Piecewise((0,), (1.0, 0.1))
-    # TensorFlow: 0 - 1 - 0.1 * (0.9 + 1); Keras: 0 - 1 - (0.9 * 1 + 0.1 * 1).
-    assert train(Momentum(rate), [0.0], [[1.0], [1.0]])[0] == pytest.approx(-1.19)
-    keras = Momentum(rate, scaled_velocity=True)
-    assert train(keras, [0.0], [[1.0], [1.0]])[0] == pytest.approx(-2.0)
-
-
 def test_centered_rmsprop_of_a_constant_gradient_stays_finite() -> None:
     # mean_square - mean_gradient^2 goes to 0 and, rounded, below.
     gradient = [tenths / 10 for tenths in range(1, 60)]

@@ -79,15 +79,6 @@ def test_piecewise_of_a_list_changed_later_keeps_its_values() -> None:
     assert schedule(0) == 1.0
 
 
-def test_number_as_schedule_is_constant() -> None:
-    assert as_schedule(0.25) == Constant(0.25)
-
-
-def test_schedule_as_schedule_is_itself() -> None:
-    schedule = Cosine(0.1, 10)
-    assert as_schedule(schedule) is schedule
-
-
 @pytest.mark.parametrize("value", ["fast", None, True, -0.1, math.nan, math.inf, Cosine])
 def test_anything_else_as_schedule_is_refused(value: object) -> None:
     with pytest.raises(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import SGD, Adam, Flat, Momentum, Slot, Update, new_slots
+from zmqtrain.optim import SGD, Adam, Flat, Slot, Update, new_slots
 from zmqtrain.optim.blocks import BLOCK_SIZE
 
 
@@ -54,14 +54,6 @@ def test_l2_adds_l2_times_the_parameter_to_the_gradient() -> None:
     np.testing.assert_allclose(w, [1.8, -3.9], rtol=1e-6)
 
 
-def test_l2_passes_through_the_rules_slots() -> None:
-    w = ones()
-    update = Update(Momentum(0.1), l2=0.5)
-    slots = new_slots(update, w)
-    update.update(w, ones(), slots, step=0)
-    assert slots["momentum"][0] == pytest.approx(1.5)
-
-
 def test_average_after_the_first_update_uses_two_elevenths() -> None:
     w = ones()
     update = Update(SGD(1.0), moving_average=0.9)
@@ -80,23 +72,6 @@ def test_average_decay_grows_with_the_updates_up_to_its_limit(updates: int, deca
     slots = {"average": ones()}
     update.update(ones(), ones(), slots, step=updates - 1)
     assert slots["average"][0] == pytest.approx(decay, rel=1e-6)
-
-
-def test_average_of_zero_decay_is_the_parameter() -> None:
-    update = Update(SGD(0.25), moving_average=0.0)
-    slots = {"average": ones()}
-    update.update(ones(), ones(), slots, step=5)
-    assert slots["average"][0] == 0.75
-
-
-def test_update_over_several_blocks_treats_every_element_alike() -> None:
-    size = 2 * BLOCK_SIZE + 3
-    w = np.full(size, 2.0, np.float32)
-    update = Update(SGD(0.1), l2=0.5, moving_average=0.9)
-    slots = new_slots(update, w)
-    update.update(w, ones(size), slots, step=0)
-    np.testing.assert_allclose(w, 1.8, rtol=1e-6)
-    np.testing.assert_allclose(slots["average"], 2 - 9 / 11 * 0.2, rtol=1e-6)
 
 
 def test_rule_of_a_third_party_gets_gradient_step_and_slots_of_every_run() -> None:
