@@ -16,9 +16,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.server.executor import Applied, Executor, ReleasedUndecided, UpdateRefused
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Order, Pull, PullReply, PushReply
-
-Make = Callable[..., Executor]
+from zmqtrain.wire.messages import Order, Pull, PullReply
 
 
 class NoRate:
@@ -144,32 +142,6 @@ async def test_update_that_the_rule_refuses_drops_its_push(
     assert pending.result == "dropped"
     assert [type(report) for report in ears.reports] == [UpdateRefused]
     assert (state.version, state.orders) == (0, 1)
-
-
-async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
-    state: ShardState, executor: Executor
-) -> None:
-    """They would keep the end of the run back on a slow link."""
-    worker, request = add_worker(state), Asked()
-    stop = PushReply(1, "applied", 1, stop=True)
-    executor.send_parameters(request, worker, stop)
-    assert request.replies == [stop]
-
-
-async def test_update_that_cannot_be_counted_is_a_bug(
-    state: ShardState, executor: Executor, ears: Ears
-) -> None:
-    bug = ValueError("a bug")
-
-    def fail(report: Any) -> None:
-        raise bug
-
-    executor._report = fail
-    add_worker(state)
-    add_push(state, 1)
-    executor.carry_out([(1, Order("apply", (0,)))])
-    await asyncio.sleep(0)
-    assert ears.errors == [bug]
 
 
 async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(

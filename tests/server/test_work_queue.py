@@ -16,7 +16,6 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.server import work_queue as work_queue_module
 from zmqtrain.server.work_queue import LONG_S, WorkQueue
 
-LOOP = threading.main_thread().name
 Within = Callable[[Any], Any]
 Make = Callable[[bool], Any]
 
@@ -110,30 +109,6 @@ async def finish(queue: WorkQueue) -> None:
         await done.wait()
 
 
-async def test_short_work_is_done_when_run_returns(make: Make, log: Log) -> None:
-    queue = await make(False)
-    do(queue, log.note("then 0"))
-    do(queue, log.note("then 1"), log.note("work 1"))
-    assert log.entries == [("then 0", LOOP), ("work 1", LOOP), ("then 1", LOOP)]
-
-
-async def test_loop_stays_free_while_long_work_runs(make: Make, log: Log, within: Within) -> None:
-    queue = await make(True)
-    began, may_end = threading.Event(), threading.Event()
-
-    def work() -> None:
-        began.set()
-        may_end.wait()
-
-    do(queue, log.note("long"), work)
-    do(queue, log.note("after"))
-    await within(asyncio.to_thread(began.wait))
-    assert log.names == []
-    may_end.set()
-    await finish(queue)
-    assert log.names == ["long", "after"]
-
-
 @pytest.mark.parametrize("part", ["work", "then"])
 async def test_failed_long_piece_is_told_and_the_next_is_done(
     make: Make, log: Log, part: str
@@ -147,19 +122,6 @@ async def test_failed_long_piece_is_told_and_the_next_is_done(
     await finish(queue)
     assert [str(error) for error in log.errors] == ["singular matrix"]
     assert log.names == (["next"] if part == "work" else ["work", "next"])
-
-
-async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done(
-    make: Make, log: Log, within: Within
-) -> None:
-    queue = await make(True)
-    do(queue, log.note("long"), log.note("work"))
-    do(queue, fails)
-    do(queue, log.note("next"))
-    await within(log.failed.wait())
-    await finish(queue)
-    assert [str(error) for error in log.errors] == ["singular matrix"]
-    assert log.names == ["work", "long", "next"]
 
 
 @pytest.mark.parametrize("part", ["work", "then"])

@@ -157,19 +157,6 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int) -> None:
     assert shard.segment.words[CLOCK] % 2 == 0
 
 
-def test_member_whose_seat_is_taken_makes_no_gradient_ready() -> None:
-    shard = begin()
-    board = opened(shard, 2)
-    first, second = seat(shard, 0), seat(shard, 1)
-    assert make_ready(shard, first)
-    board.take(1)
-    assert not make_ready(shard, second)
-    assert first.missing(MADE) == 1
-    assert first.is_over(1)
-    assert board.is_over
-    assert (board.made, board.sealed) == (0, 0)
-
-
 def test_gradient_that_was_ready_when_its_seat_was_taken_counts() -> None:
     shard = begin()
     board = opened(shard, 2)
@@ -231,28 +218,6 @@ def test_member_uses_the_learning_rate_that_the_ps_was_given() -> None:
     assert make_ready(shard, only)
     only.update()
     assert (shard.parameters[: layout().trained] == 1).all()
-
-
-def test_roster_ends_with_its_last_step() -> None:
-    shard = begin()
-    board = opened(shard, 1, steps=1)
-    only = seat(shard, 0)
-    assert make_ready(shard, only)
-    only.update()
-    only.end_step()
-    assert not make_ready(shard, only)
-    board.take(0)
-    assert board.is_over
-    assert board.made == 1
-
-
-def test_member_that_is_gone_before_the_roster_begins_ends_it() -> None:
-    shard = begin()
-    board = Board(shard.segment)
-    board.open(BEGAN, 9, 0, [Holder(0, 7, 0), Holder(1, 0, -1)])
-    assert board.is_over
-    board.close()
-    assert shard.version == BEGAN
 
 
 def deaths(path: Path) -> Iterator[tuple[int, Shard, Board, Seat]]:

@@ -152,18 +152,6 @@ def test_change_of_a_killed_process_is_finished_or_never_was(
     reference.segment.remove()
 
 
-def test_repaired_change_tells_whose_pushes_it_holds(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    shard = begin(tmp_path / "ps")
-    shard.reduce((2, 0), order=3)
-    shard.segment.close()
-    adopted = adopt(tmp_path / "ps")
-    last = adopted.repair()
-    assert last is not None
-    assert [(part.worker, part.sequence) for part in last.contributions] == [(2, 3), (0, 1)]
-    adopted.segment.remove()
-
-
 @pytest.mark.parametrize(
     ("rate", "rate_of_b"),
     [(OnlyOnce(), None), (0.1, OnlyOnce()), (OnlyOnce(), 0.1)],

@@ -41,19 +41,6 @@ def test_every_flipped_bit_is_noticed(job, tmp_path: Path, name: str) -> None:
     verify(path, read_manifest(path))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_noticed(job, tmp_path: Path, name: str) -> None:
-    path = job.save(tmp_path)
-    file = path / name
-    content = file.read_bytes()
-    lengths = [*range(0, len(content), 1 + len(content) // 200), len(content) - 1]
-    for length in lengths:
-        file.write_bytes(content[:length])
-        _assert_damaged(path, file)
-        file.write_bytes(content)
-    verify(path, read_manifest(path))
-
-
 def _append(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"\n")
 

@@ -30,12 +30,6 @@ def test_file_without_a_number_is_an_error_that_says_what_to_do(
         last_generation(tmp_path)
 
 
-def test_epoch_that_cannot_be_noted_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        note_generation(tmp_path / "file", 1)
-
-
 def test_job_that_goes_back_twice_begins_two_epochs_though_no_task_knows_the_first() -> None:
     deaths = [
         Fault(at_s, "kill", (name,), 0.05) for at_s in (2.0, 4.0) for name in ("ps 0", "chief 0")

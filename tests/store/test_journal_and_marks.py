@@ -109,9 +109,3 @@ def test_mark_that_is_too_long_is_not_written() -> None:
     assert marks.write(MAX_WORKERS - 1, b"x" * MAX_MARK_NBYTES)
     assert not marks.write(MAX_WORKERS - 1, b"y" * (MAX_MARK_NBYTES + 1))
     assert list(marks.read()) == [(MAX_WORKERS - 1, b"x" * MAX_MARK_NBYTES)]
-
-
-def test_workers_beyond_the_room_leave_no_mark() -> None:
-    marks = Marks(segment())
-    assert marks.write(MAX_WORKERS, b"mark")
-    assert list(marks.read()) == []

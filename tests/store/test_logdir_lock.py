@@ -21,11 +21,6 @@ def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) 
             assert raised.value.exit_code == ExitCode.PEER_LOST  # worth another try
 
 
-def test_jobs_without_a_logdir_do_not_meet() -> None:
-    with claimed(None), claimed(None):
-        pass
-
-
 def test_logdir_that_cannot_be_made_is_left_to_whoever_writes_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with claimed(str(tmp_path / "file")), claimed(str(tmp_path / "file")):

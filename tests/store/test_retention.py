@@ -69,13 +69,6 @@ def test_prune_keeps_the_newest(job, tmp_path: Path) -> None:
     assert newest_valid(tmp_path, _never) is not None
 
 
-def test_prune_deletes_the_abandoned_timeline_first(job, tmp_path: Path) -> None:
-    for step, generation in ((10, 1), (90, 1), (15, 2)):
-        job.save(tmp_path, step, generation=generation)
-    prune(tmp_path, keep=1)
-    assert _names(tmp_path) == ["step-00000015"]
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "shard-00000.safetensors"])
 def test_prune_does_not_count_a_damaged_checkpoint(job, tmp_path: Path, name: str) -> None:
     paths = [job.save(tmp_path, step) for step in (10, 20, 30, 40)]

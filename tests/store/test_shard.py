@@ -86,15 +86,6 @@ def test_update_between_the_gradients_of_a_step_leaves_their_sum() -> None:
     assert (shard.parameters == whole.parameters).all()
 
 
-def test_reduce_leaves_the_gradients_in_their_slots() -> None:
-    (shard,) = shards(ps=1)
-    for worker in range(3):
-        push(shard, worker)
-    shard.reduce((0, 1, 2))
-    for worker in range(3):
-        assert (shard.segment.gradient(worker) == gradient(worker)).all()
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("rule", [LAMB(0.1), Adafactor(0.1)], ids=repr)
