@@ -32,12 +32,6 @@ def test_copy_goes_into_the_given_memory() -> None:
     assert flat.tolist() == [0, 0, *VALUES, 0, 0]
 
 
-def test_new_array_is_the_callers_own() -> None:
-    tensor = Tensor.of(VALUES)
-    tensor.array()[:] = 9
-    assert tensor.array().tolist() == VALUES.tolist()
-
-
 @pytest.mark.parametrize(
     ("out", "expected"),
     [

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire import chunks
-from zmqtrain.wire.buffers import FRAME_NBYTES, Tensor
+from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.chunks import (
-    CHUNK_SIZE,
     Chunks,
     Flat,
     as_it_is,
@@ -23,7 +22,7 @@ from zmqtrain.wire.chunks import (
     take_in,
 )
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
-from zmqtrain.wire.messages import Chunk, Message, Parameters, Push
+from zmqtrain.wire.messages import Chunk, Message, Push
 
 PUSH = Push(3, 0, 7, 32, 0.5)
 
@@ -82,32 +81,6 @@ def test_chunks_are_views_that_follow_one_another_and_only_the_last_is_smaller(
     assert all(np.shares_memory(part, flat) for part in parts if size)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (0, 1),
-        (1, 1),
-        (CHUNK_SIZE, 1),
-        (CHUNK_SIZE + 1, 2),
-        (2 * CHUNK_SIZE, 2),
-        (2 * CHUNK_SIZE + 1, 3),
-    ],
-)
-def test_chunk_is_as_large_as_a_frame(size: int, expected: int) -> None:
-    flat = np.zeros(size, np.float32)
-    ahead, tensors = split(flat)
-    assert count(size) == expected
-    if expected == 1:
-        assert ahead is None
-        assert [tensor.shape for tensor in tensors] == [(size,)]
-        return
-    assert tensors == ()
-    assert [chunk for chunk, _ in ahead or ()] == [Chunk(0, index) for index in range(expected)]
-    for _, (tensor,) in ahead or ():
-        assert len(tensor.parts) == 1 and tensor.nbytes <= FRAME_NBYTES
-        assert np.shares_memory(np.frombuffer(tensor.parts[0], np.float32), flat)
-
-
 @pytest.mark.parametrize("index", [-1, 3, 1 << 62, -(1 << 62)])
 def test_chunk_beyond_the_flat_is_refused(small_chunks: None, index: int) -> None:
     with pytest.raises(ProtocolError) as caught:
@@ -115,28 +88,21 @@ def test_chunk_beyond_the_flat_is_refused(small_chunks: None, index: int) -> Non
     assert str(caught.value) == f"chunk {index} of 3"
 
 
-def test_flat_of_nothing_has_one_chunk_of_nothing() -> None:
-    assert at(values(0), 0).shape == (0,)
-    with pytest.raises(ProtocolError, match="chunk 1 of 1"):
-        at(values(0), 1)
-
-
 @pytest.mark.parametrize(
-    ("tensors", "text"),
+    "tensors",
     [
-        ((), "got 0 tensors, expected one of 4 elements"),
-        (2 * (Tensor.of(values(4)),), "got 2 tensors, expected one of 4 elements"),
-        ((Tensor.of(values(3)),), "got a tensor of <f4 [3], expected <f4 [4]"),
-        ((Tensor.of(values(5)),), "got a tensor of <f4 [5], expected <f4 [4]"),
-        ((Tensor.of(values(4).reshape(2, 2)),), "got a tensor of <f4 [2, 2], expected <f4 [4]"),
-        ((Tensor.of(np.zeros(4, np.int32)),), "got a tensor of <i4 [4], expected <f4 [4]"),
+        (),
+        2 * (Tensor.of(values(4)),),
+        (Tensor.of(values(3)),),
+        (Tensor.of(values(5)),),
+        (Tensor.of(values(4).reshape(2, 2)),),
+        (Tensor.of(np.zeros(4, np.int32)),),
     ],
 )
-def test_tensors_that_are_no_piece_change_nothing(tensors: tuple[Tensor, ...], text: str) -> None:
+def test_tensors_that_are_no_piece_change_nothing(tensors: tuple[Tensor, ...]) -> None:
     out = np.zeros(4, np.float32)
-    with pytest.raises(ProtocolError) as caught:
+    with pytest.raises(ProtocolError):
         take_in(tensors, out)
-    assert str(caught.value).startswith(text)
     assert not out.any()
 
 
@@ -169,11 +135,3 @@ def test_chunks_go_in_the_order_in_which_they_are_added_and_once(small_chunks: N
     assert [ahead[place][0].index for place in range(ahead.ready)] == [4, 2, 0]
     ahead.add(range(5))
     assert [chunk.index for chunk, _ in ahead] == [4, 2, 0, 1, 3]
-
-
-def test_what_rides_in_a_message_is_encoded_too() -> None:
-    flat = values(5)
-    ahead, tensors = split(flat, 3, lambda start, chunk: (Tensor.of(chunk + start + 1),))
-    assert ahead is None
-    (there,) = received(Parameters(0), tensors).tensors
-    assert there.array().tolist() == (flat + 1).tolist()

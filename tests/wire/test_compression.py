@@ -183,12 +183,6 @@ def test_fp16_rounds_as_numpy_does_around_every_value() -> None:
     assert np.array_equal(tensor.array().view(np.uint16), chunk.astype(np.float16).view(np.uint16))
 
 
-@given(hnp.arrays(np.float32, st.integers(0, 80), elements=st.floats(-65504, 65504, width=32)))
-def test_fp16_rounds_as_numpy_does(chunk: Flat) -> None:
-    (tensor,) = made("fp16").encode(chunk)
-    assert tensor.array().tobytes() == chunk.astype(np.float16).tobytes()
-
-
 def nearest_bf16(value: float) -> float:
     """The nearest bfloat16, the even one of two, by comparing fractions; not beyond the largest."""
     below = struct.unpack("<I", struct.pack("<f", abs(value)))[0] >> 16
@@ -209,17 +203,6 @@ bf16_edges = st.builds(
 def test_bf16_rounds_to_the_nearest_even(chunk: Flat) -> None:
     expected = np.array([nearest_bf16(float(value)) for value in chunk], np.float32)
     assert round_trip(made("bf16"), chunk).tobytes() == expected.tobytes()
-
-
-@given(gradients)
-def test_halves_keep_relative_errors_small(chunk: Flat) -> None:
-    exact = chunk.astype(np.float64)
-    for spec, largest, relative, absolute in (
-        ("fp16", 65504.0, 2.0**-11, 2.0**-25),
-        ("bf16", 255 * 2.0**120, 2.0**-8, 2.0**-134),
-    ):
-        error = np.abs(round_trip(made(spec), chunk) - np.clip(exact, -largest, largest))
-        assert (error <= np.maximum(np.abs(exact) * relative, absolute)).all()
 
 
 @pytest.mark.parametrize(("spec", "largest"), [("fp16", 65504.0), ("bf16", 255 * 2.0**120)])
@@ -286,11 +269,6 @@ def test_int8_errs_by_half_a_scale_at_most_in_large_chunks(size: int, block: int
 )
 def test_int8_bears_the_largest_and_the_smallest_values(values: list[float]) -> None:
     check_int8(np.array(values, np.float32), 8)
-
-
-def test_int8_keeps_a_block_of_zeros_beside_another() -> None:
-    chunk = np.repeat(np.float32([0, 3, 0]), [256, 256, 5])
-    assert np.array_equal(round_trip(made("int8"), chunk), chunk)
 
 
 def check_topk(chunk: Flat, ratio: float) -> None:
@@ -382,15 +360,6 @@ def test_element_too_small_to_be_sent_arrives_by_feedback(
     assert arrived == pytest.approx(1000 * chunk, abs=kept)
 
 
-@pytest.mark.parametrize("spec", ["fp16", "bf16"])
-def test_halves_keep_nothing_for_the_next_gradient(spec: str) -> None:
-    compression, chunk = made(spec), gradient(100)
-    compressor = Compressor(compression, 120)
-    for _ in range(3):
-        (tensor,) = compressor.encode(20, chunk)
-        assert tensor.parts[0] == compression.encode(chunk)[0].parts[0]
-
-
 @every_spec
 def test_tensors_of_a_push_outlast_the_next_one(spec: str) -> None:
     compressor = Compressor(made(spec), 1000)
@@ -417,62 +386,44 @@ CODES = tensor("<i1", [127] * 10)
 SCALES = tensor("<f4", [1, 1])
 INDICES = tensor("<i4", [0, 4, 9])
 VALUES = tensor("<f4", [1, 2, 3])
-SAME_JOB = "both tasks must run the same job"
-RANGE = "a scale in compression int8:block=8 is not in [1.175e-38, 2.679e+36]"
+HALVES = tensor("<f2", [1] * 10)
+
+
+def scales(*values: float) -> list[Tensor]:
+    return [CODES, tensor("<f4", values)]
 
 
 @pytest.mark.parametrize(
-    ("spec", "tensors", "sentence"),
+    ("spec", "tensors"),
     [
-        (
-            "fp16",
-            [],
-            f"got no tensor, expected <f2 [10] for 10 elements in compression fp16: {SAME_JOB}",
+        ("fp16", []),
+        ("fp16", [tensor("<f2", [1] * 9)]),
+        ("fp16", [tensor("<f2", [1] * 10, (2, 5))]),
+        ("fp16", [tensor("<f4", [1] * 10)]),
+        ("fp16", [HALVES] * 2),
+        ("bf16", [HALVES]),
+        ("bf16", [tensor("|u1", [1] * 20)]),
+        ("int8", [CODES, SCALES]),
+        ("int8:block=8", [CODES]),
+        ("int8:block=8", [SCALES, CODES]),
+        ("int8:block=8", [tensor("|u1", [1] * 10), SCALES]),
+        *(("int8:block=8", scales(1, wrong)) for wrong in (np.nan, np.inf, 0, -1, 2.68e36, 1e-40)),
+        ("int8:block=8", [tensor("|i1", [1] * 9 + [-128]), SCALES]),
+        ("topk:ratio=0.3", [INDICES]),
+        ("topk:ratio=0.4", [INDICES, VALUES]),
+        ("topk:ratio=0.3", [INDICES, tensor("<f4", [1, 2])]),
+        ("topk:ratio=0.3", [tensor("<i8", [0, 4, 9]), VALUES]),
+        *(
+            ("topk:ratio=0.3", [tensor("<i4", wrong), VALUES])
+            for wrong in ([-1, 4, 9], [0, 4, 10], [0, 10, 9], [0, -5, 9], [0, 0, 9])
         ),
-        ("fp16", [tensor("<f2", [1] * 9)], "got <f2 [9], expected <f2 [10]"),
-        ("fp16", [tensor("<f2", [1] * 10, (2, 5))], "got <f2 [2, 5], expected <f2 [10]"),
-        ("fp16", [tensor("<f4", [1] * 10)], "got <f4 [10], expected <f2 [10]"),
-        ("fp16", [tensor("<f2", [1] * 10)] * 2, "got <f2 [10] and <f2 [10], expected <f2 [10]"),
-        ("bf16", [tensor("<f2", [1] * 10)], "got <f2 [10], expected |u1 [10, 2]"),
-        ("bf16", [tensor("|u1", [1] * 20)], "got |u1 [20], expected |u1 [10, 2]"),
-        ("int8:block=8", [CODES], "got |i1 [10], expected |i1 [10] and <f4 [2]"),
-        ("int8:block=8", [SCALES, CODES], "got <f4 [2] and |i1 [10], expected |i1 [10] and"),
-        ("int8", [CODES, SCALES], "expected |i1 [10] and <f4 [1]"),
-        ("int8:block=8", [tensor("|u1", [1] * 10), SCALES], "got |u1 [10] and <f4 [2]"),
-        ("int8:block=8", [CODES, tensor("<f4", [1, np.nan])], RANGE),
-        ("int8:block=8", [CODES, tensor("<f4", [np.inf, 1])], RANGE),
-        ("int8:block=8", [CODES, tensor("<f4", [1, 0])], RANGE),
-        ("int8:block=8", [CODES, tensor("<f4", [-1, 1])], RANGE),
-        ("int8:block=8", [CODES, tensor("<f4", [1, 2.68e36])], RANGE),
-        ("int8:block=8", [CODES, tensor("<f4", [1, 1e-40])], RANGE),
-        (
-            "int8:block=8",
-            [tensor("|i1", [1] * 9 + [-128]), SCALES],
-            "is -128, expected -127 to 127",
-        ),
-        ("topk:ratio=0.3", [INDICES], "got <i4 [3], expected <i4 [3] and <f4 [3]"),
-        ("topk:ratio=0.4", [INDICES, VALUES], "expected <i4 [4] and <f4 [4]"),
-        ("topk:ratio=0.3", [INDICES, tensor("<f4", [1, 2])], "got <i4 [3] and <f4 [2]"),
-        ("topk:ratio=0.3", [tensor("<i8", [0, 4, 9]), VALUES], "got <i8 [3] and <f4 [3]"),
-        ("topk:ratio=0.3", [tensor("<i4", [-1, 4, 9]), VALUES], "indices from -1 to 9 in"),
-        ("topk:ratio=0.3", [tensor("<i4", [0, 4, 10]), VALUES], "indices from 0 to 10 in"),
-        ("topk:ratio=0.3", [tensor("<i4", [0, 10, 9]), VALUES], "do not rise strictly"),
-        ("topk:ratio=0.3", [tensor("<i4", [0, -5, 9]), VALUES], "do not rise strictly"),
-        ("topk:ratio=0.3", [tensor("<i4", [0, 0, 9]), VALUES], "do not rise strictly"),
-        (
-            "topk:ratio=0.3",
-            [tensor("<i4", [2**31 - 1, -(2**31), 9]), VALUES],
-            "do not rise strictly",
-        ),
+        ("topk:ratio=0.3", [tensor("<i4", [2**31 - 1, -(2**31), 9]), VALUES]),
     ],
 )
-def test_tensors_that_encoding_does_not_make_are_refused(
-    spec: str, tensors: list[Tensor], sentence: str
-) -> None:
+def test_tensors_that_encoding_does_not_make_are_refused(spec: str, tensors: list[Tensor]) -> None:
     memory = np.full(30, 7, np.float32)
-    with pytest.raises(ProtocolError) as raised:
+    with pytest.raises(ProtocolError):
         made(spec).decode(tensors, memory[10:20])
-    assert sentence in str(raised.value)
     assert (memory == 7).all()
 
 

@@ -21,10 +21,6 @@ from zmqtrain.wire.codec import (
 from zmqtrain.wire.messages import PROTOCOL_VERSION, Message
 
 MIB = 1 << 20
-LIMITS = "the header is not msgpack within limits: "
-NO_ENVELOPE = "the header is not a zmqtrain envelope"
-DTYPES = "['<f2', '<f4', '<f8', '<i4', '<i8', '|i1', '|u1']"
-
 DEEP = "stands for 1016 nested lists"
 DEEPLY_NESTED = b"\x91" * 1015 + b"\x90"  # msgpack unpacks it; it may be too deep for repr()
 
@@ -47,179 +43,107 @@ def header(**replaced: Any) -> bytes:
 def refusal(*frames: bytes) -> str:
     with pytest.raises(ProtocolError) as caught:
         decode(frames)
+    assert len(str(caught.value)) < 500
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("frames", "text"),
+    "frames",
     [
-        ([], "the message is empty"),
-        ([b""], "the message is empty"),
-        ([b"GET / HTTP/1.1\r\n"], LIMITS + "unpack(b) received extra data."),
-        ([b"\xc1"], LIMITS + "FormatError"),
-        ([b"\x97\x01"], LIMITS + "Unpack failed: incomplete input"),
-        ([b"\x91" * 2000], LIMITS + "StackError"),
-        ([b"\xdd\xff\xff\xff\xff"], LIMITS + "4294967295 exceeds max_array_len(4096)"),
-        ([b"\xdf\xff\xff\xff\xff"], LIMITS + "4294967295 exceeds max_map_len(1024)"),
-        ([b"\xdb\xff\xff\xff\xff"], LIMITS + "Unpack failed: incomplete input"),
-        ([b"\xd6\x05\x00\x00\x00\x00"], LIMITS + "5 exceeds max_ext_len(0)"),
-        ([b"\x81\x01\x02"], LIMITS + "int is not allowed for map key when strict_map_key=True"),
-        (
-            [b"\xa2\xff\xfe"],
-            LIMITS + "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
-        ),
-        ([bytes(MAX_HEADER_NBYTES + 1)], "header of 1048577 B, at most 1048576 B are taken"),
-        ([b"\x01"] * (MAX_FRAMES + 1), "65537 frames, at most 65536 are taken"),
-        ([b"\x90"], NO_ENVELOPE),
-        ([b"\xa5hello"], NO_ENVELOPE),
-        ([header(version="1")], NO_ENVELOPE),
-        ([b"\x93%c\x02\x03" % PROTOCOL_VERSION], "the header has 3 parts, expected 7"),
+        *([], [b""], [b"GET / HTTP/1.1\r\n"], [b"\xc1"], [b"\x97\x01"], [b"\x91" * 2000]),
+        *([b"\xdd\xff\xff\xff\xff"], [b"\xdf\xff\xff\xff\xff"], [b"\xdb\xff\xff\xff\xff"]),
+        *([b"\xd6\x05\x00\x00\x00\x00"], [b"\x81\x01\x02"], [b"\xa2\xff\xfe"]),
+        *([bytes(MAX_HEADER_NBYTES + 1)], [b"\x01"] * (MAX_FRAMES + 1)),
+        *([b"\x90"], [b"\xa5hello"], [header(version="1")]),
+        [b"\x93%c\x02\x03" % PROTOCOL_VERSION],
     ],
 )
-def test_frames_that_are_no_envelope_are_refused(frames: list[bytes], text: str) -> None:
-    assert refusal(*frames) == text
+def test_frames_that_are_no_envelope_are_refused(frames: list[bytes]) -> None:
+    assert refusal(*frames)
 
 
 @pytest.mark.parametrize("parts", [[99], [99, "Shutdown", 3], [99, *"abcdefghij"]])
 def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any]) -> None:
-    assert refusal(msgpack.packb(parts)) == (
-        f"the peer speaks protocol version 99, this task version {PROTOCOL_VERSION}: install the "
-        "same zmqtrain on every host"
-    )
+    told = refusal(msgpack.packb(parts))
+    assert "version 99" in told and f"version {PROTOCOL_VERSION}" in told
 
 
 @pytest.mark.parametrize(
-    ("replaced", "text"),
+    ("replaced", "field"),
     [
-        ({"kind": "Explode"}, "unknown message kind 'Explode'"),
-        ({"kind": "__class__"}, "unknown message kind '__class__'"),
-        ({"kind": 3}, "unknown message kind 3"),
-        ({"kind": DEEP}, "unknown message kind [[[[[[[...]]]]]]]"),
-        ({"kind": "K" * 60000}, "unknown message kind 'KKKKKKKKKKKK...KKKKKKKKKKKKK'"),
-        ({"request_id": -1}, "request id -1 or generation 1 is no count"),
-        ({"request_id": True}, "request id True or generation 1 is no count"),
-        ({"generation": -3}, "request id 7 or generation -3 is no count"),
-        ({"sender": "ps 0"}, "expected 3 fields of Sender, got 'ps 0'"),
-        ({"sender": [0, 0, 0]}, "Sender.role: expected str, got 0"),
-        ({"sender": ["ps", True, 0]}, "Sender.index: expected int, got True"),
-        ({"body": None}, "expected 3 fields of Shutdown, got None"),
-        ({"body": [1]}, "expected 3 fields of Shutdown, got [1]"),
-        ({"body": [1, "x", "", 2]}, "expected 3 fields of Shutdown, got [1, 'x', '', 2]"),
-        ({"body": [True, "x", ""]}, "Shutdown.exit_code: expected int, got True"),
-        ({"body": [1.0, "x", ""]}, "Shutdown.exit_code: expected int, got 1.0"),
-        ({"body": [DEEP, "x", ""]}, "Shutdown.exit_code: expected int, got [[[[[[[...]]]]]]]"),
-        ({"body": [1, 1, ""]}, "Shutdown.reason: expected str, got 1"),
-        (
-            {"kind": "Push", "body": [1, 0, 0, 1, "0.5", True]},
-            "Push.loss: expected float, got '0.5'",
+        *(({"kind": kind}, "kind") for kind in ("Explode", "__class__", 3, DEEP, "K" * 60000)),
+        *(({"request_id": given}, "request id") for given in (-1, True)),
+        ({"generation": -3}, "generation"),
+        ({"sender": "ps 0"}, "Sender"),
+        ({"sender": [0, 0, 0]}, "Sender.role"),
+        ({"sender": ["ps", True, 0]}, "Sender.index"),
+        *(({"body": given}, "3 fields of Shutdown") for given in (None, [1], [1, "x", "", 2])),
+        *(({"body": [given, "x", ""]}, "Shutdown.exit_code") for given in (True, 1.0, DEEP)),
+        ({"body": [1, 1, ""]}, "Shutdown.reason"),
+        *(
+            ({"kind": "Push", "body": [1, 0, 0, 1, given, True]}, "Push.loss")
+            for given in ("0.5", True)
         ),
-        (
-            {"kind": "Push", "body": [1, 0, 0, 1, True, True]},
-            "Push.loss: expected float, got True",
-        ),
-        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1]}, "Push.finite: expected bool, got 1"),
-        ({"kind": "Orders", "body": [1, 5]}, "Orders.orders: expected a list, got 5"),
+        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1]}, "Push.finite"),
+        ({"kind": "Orders", "body": [1, 5]}, "Orders.orders"),
         (
             {"kind": "Orders", "body": [1, [["apply", [0, "1"], "", 0, 0, [], False]]]},
-            "Orders.orders: Order.workers: expected int, got '1'",
+            "Orders.orders: Order.workers",
         ),
-        (
-            {"kind": "Join", "body": ["nonce", [], "host:7", "", "", 0]},
-            "Join.fingerprint: expected a map, got []",
+        *(
+            ({"kind": "Join", "body": ["nonce", given, "host:7", "", "", 0]}, "Join.fingerprint")
+            for given in ([], {b"k": "v"}, {"k": 1})
         ),
-        (
-            {"kind": "Join", "body": ["nonce", {b"k": "v"}, "host:7", "", "", 0]},
-            "Join.fingerprint: expected str as key, got b'k'",
-        ),
-        (
-            {"kind": "Join", "body": ["nonce", {"k": 1}, "host:7", "", "", 0]},
-            "Join.fingerprint: expected str, got 1",
-        ),
-        ({"kind": "Initialize", "body": [1, ""]}, "Initialize.checkpoint: expected str, got 1"),
+        ({"kind": "Initialize", "body": [1, ""]}, "Initialize.checkpoint"),
         (
             {"kind": "Heartbeat", "body": [[["a", "b", "c", 1.0, "soon"]], False, 0, []]},
-            "Heartbeat.waits: Wait.until_s: expected float, got 'soon'",
+            "Heartbeat.waits: Wait.until_s",
         ),
     ],
 )
 def test_envelope_with_a_wrong_field_is_refused_by_its_name(
-    replaced: dict[str, Any], text: str
+    replaced: dict[str, Any], field: str
 ) -> None:
-    assert refusal(header(**replaced)) == text
+    assert field in refusal(header(**replaced))
 
 
 @pytest.mark.parametrize(
-    ("tensors", "text"),
+    ("tensors", "part"),
     [
-        (None, "expected a list of at most 64 tensors"),
-        ([["|u1", [0], b""]] * (MAX_TENSORS + 1), "expected a list of at most 64 tensors"),
-        (["<f4"], "tensor entry '<f4' is not [dtype, shape, data]"),
-        ([["<f4", [1]]], "tensor entry ['<f4', [1]] is not [dtype, shape, data]"),
-        ([["<c8", [1], b""]], f"tensor dtype '<c8' is not one of {DTYPES}"),
-        ([[">f4", [1], b""]], f"tensor dtype '>f4' is not one of {DTYPES}"),
-        ([["|V8", [1], b""]], f"tensor dtype '|V8' is not one of {DTYPES}"),
-        ([[4, [1], b""]], f"tensor dtype 4 is not one of {DTYPES}"),
-        ([[["<f4"], [1], b""]], f"tensor dtype ['<f4'] is not one of {DTYPES}"),
-        ([["<f4", 1, b""]], "tensor shape 1 is not a list of at most 8"),
-        (
-            [["<f4", [1] * (MAX_DIMENSIONS + 1), b""]],
-            "tensor shape [1, 1, 1, 1, 1, 1, ...] is not a list of at most 8",
-        ),
-        ([["<f4", [-1], b""]], "tensor shape [-1] holds -1, expected whole numbers"),
-        ([["<f4", [1.0], b""]], "tensor shape [1.0] holds 1.0, expected whole numbers"),
-        ([["<f4", [True], b""]], "tensor shape [True] holds True, expected whole numbers"),
-        (
-            [["<f4", [DEEP], b""]],
-            "tensor shape [[[[[[[...]]]]]]] holds [[[[[[[...]]]]]]], expected whole numbers",
-        ),
-        (
-            [["<f4", [2**63 - 1, 2**63 - 1], b""]],
-            "tensor shape [9223372036854775807, 9223372036854775807] is larger than any message",
-        ),
-        (
-            [["<f4", [0, 2**63], b""]],
-            "tensor shape [0, 9223372036854775808] is larger than any message",
-        ),
-        ([["<f4", [1 << 30], b""]], "0 B in frames for a tensor of <f4 [1073741824]"),
-        ([["<f4", [2], b"1234567"]], "7 B in frames for a tensor of <f4 [2]"),
-        ([["<f4", [0], b"1"]], "1 B in frames for a tensor of <f4 [0]"),
-        ([["<f4", [1], 1]], "tensor data 1: 0 frames are left"),
-        ([["<f4", [1], -1]], "tensor data -1: 0 frames are left"),
-        ([["<f4", [1], True]], "tensor data True: 0 frames are left"),
-        ([["<f4", [1], DEEP]], "tensor data [[[[[[[...]]]]]]]: 0 frames are left"),
-        ([["<f4", [2000], bytes(INLINE_NBYTES + 1)]], LIMITS + "4097 exceeds max_bin_len(4096)"),
+        *((given, "list") for given in (None, [["|u1", [0], b""]] * (MAX_TENSORS + 1))),
+        *(([given], "entry") for given in ("<f4", ["<f4", [1]])),
+        *(([[given, [1], b""]], "dtype") for given in ("<c8", ">f4", "|V8", 4, ["<f4"])),
+        *(([["<f4", given, b""]], "shape") for given in (1, [1] * (MAX_DIMENSIONS + 1), [-1])),
+        *(([["<f4", [given], b""]], "whole numbers") for given in (1.0, True, DEEP)),
+        *(([["<f4", given, b""]], "larger than") for given in ([2**63 - 1] * 2, [0, 2**63])),
+        ([["<f4", [1 << 30], b""]], "0 B in frames"),
+        ([["<f4", [2], b"1234567"]], "7 B in frames"),
+        ([["<f4", [0], b"1"]], "1 B in frames"),
+        *(([["<f4", [1], given]], "0 frames are left") for given in (1, -1, True, DEEP)),
+        ([["<f4", [2000], bytes(INLINE_NBYTES + 1)]], "4097"),
     ],
 )
-def test_wrong_tensor_is_refused_before_it_is_allocated(tensors: Any, text: str) -> None:
-    assert refusal(header(tensors=tensors)) == text
+def test_wrong_tensor_is_refused_before_it_is_allocated(tensors: Any, part: str) -> None:
+    assert part in refusal(header(tensors=tensors))
 
 
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
-        ([], "tensor data 2: 0 frames are left"),
-        ([b"x" * 4], "tensor data 2: 1 frames are left"),
-        ([b"x" * 4, b"x" * 3], "7 B in frames for a tensor of <f4 [2]"),
-        ([b"x" * 4, b"x" * 4, b"x"], "1 frames more than the header describes"),
+        ([], "0 frames are left"),
+        ([b"x" * 4], "1 frames are left"),
+        ([b"x" * 4, b"x" * 3], "7 B in frames"),
+        ([b"x" * 4, b"x" * 4, b"x"], "1 frames more"),
     ],
 )
 def test_frames_other_than_the_header_describes_are_refused(frames: list[bytes], text: str) -> None:
-    assert refusal(header(tensors=[["<f4", [2], 2]]), *frames) == text
-
-
-def test_count_of_frames_that_is_a_boolean_is_refused() -> None:
-    told = header(tensors=[["|u1", [1], True]])
-    assert refusal(told, b"x") == "tensor data True: 1 frames are left"
-
-
-def test_frames_that_no_tensor_asked_for_are_refused() -> None:
-    assert refusal(header(), b"x", b"y") == "2 frames more than the header describes"
+    assert text in refusal(header(tensors=[["<f4", [2], 2]]), *frames)
 
 
 def test_frame_above_the_frame_size_is_refused() -> None:
     nbytes = FRAME_NBYTES + 1
     told = header(tensors=[["|u1", [nbytes], 1]])
-    assert refusal(told, bytes(nbytes)) == f"{nbytes} B in frames for a tensor of |u1 [{nbytes}]"
+    assert f"{nbytes} B in frames" in refusal(told, bytes(nbytes))
 
 
 def cost_of(hostile: bytes) -> int:
