@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from zmqtrain.actors.actor import Actor, Request, first_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, RefusedError
+from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
@@ -132,17 +132,6 @@ async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Wit
     assert not ps.life.done()
 
 
-async def test_refused_message_that_asked_for_no_reply_gets_none(
-    ps: Ps, client: Clients, within: Within
-) -> None:
-    peer = client(ADDRESS)
-    peer.send(Leave(""), request_id=0)
-    peer.send(Pull(), request_id=0)
-    peer.send(GetStatus(), request_id=8)
-    await peer.first(Done)
-    assert len(peer.received) == 1
-
-
 async def test_message_that_the_task_does_not_take_is_refused(
     ps: Ps, client: Clients, within: Within
 ) -> None:
@@ -211,14 +200,6 @@ async def test_bug_in_a_handler_ends_the_actor_with_it(
     assert peer.received == []
 
 
-async def test_bug_met_twice_ends_the_actor_once(ps: Ps, client: Clients, within: Within) -> None:
-    peer = client(ADDRESS)
-    for _ in range(100):
-        peer.send(Read(), request_id=1)
-    with pytest.raises(Bug):
-        await within(ps.life)
-
-
 async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
     transport: MemoryTransport, timing: Timing, run: Run, client: Clients, within: Within
 ) -> None:
@@ -275,55 +256,11 @@ async def test_failed_background_task_ends_the_actor_with_its_error(
     transport.bind(ADDRESS).close()
 
 
-async def test_failed_main_ends_the_background_tasks(
-    transport: MemoryTransport, timing: Timing, within: Within
-) -> None:
-    ended = asyncio.Event()
-    error = RefusedError("another job")
-
-    class Refused(Ps):
-        async def main(self) -> int:
-            self.listen(ADDRESS)
-            self.spawn(self.background())
-            await asyncio.sleep(0)
-            raise error
-
-        async def background(self) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
-
-    with pytest.raises(RefusedError) as caught:
-        await within(Refused(transport, timing).run())
-    assert caught.value is error
-    assert ended.is_set()
-    transport.bind(ADDRESS).close()
-
-
-async def test_cancelled_actor_closes_its_endpoints(
-    ps: Ps, within: Within, transport: MemoryTransport
-) -> None:
-    ps.life.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await within(ps.life)
-    transport.bind(ADDRESS).close()
-
-
 async def test_error_raised_on_purpose_is_what_a_group_is_about() -> None:
     purpose, bug = PeerLostError("ps 0 is gone"), Bug("follow-up")
     nested = BaseExceptionGroup("", [BaseExceptionGroup("", [bug]), ExceptionGroup("", [purpose])])
     assert first_of(nested) is purpose
     assert first_of(BaseExceptionGroup("", [bug, Bug("second")])) is bug
-
-
-async def test_background_task_needs_a_running_actor(
-    transport: MemoryTransport, timing: Timing
-) -> None:
-    coroutine: Coroutine[Any, Any, None] = fail(Bug(""))
-    with pytest.raises(RuntimeError, match="spawn is for a running actor"):
-        Ps(transport, timing).spawn(coroutine)
-    coroutine.close()
 
 
 async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
@@ -352,14 +289,6 @@ async def test_reply_brings_an_array_of_any_size(
     assert out.tobytes() == flat.tobytes()
 
 
-async def test_message_told_back_to_a_sender_reaches_its_handler(
-    ps: Ps, worker: Worker, within: Within
-) -> None:
-    worker.ps.send(PUSH)
-    (await within(ps.pushes.get())).send(Shutdown(0, "the run is over"))
-    assert await within(worker.told.get()) == Shutdown(0, "the run is over")
-
-
 async def test_push_answered_twice_harms_not_the_next_one(
     ps: Ps, worker: Worker, within: Within
 ) -> None:
@@ -377,14 +306,6 @@ async def test_push_answered_twice_harms_not_the_next_one(
     await within(worker.told.get())
     push.reply(RELEASE)
     assert (await within(second)).message == RELEASE
-
-
-async def test_message_that_the_ps_does_not_take_fails_the_request(
-    ps: Ps, worker: Worker, within: Within
-) -> None:
-    with pytest.raises(ProtocolError) as caught:
-        await within(worker.ask(Pull(), sequence=0))
-    assert str(caught.value) == "ps 0: ps 0 takes no Pull from worker 3"
 
 
 class Ending(Actor):

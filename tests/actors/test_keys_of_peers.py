@@ -194,17 +194,3 @@ async def test_request_knows_that_the_key_of_its_sender_was_revoked(ps: Ps) -> N
     assert request.is_revoked
     request.reply(Done())  # to nobody
     assert ps.transport.end.sent == []
-
-
-async def test_peer_without_a_key_is_taken_at_its_word(ps: Ps) -> None:
-    end: Any = ps.transport.end
-    end.deliver(b"routing id", encode(Envelope(PUSH, Sender("worker", 4), request_id=5)))
-    assert end.sent.pop()[1].message == Done()
-    assert not ps.taken[0].is_revoked
-
-
-async def test_everyone_who_is_turned_away_is_counted(ps: Ps) -> None:
-    end: Any = ps.transport.end
-    for _ in range(3):
-        end.failure("a peer has no key", False)
-    assert turned_away(ps) == 3

@@ -33,7 +33,6 @@ from zmqtrain.wire.messages import (
     Push,
     PushReply,
     Refusal,
-    Shutdown,
 )
 
 Worker = Any  # of conftest.py, as FakePs and Within
@@ -72,19 +71,6 @@ async def test_replies_find_their_requests_in_any_order(
     assert [(await within(task)).message.text for task in asked] == list("01234")
 
 
-async def test_wait_ends_with_its_reply_and_not_with_those_beside_it(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    requests = [worker.ps.begin(GetStatus(seen=n), reason=f"status {n}") for n in (1, 2)]
-    (first, _) = await ps.first(GetStatus, 2)
-    ps.reply(first, Done())
-    await within(requests[0].future)
-    assert [wait.reason for wait in worker.waits.snapshot()] == ["status 2"]
-    for request in requests:
-        worker.ps.end(request)
-    assert worker.waits.snapshot() == ()
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -118,15 +104,6 @@ async def test_deadline_names_the_peer_its_address_and_the_reason(
         "running, and is this its address?"
     )
     assert worker.count("rpc_timeouts") == 1
-
-
-async def test_reply_in_time_is_not_followed_by_the_deadline(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    asked = worker.ask(Leave(""), timeout_s=10)
-    ps.reply((await ps.first(Leave))[0], Done())
-    assert (await within(asked)).message == Done()
-    assert worker.count("rpc_timeouts") == 0
 
 
 @pytest.fixture
@@ -163,17 +140,6 @@ async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
     await ps.first(Heartbeat, 10)
     ps.reply(ps.of(Push)[0], RELEASE)
     assert (await within(asked)).message == RELEASE
-
-
-async def test_link_is_alive_while_its_peer_was_heard_of_lately(
-    clock: Clock, worker: Worker, ps: FakePs, within: Within
-) -> None:
-    asked = worker.ask(Leave(""))
-    ps.reply((await ps.first(Leave))[0], Done())
-    await within(asked)
-    assert worker.ps.is_alive
-    clock.tick()
-    assert not worker.ps.is_alive
 
 
 async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
@@ -227,21 +193,6 @@ async def test_heartbeat_of_the_life_before_that_is_refused_late_does_not_fence_
     ps.reply(beat, Refusal("FencedError", "worker 3 has not joined"))
     await ps.next(Heartbeat, 2)
     assert not worker.ps.fenced
-
-
-async def test_message_that_nobody_asked_for_is_handed_on(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    await ps.first(Heartbeat)
-    ps.send(Shutdown(0, "the run is over"))
-    assert await within(worker.told.get()) == Shutdown(0, "the run is over")
-
-
-async def test_what_is_told_arrives_without_a_wait(worker: Worker, ps: FakePs) -> None:
-    worker.ps.send(Leave("done"))
-    assert worker.waits.snapshot() == ()
-    (told,) = await ps.first(Leave)
-    assert (told.request_id, told.message) == (0, Leave("done"))
 
 
 async def test_bytes_that_are_no_message_are_counted_and_forgotten(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -164,24 +163,6 @@ async def test_push_of_which_something_was_lost_begins_again_with_its_first_chun
     assert worker.count("rpc_retries") == 1
 
 
-async def test_push_that_waits_for_a_lost_confirmation_begins_again_with_full_credit(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    ps.alive = None
-    worker.ps.window_nbytes = 2 * NBYTES
-    asked = worker.ask(PUSH, sequence=1, chunks=chunks(3))
-    assert await settled(ps) == [0, 1]
-    ps.alive = HeartbeatReply(received=0, answered=0)
-    await ps.first(Chunk, 4)
-    ps.alive = None
-    assert indices(ps.received)[:4] == [0, 1, 0, 1]
-    ps.reply(ps.of(Chunk)[0], ChunksReceived(2 * NBYTES))
-    (push,) = await ps.first(Push)
-    assert indices(ps.received)[-2:] == [2, -1]
-    ps.reply(push, RELEASE)
-    assert (await within(asked)).message == RELEASE
-
-
 async def test_answer_to_a_heartbeat_sent_before_the_last_chunks_proves_nothing(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
@@ -284,18 +265,6 @@ async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
     assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
 
 
-async def test_answer_that_lost_all_its_chunks_does_not_borrow_those_of_an_earlier_version(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    asked = worker.ask(PUSH, sequence=1, out=nothing(3))
-    (push,) = await ps.first(Push)
-    for chunk, tensors in chunks(3, sequence=1):
-        ps.reply(push, chunk, tensors)
-    ps.reply(push, PushReply(1, "applied", 2))
-    answer(ps, push, PushReply(1, "applied", 3), 3)
-    assert (await within(asked)).message.version == 3
-
-
 async def test_who_is_told_to_stop_gets_no_parameters(
     worker: Worker, ps: FakePs, within: Within
 ) -> None:
@@ -389,20 +358,6 @@ async def test_request_that_is_being_answered_is_not_sent_again(
     (_, again) = await ps.first(Read, 2)
     ps.reply(again, Parameters(1))
     assert (await within(asked)).message == Parameters(1)
-
-
-async def test_failure_that_nobody_awaited_ends_with_its_request(worker: Worker) -> None:
-    requests = [
-        worker.ps.begin(PUSH, reason="it has not answered push 1", sequence=1) for _ in range(2)
-    ]
-    assert len(worker.waits.snapshot()) == 2
-    worker.ps.close()
-    for request in requests:
-        worker.ps.end(request)
-    assert worker.waits.snapshot() == ()
-    assert all(request.future.done() for request in requests)
-    del request, requests
-    gc.collect()  # an exception that was never retrieved would be told now
 
 
 async def test_request_that_is_begun_without_its_message_sends_chunks_as_they_come(

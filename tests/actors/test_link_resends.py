@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from zmqtrain.actors import link as link_module
-from zmqtrain.errors import PeerLostError
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
 from zmqtrain.wire.messages import (
@@ -20,7 +19,6 @@ from zmqtrain.wire.messages import (
     Leave,
     Push,
     PushReply,
-    Refusal,
 )
 
 Worker = Any  # of conftest.py, as FakePs and Within
@@ -129,28 +127,3 @@ async def test_request_that_found_the_queue_full_is_sent_later(
     ps = start_ps()
     ps.reply((await ps.first(Leave))[0], Done())
     assert (await within(asked)).message == Done()
-
-
-async def test_second_reply_is_dropped(worker: Worker, ps: FakePs, within: Within) -> None:
-    asked = worker.ask(PUSH, sequence=1)
-    (request,) = await ps.first(Push)
-    ps.reply(request, RELEASE)
-    ps.reply(request, RELEASE)
-    await within(asked)
-    ps.reply(request, RELEASE)
-    await ps.next(Heartbeat, 2)
-    assert ps.of(Refusal) == []
-
-
-async def test_late_refusal_harms_no_other_request(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
-    first = worker.ask(Leave(""), timeout_s=0.02)
-    with pytest.raises(PeerLostError):
-        await within(first)
-    asked = worker.ask(PUSH, sequence=1)
-    await ps.first(Push)
-    ps.reply(ps.of(Leave)[0], Refusal("RefusedError", "too late"))
-    ps.reply(ps.of(Push)[0], RELEASE)
-    assert (await within(asked)).message == RELEASE
-    assert not worker.ps.fenced

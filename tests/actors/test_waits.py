@@ -36,23 +36,6 @@ def test_wait_tells_who_for_whom_why_since_when_and_until_when(clock: Clock) -> 
     )
 
 
-def test_deadline_that_has_passed_is_now(clock: Clock) -> None:
-    waits = Waits("chief 0")
-    waits.begin("ps 0", "", timeout_s=1.0)
-    clock.now += 5
-    assert waits.snapshot()[0].until_s == 0.0
-
-
-def test_ended_wait_is_gone_and_may_end_again(clock: Clock) -> None:
-    waits = Waits("chief 0")
-    first, second = waits.begin("ps 0", "first"), waits.begin("ps 0", "second")
-    waits.end(first)
-    waits.end(first)
-    assert [wait.reason for wait in waits.snapshot()] == ["second"]
-    waits.end(second)
-    assert waits.snapshot() == ()
-
-
 def test_wait_lasts_as_long_as_its_block_even_if_that_fails(clock: Clock) -> None:
     waits = Waits("chief 0")
     with pytest.raises(ValueError), waits.on("ps 0", "the manifest"):

@@ -23,15 +23,6 @@ def numbered(count: int) -> list[list[Buffer]]:
     return [[b"%d" % number] for number in range(count)]
 
 
-async def test_messages_of_one_peer_arrive_in_order(lane: Lane) -> None:
-    listener, inbox = lane.listen()
-    peer, _ = lane.peer(listener.address)
-    for message in numbered(300):
-        await lane.send(peer, message)
-    assert await inbox.first(300) == numbered(300)
-    assert len(set(inbox.peers)) == 1
-
-
 async def test_every_one_of_many_peers_keeps_its_order(lane: Lane) -> None:
     listener, inbox = lane.listen()
     peers = [lane.peer(listener.address)[0] for _ in range(20)]
@@ -56,17 +47,6 @@ async def test_reply_reaches_the_peer_that_asked(lane: Lane) -> None:
     for name, (_, inbox) in enumerate(peers):
         expected = [[b"to", b"%d" % name, b"%d" % number] for number in range(5)]
         assert await inbox.first(5) == expected
-
-
-async def test_listener_sends_without_being_asked(lane: Lane) -> None:
-    listener, inbox = lane.listen()
-    peer, answers = lane.peer(listener.address)
-    peer.send([b"hello"])
-    await inbox.first(1)
-    for message in numbered(30):
-        listener.send(message, inbox.peers[0])
-    assert await answers.first(30) == numbered(30)
-    assert set(answers.peers) == {b""}
 
 
 async def test_long_exchange_never_stalls(lane: Lane) -> None:
@@ -98,25 +78,6 @@ async def test_large_message_of_many_frames_arrives_whole(lane: Lane) -> None:
     assert await inbox.first(1) == [[bytes(frame) for frame in frames]]
     listener.send(frames, inbox.peers[0])
     assert await answers.first(1) == [[bytes(frame) for frame in frames]]
-
-
-async def test_frames_stay_valid_while_referenced(lane: Lane) -> None:
-    kept: list[list[Buffer]] = []
-    done = asyncio.Event()
-
-    def on_message(_: RoutingId, frames: list[Buffer]) -> None:
-        kept.append(frames)
-        if len(kept) == 40:
-            done.set()
-
-    listener = lane.bind()
-    listener.start(on_message)
-    peer, _ = lane.peer(listener.address)
-    for number in range(40):
-        await lane.send(peer, [b"header", bytes([number]) * 100_000])
-    async with asyncio.timeout(10):
-        await done.wait()
-    assert [bytes(frames[1]) for frames in kept] == [bytes([n]) * 100_000 for n in range(40)]
 
 
 @pytest.mark.parametrize("is_listened", [True, False])
@@ -382,15 +343,6 @@ async def test_burst_leaves_turns_to_the_loops_other_work(lane: Lane) -> None:
             await asyncio.sleep(0)
             handled_at_turn.append(handled)
     assert max(after - before for before, after in pairwise(handled_at_turn)) <= 100
-
-
-async def test_closing_twice_is_closing(lane: Lane) -> None:
-    listener, _ = lane.listen()
-    peer, _ = lane.peer(listener.address)
-    for endpoint in (listener, peer):
-        endpoint.close()
-        endpoint.close()
-    lane.transport.close()
 
 
 async def test_closed_transport_has_closed_its_endpoints(lane: Lane) -> None:

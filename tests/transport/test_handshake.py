@@ -105,28 +105,6 @@ async def test_end_that_only_takes_its_time_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "theirs", "text", "is_final"),
-    [
-        (NULL, CURVE, "it takes encrypted connections only", True),
-        (CURVE, NULL, "it has no keys and takes open connections only", True),
-        (CURVE, CURVE, "its key is not the one that our registry has for it", True),
-        (NULL, "", "what answers there does not speak as a ps does", True),
-        (CURVE, "PLAIN", "what answers there does not speak as a ps does", True),
-        (NULL, NULL, "it closes every connection immediately", False),
-        (CURVE, None, "it closes every connection immediately", False),
-    ],
-)
-async def test_reason_is_what_the_other_end_speaks(
-    watched: Callable[..., Watched], mechanism: str, theirs: str, text: str, is_final: bool
-) -> None:
-    seen = watched(mechanism, theirs)
-    await seen.see(BREAK_OFF * 3)
-    ((told, final),) = seen.told
-    assert told.startswith(text)
-    assert final is is_final
-
-
-@pytest.mark.parametrize(
     ("before", "later_s", "final"),
     [([], 0.0, False), ([], 61.0, True), ([OK, ENDED], 0.0, True)],
     ids=["at first", "for longer than a predecessor lives", "after the right one"],
@@ -139,22 +117,6 @@ async def test_other_key_may_be_that_of_a_predecessor_for_a_while(
     seen.now_s += later_s
     await seen.see(BREAK_OFF * 3)
     assert [is_final for _, is_final in seen.told] == [bool(before), final]
-
-
-async def test_denied_key_needs_no_looking(watched: Callable[..., Watched]) -> None:
-    seen = watched()
-    await seen.see([DENIED, ENDED])
-    ((text, is_final),) = seen.told
-    assert text.startswith("it does not admit the key of worker 3")
-    assert is_final
-    assert seen.asked == 0
-
-
-async def test_closed_watch_tells_nothing_more(watched: Callable[..., Watched]) -> None:
-    seen = watched()
-    seen.watch.close()
-    await seen.see([DENIED, *BREAK_OFF * 3])
-    assert seen.told == []
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)

@@ -16,7 +16,6 @@ import pytest
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
-from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
@@ -147,22 +146,6 @@ async def test_wake_up_swallowed_by_a_send_is_made_good_by_it(
             await tcp.send(peer, [b"hello"])
             await asyncio.sleep(0.001)
     assert inbox.messages[0] == [b"hello"]
-
-
-async def test_full_queue_is_said_to_be_full(tcp: Lane) -> None:
-    address = tcp.unused()
-    transport = ZmqTransport(linger_ms=0)
-    peer = transport.connect(address)
-    with pytest.raises(UnreachableError, match=re.escape(f"the queue to {address} is full")):
-        for _ in range(1000):
-            peer.send([b"hello"])
-    transport.close()
-
-
-async def test_messages_that_nobody_takes_do_not_keep_the_process(tcp: Lane) -> None:
-    transport = ZmqTransport(linger_ms=20)
-    transport.connect(tcp.unused()).send([b"hello"])
-    transport.close()
 
 
 def test_messages_that_are_discarded_do_not_keep_the_process(tcp: Lane) -> None:

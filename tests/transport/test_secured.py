@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import zmq
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import authenticator, handshake, router_dealer
 from zmqtrain.transport.base import UnreachableError
-from zmqtrain.transport.by_address import TransportByAddress
 from zmqtrain.transport.curve import secure_peer
 from zmqtrain.transport.keys import Owner, Pair, add_keys, allowed_key, read_secret, revoke_key
 from zmqtrain.transport.registry import KnownPeer
@@ -53,14 +51,6 @@ async def test_holder_of_an_allowed_key_gets_in_and_is_known_by_it(keyed: Keyed)
         assert (name.key.owner, name.key.allowed) == (owner, True)
         assert peer_troubles.told == []
     assert troubles.told == []
-
-
-async def test_large_frames_come_through_encryption_as_they_are(keyed: Keyed) -> None:
-    listener, inbox, _ = keyed.listen()
-    peer, _, _ = keyed.peer(listener.address, WORKER)
-    frames = [b"header", bytes(range(256)) * 4096, b"", b"x" * 70_000]
-    peer.send(frames)
-    assert await inbox.first(1) == [frames]
 
 
 async def test_unknown_key_is_refused_and_both_ends_say_so(keyed: Keyed) -> None:
@@ -304,26 +294,6 @@ async def test_listening_beyond_this_host_without_keys_is_refused_with_the_remed
         assert remedy in text
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://ps-0.example:2222", "tcp://[2001:db8::1]:1"])
-async def test_connecting_beyond_this_host_without_keys_is_refused(endpoint: str) -> None:
-    transport = ZmqTransport()
-    with pytest.raises(ConfigError, match=r"beyond this host, without keys.*--insecure"):
-        transport.connect(endpoint)
-    transport.close()
-
-
-@pytest.mark.parametrize("security", [Security(insecure=True), None])
-async def test_insecure_and_local_addresses_need_no_keys(
-    security: Security | None,
-) -> None:
-    address = "tcp://0.0.0.0:0" if security is not None else "tcp://127.0.0.1:0"
-    transport = ZmqTransport(security)
-    transport.bind(address)
-    if security is not None:
-        transport.connect("tcp://192.0.2.1:1")
-    transport.close()
-
-
 @pytest.mark.parametrize(
     ("endpoint", "local"),
     [
@@ -353,20 +323,6 @@ async def test_keys_that_are_not_there_leave_nothing_open(keyed: Keyed) -> None:
             keyed.transport(security).bind("tcp://127.0.0.1:0")
     with pytest.raises(ConfigError, match="not known whose key is expected"):
         keyed.peer("tcp://127.0.0.1:9", WORKER)
-
-
-async def test_unix_sockets_need_no_keys(keyed: Keyed) -> None:
-    with tempfile.TemporaryDirectory() as short:
-        transport = TransportByAddress(Security(PS, keyed.directory.with_name("none")))
-        listener = transport.bind(f"ipc://{short}/s")
-        got: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        listener.start(lambda peer, frames: got.set_result((peer, frames)))
-        transport.connect(f"ipc://{short}/s").send([b"hello"])
-        async with asyncio.timeout(LIMIT_S):
-            peer, frames = await got
-        assert frames == [b"hello"]
-        assert type(peer) is bytes
-        transport.close()
 
 
 async def test_taken_address_closes_what_guards_it(keyed: Keyed) -> None:

@@ -8,8 +8,6 @@ import resource
 import socket
 import stat
 import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import pytest
 import uvloop
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.base import COPIED_NBYTES, UnreachableError
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, Incoming, heading
 from zmqtrain.transport.unix import UnixTransport
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
@@ -173,22 +170,6 @@ def unix_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("u")
 
 
-async def test_peer_that_reads_nothing_is_full_at_last_and_gets_everything_later(
-    unix: Lane,
-) -> None:
-    listener, inbox = unix.listen()
-    peer = unix.connect(listener.address)
-    peer.send([b"hello"])
-    await inbox.first(1)
-    sent = 0
-    with pytest.raises(UnreachableError):
-        while True:
-            listener.send([b"%d" % sent, bytes(COPIED_NBYTES + 1)], inbox.peers[0])
-            sent += 1
-    received = await unix.start(peer).first(sent)
-    assert [message[0] for message in received] == [b"%d" % number for number in range(sent)]
-
-
 async def test_closing_the_transport_sends_what_is_still_to_be_sent(unix: Lane) -> None:
     address = unix.unused()
     with socket.socket(socket.AF_UNIX) as slow:
@@ -295,18 +276,6 @@ async def test_reason_why_it_cannot_connect_is_told(unix: Lane, troubles: Any) -
     assert not is_final
 
 
-def test_unix_sockets_alone_start_no_zeromq(tmp_path: Path) -> None:
-    program = """
-import sys
-from zmqtrain.transport.by_address import TransportByAddress
-transport = TransportByAddress()
-transport.connect("unix:///tmp/nobody-listens-here").send([b"hello"])
-transport.close()
-sys.exit("zmq" in sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
 def test_stream_cut_anywhere_gives_the_same_messages() -> None:
     messages: list[list[Buffer]] = [[b"a"], [b"", b"bc", b""], [bytes(300)], [b""]]
     stream = b"".join(heading(message) + b"".join(message) for message in messages)
@@ -324,13 +293,3 @@ def test_stream_cut_anywhere_gives_the_same_messages() -> None:
             while (message := incoming.next()) is not None:
                 found.append([bytes(frame) for frame in message])
         assert found == messages, size
-
-
-async def test_many_small_messages_wait_for_a_peer_that_is_busy(unix: Lane) -> None:
-    """So a window of compressed chunks, hundreds of them, is sent in one go."""
-    listener, inbox = unix.listen()
-    peer, _ = unix.peer(listener.address)
-    for number in range(2000):
-        peer.send([b"%d" % number, bytes(4000)])
-    received = await inbox.first(2000)
-    assert [message[0] for message in received] == [b"%d" % number for number in range(2000)]
