@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zmqtrain.errors import ConfigError, DataError, PeerLostError
+from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.user_code import described, place_of, user_code
 
 HERE = rf"{re.escape(__file__)}, line \d+"
@@ -46,13 +46,6 @@ def test_details_are_asked_for_only_when_something_failed() -> None:
         user_code("take()", "data", details=details),
     ):
         fail(ValueError("no"))
-
-
-def test_own_error_passes_as_it_is() -> None:
-    error = PeerLostError("ps 0 is gone")
-    with pytest.raises(PeerLostError) as raised, user_code("load()", "data"):
-        fail(error)
-    assert raised.value is error
 
 
 def test_traceback_is_kept_for_those_who_ask(caplog: pytest.LogCaptureFixture) -> None:

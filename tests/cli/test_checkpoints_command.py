@@ -14,7 +14,6 @@ import zmqtrain
 from tests.exchanges.test_state import SCALE, Normalised, make_job
 from zmqtrain.cli.main import main
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.store.weights import read
 
 KINDS = [
@@ -36,17 +35,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return logdir, summary
 
 
-def test_weights_are_whole_and_in_their_own_dtypes(trained: Any) -> None:
-    logdir, summary = trained
-    weights = zmqtrain.load(logdir)
-    found = [(n, list(v.shape), v.dtype.name) for n, v in weights.items()]
-    assert found == [kind[:3] for kind in KINDS]
-    assert weights["count"] == 2**40 + 6
-    np.testing.assert_array_equal(weights["scale"], SCALE)
-    assert parameters_sha256(weights) == summary.parameters_sha256
-    assert zmqtrain.load(logdir, step=3)["count"] == 2**40 + 3
-
-
 def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: Path) -> None:
     turned = np.arange(6.0).reshape(2, 3).T
 
@@ -56,22 +44,6 @@ def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: P
 
     zmqtrain.run(make_job(Turned(), logdir=str(tmp_path)))
     np.testing.assert_array_equal(zmqtrain.load(tmp_path)["turned"], turned)
-
-
-def test_initial_values_beside_what_is_no_array_leave_the_error_to_the_model() -> None:
-    class Listed(Normalised):
-        def state(self, seed: int) -> dict[str, Any]:
-            return {"mean": [0.0, 0.0, 0.0]}
-
-    with pytest.raises(ConfigError, match="'mean' in state"):
-        zmqtrain.run(make_job(Listed(), initial={"mean": np.ones(3)}, initial_strict=False))
-
-
-def test_average_leaves_state_as_it_is(trained: Any) -> None:
-    logdir, _ = trained
-    plain, average = zmqtrain.load(logdir), zmqtrain.load(logdir, average=True)
-    same = {name for name in plain if np.array_equal(plain[name], average[name])}
-    assert same == plain.keys() - {"w"}
 
 
 def test_resumed_job_goes_on_with_its_state_on_any_number_of_ps(

@@ -85,19 +85,6 @@ def test_number_that_is_not_finite_is_refused(
     assert f"{text!r} is not a finite number" in capsys.readouterr().err
 
 
-def test_options_that_are_numbers_are_all_known() -> None:
-    """None of them takes what is not finite."""
-    context = click.Context(cli)
-    commands = {name: cli.get_command(context, name) for name in COMMANDS}
-    options = {
-        f"{name} {option.opts[0]}"
-        for name, command in commands.items()
-        for option in (command.params if command else ())
-        if isinstance(option.type, click.types.FloatParamType)
-    }
-    assert options == {option.replace(" x ", " ") for option in NUMBERS}
-
-
 def command_that(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     @click.command("fail")
     def fail() -> None:
@@ -120,8 +107,3 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     command_that(monkeypatch, ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError, match="a bug"):
         main(["fail"])
-
-
-def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    command_that(monkeypatch, KeyboardInterrupt())
-    assert main(["fail"]) == ExitCode.INTERRUPTED

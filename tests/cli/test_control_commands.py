@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,27 +35,6 @@ def test_wrong_spec_is_refused_before_anyone_is_asked(
     assert ps.asked == []
 
 
-def test_plug_in_of_the_working_directory_is_found(
-    ps: Any,
-    training: Status,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "plugged.py").write_text(
-        "from zmqtrain.policies.hogwild import Hogwild\n\n\n"
-        "def make(options):\n    return Hogwild()\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    ps.replies = {
-        GetStatus: [training, replace(training, policy="hogwild")],
-        SwitchPolicy: [Done("hogwild")],
-    }
-    assert main(["policy", "plugged:make"]) == ExitCode.OK
-    assert ps.questions(SwitchPolicy) == [SwitchPolicy("plugged:make")]
-
-
 def test_barrier_that_is_not_reached_names_who_computes(
     ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,14 +63,6 @@ def test_job_that_ended_before_the_barrier_kept_its_policy(
         "error: the policy is still sync-replicas: the job ended before the barrier "
         "(step 3000 of 3000 is done)\n"
     )
-
-
-def test_refusal_of_a_switch_is_told(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies = {GetStatus: [training], SwitchPolicy: [RefusedError("ps 0: not begun")]}
-    assert main(["policy", "hogwild"]) == ExitCode.REFUSED
-    assert capsys.readouterr().err == "error: ps 0: not begun\n"
 
 
 def test_save_prints_nothing_but_the_path(

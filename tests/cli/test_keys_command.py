@@ -138,14 +138,6 @@ def test_wrong_usage_is_told_and_changes_nothing(
     assert owners(directory) == ["ps 0"]
 
 
-@pytest.mark.parametrize("arguments", [["new"], ["add"], ["revoke"], ["list"]], ids=" ".join)
-def test_help_of_every_command_teaches_by_example(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["keys", *arguments, "--help"]) == 0
-    assert f"Examples:\n    zmqtrain keys {arguments[0]} " in capsys.readouterr().out
-
-
 def test_question_is_asked_with_the_key_of_the_first_client(
     directory: str, ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch
 ) -> None:

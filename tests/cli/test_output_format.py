@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.cli.output import cell, data_size, duration, rate, show, show_json, table, text_of
+from zmqtrain.cli.output import cell, data_size, duration, show_json, table, text_of
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,12 @@ def test_duration_has_the_units_that_matter(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (16384, "16.4 kB"),
-        (999_960, "1.0 MB"),
-        (13_000_000, "13.0 MB"),
-        (2.5e9, "2.5 GB"),
-        (3e12, "3.0 TB"),
-    ],
-)
-def test_data_size_has_the_unit_that_fits(nbytes: float, text: str) -> None:
-    assert data_size(nbytes) == text
-
-
 @given(st.integers(0, 10**14))
 def test_data_size_is_right_to_its_last_digit(nbytes: int) -> None:
     number, unit = data_size(nbytes).split()
     factor = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
     assert float(number) < 1000 or unit == "TB"
     assert abs(float(number) * factor - nbytes) <= 0.0501 * factor
-
-
-@pytest.mark.parametrize(("per_second", "text"), [(1921.4, "1921"), (0.345, "0.34"), (9.5, "9.50")])
-def test_slow_rate_keeps_decimals(per_second: float, text: str) -> None:
-    assert rate(per_second) == text
 
 
 def test_table_is_aligned_and_has_no_blanks_at_its_line_ends() -> None:
@@ -75,13 +53,6 @@ def test_table_is_aligned_and_has_no_blanks_at_its_line_ends() -> None:
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")), min_size=1))
 def test_what_a_peer_wrote_is_shown_as_it_is(text: str) -> None:
     assert text_of(cell(text), width=10_000) == f"{text}\n"
-
-
-def test_piped_table_keeps_a_row_on_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = table("reason")
-    rows.add_row(cell("word " * 40))
-    show(rows)
-    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)

@@ -58,14 +58,6 @@ def test_view_shows_rows_in_the_order_of_variables_and_totals() -> None:
     ]
 
 
-def test_view_names_the_ps_that_hold_nothing() -> None:
-    placement = placement_of({"w": (4,)}, 3, 0)
-    assert text_of(placement_view(placement)).splitlines()[-1] == (
-        "16 B of parameters; the largest part is 3.00 times the mean; ps 1, ps 2 hold nothing: use "
-        "fewer ps, or a smaller --partition-nbytes"
-    )
-
-
 @given(
     st.dictionaries(
         st.text("abc", min_size=1, max_size=3),
@@ -110,37 +102,9 @@ def test_job_is_placed_by_its_file_and_the_options(
     ]
 
 
-def test_shards_on_a_gpu_are_shown_there(job: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["placement", job, "--ps-device", "gpu", "--json"]) == ExitCode.OK
-    slices = json.loads(capsys.readouterr().out)["slices"]
-    assert {each["device"] for each in slices} == {"gpu"}
-
-
 def test_variable_decides_as_it_does_for_the_tasks(
     job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_PLACEMENT", "round-robin")
     assert main(["placement", job, "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["placement"] == "round-robin"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--placement", "random"], "'--placement' (env var: 'ZMQTRAIN_PLACEMENT'): 'random'"),
-        (
-            ["--partition-nbytes", "-1"],
-            "'--partition-nbytes' (env var: 'ZMQTRAIN_PARTITION_NBYTES'): '-1'",
-        ),
-    ],
-)
-def test_wrong_option_is_told(
-    job: str, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["placement", job, *arguments]) == ExitCode.USAGE
-    assert complaint in capsys.readouterr().err
-
-
-def test_missing_job_file_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["placement", "nowhere.py"]) == ExitCode.USAGE
-    assert "error: job file nowhere.py does not exist" in capsys.readouterr().err

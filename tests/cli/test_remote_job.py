@@ -12,10 +12,10 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError
+from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
-from zmqtrain.wire.messages import Done, GetStatus, Status
+from zmqtrain.wire.messages import GetStatus
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")
@@ -65,15 +65,6 @@ def test_job_is_asked_with_a_clients_key_else_with_that_of_a_task(
     assert find_job({"ps": "b:1", "keys": str(tmp_path)}).security.owner == asks
 
 
-def test_job_of_this_host_has_its_name_even_if_its_address_is_given(
-    jobs: list[RunningJob],
-) -> None:
-    jobs += [DIGITS, LINE]
-    assert find_job({"ps": "127.0.0.1:2222"}).name == "digits.py"
-    assert find_job({"ps": "ipc:///tmp/ps-0"}).name == "line.py"
-    assert find_job({"ps": "127.0.0.1:2223"}).name == ""
-
-
 def test_no_job_is_told_with_what_to_give(
     jobs: list[RunningJob], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,17 +87,6 @@ def test_several_jobs_are_listed_as_they_can_be_given(
     )
 
 
-def test_variable_names_the_job_as_the_flag_does(
-    ps: Any, training: Status, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ps.replies[GetStatus] = [training]
-    monkeypatch.setenv("ZMQTRAIN_PS", "2")
-    monkeypatch.setenv("ZMQTRAIN_BASE_PORT", "3000")
-    assert main(["why"]) == ExitCode.OK
-    assert main(["why", "--ps", "b:1"]) == ExitCode.OK
-    assert [address for address, _, _ in ps.asked] == ["127.0.0.1:3000", "b:1"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "document", "told"),
     [
@@ -127,13 +107,6 @@ def test_wrong_address_is_refused_with_its_source(
     err = capsys.readouterr().err
     for text in told:
         assert text in err
-
-
-def test_timeout_is_that_of_the_flag(ps: Any, training: Status) -> None:
-    ps.replies[GetStatus] = [training]
-    assert main(["why", "--timeout-s", "0.5"]) == ExitCode.OK
-    assert main(["why"]) == ExitCode.OK
-    assert [timeout_s for _, _, timeout_s in ps.asked] == [0.5, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -161,12 +134,6 @@ def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
     )
 
 
-def test_reply_of_another_kind_is_refused(ps: Any) -> None:
-    ps.replies[GetStatus] = [Done("what?")]
-    with pytest.raises(ProtocolError, match="answered GetStatus"):
-        RemoteJob("127.0.0.1:2222", "").status()
-
-
 def test_job_has_ended_once_its_chief_is_gone(jobs: list[RunningJob]) -> None:
     jobs.append(DIGITS)
     near, far = find_job({}), find_job({"ps": "far:2222"})
@@ -174,8 +141,3 @@ def test_job_has_ended_once_its_chief_is_gone(jobs: list[RunningJob]) -> None:
     jobs.clear()
     assert near.has_ended()
     assert not far.has_ended()  # it was never seen here
-
-
-def test_silence_raises_what_the_client_raises(ps: Any) -> None:
-    with pytest.raises(PeerLostError):
-        RemoteJob("127.0.0.1:2222", "").status()

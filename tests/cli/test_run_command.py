@@ -66,14 +66,6 @@ def test_news_of_a_run_appear_above_its_live_view(
     assert handler.stream is before
 
 
-def test_lane_that_processes_cannot_have_is_refused(
-    started: Mock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", JOB, "--lane", "memory"]) == ExitCode.USAGE
-    assert "--lane (or ZMQTRAIN_LANE) is memory, but the tasks of" in capsys.readouterr().err
-    started.assert_not_called()
-
-
 def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
     nan = float("nan")
     begun = replace(training, loss=nan, pushes=dict.fromkeys(training.pushes, 0))
@@ -101,11 +93,6 @@ def test_view_leaves_out_what_a_narrow_terminal_has_no_room_for(
     assert ("staleness" in lines[1]) == (width >= 80)
     assert ("dropped" in lines[1]) == (width >= 120)
     assert lines[2].split()[:2] == ["task", "state"]
-
-
-def test_loss_of_a_worker_without_a_push_is_not_told(training: Status) -> None:
-    workers = tuple(replace(task, step=0, loss=0.0) for task in training.tasks)
-    assert "0.0000" not in text_of(run.view(replace(training, tasks=workers)))
 
 
 def test_terminal_that_cannot_move_its_cursor_gets_lines(

@@ -46,28 +46,6 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "last"),
-    [(40, "behind"), (50, "loss"), (70, "silent"), (80, "joined"), (88, "lane"), (97, "process")],
-)
-def test_narrow_terminal_hides_the_last_columns_and_folds_none(
-    training: Status, width: int, last: str
-) -> None:
-    table = text_of(status_view(training, "digits.py"), width).splitlines()[-6:]
-    assert table[0].startswith("task ")
-    assert table[0].endswith(f" {last}")
-    assert [row[:8].strip() for row in table[1:]] == [task.task for task in training.tasks]
-
-
-def test_pipe_gets_every_column(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training]
-    assert main(["status"]) == ExitCode.OK
-    rows = capsys.readouterr().out.splitlines()[-5:]
-    assert [row.split()[-2:] for row in rows] == [["host:100", "127.0.0.1:9410"]] * 5
-
-
-@pytest.mark.parametrize(
     ("lanes", "shown"),
     [("", "-"), ("tcp", "tcp"), ("shm,shm,shm", "shm"), ("shm,tcp,tcp", "shm,tcp,tcp")],
 )
@@ -92,12 +70,6 @@ def test_state_says_where_the_job_is(training: Status, change: dict[str, Any], s
     assert line(replace(training, **change), "state") == f"  state      {state}"
 
 
-def test_policy_that_is_about_to_change_is_told(training: Status) -> None:
-    assert line(replace(training, switching="hogwild"), "policy").endswith(
-        "sync-replicas, changes to hogwild at the next barrier"
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "progress"),
     [
@@ -112,20 +84,12 @@ def test_remaining_time_is_told_only_if_there_is_one(
     assert line(replace(training, **change), "step") == f"  step       {progress}"
 
 
-def test_loss_before_the_first_push_is_a_dash(training: Status) -> None:
-    assert line(replace(training, loss=float("nan")), "loss").endswith("- at the last push")
-
-
 def test_worker_that_left_neither_lags_nor_leads(training: Status) -> None:
     *others, first, second = training.tasks
     gone = replace(first, state="left", step=9000)
     status = replace(training, tasks=(*others, gone, second))
     assert line(status, "worker 0").split()[2:5] == ["left", "9000", "-"]
     assert line(status, "worker 1").split()[2:5] == ["computing", "1195", "0"]
-
-
-def test_job_without_tasks_has_a_status(training: Status) -> None:
-    assert lines(replace(training, tasks=()))[-1].startswith("task ")
 
 
 def test_json_is_every_field_of_the_status(

@@ -68,12 +68,6 @@ def test_view_fits_eighty_columns(training: Status) -> None:
     ]
 
 
-@pytest.mark.parametrize(("width", "last"), [(40, "steps/s"), (60, "silent"), (80, "restarts")])
-def test_narrow_terminal_hides_the_last_columns(training: Status, width: int, last: str) -> None:
-    heading = next(text for text in lines(watched(training), width) if text.startswith("task "))
-    assert heading.endswith(last)
-
-
 def test_low_terminal_shows_the_tasks_that_others_may_wait_for(training: Status) -> None:
     gone = task("worker 2", "left", 7)
     seen = watched(replace(training, tasks=(*training.tasks, gone)))
@@ -84,13 +78,6 @@ def test_low_terminal_shows_the_tasks_that_others_may_wait_for(training: Status)
         ["worker", "1"],
     ]
     assert shown[begin + 3] == "and 4 tasks more"
-
-
-def test_last_answer_stays_while_ps_0_is_away(training: Status) -> None:
-    seen = watched(training, None, None)
-    assert "ps 0 has not answered for 4.0 s" in lines(seen)
-    assert seen.take(training, 6.0) == ["ps 0 answers again"]
-    assert not any("has not answered for" in text for text in lines(seen))
 
 
 @pytest.mark.parametrize(
@@ -208,11 +195,3 @@ def test_many_events_are_one_status_a_second_and_few_questions(
     shown = [json.loads(text)["event"] for text in capsys.readouterr().out.splitlines()]
     assert shown == [3, 9, 3]
     assert len(ps.asked) == 10
-
-
-def test_ctrl_c_ends_it_quietly(
-    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ps.replies[GetStatus] = [training, KeyboardInterrupt()]
-    assert main(["top"]) == ExitCode.OK
-    assert capsys.readouterr().err == ""

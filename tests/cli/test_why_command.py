@@ -28,27 +28,9 @@ def test_waits_are_told_the_longest_first_without_those_in_passing(training: Sta
     ]
 
 
-def test_all_waits_are_told_if_asked_for(training: Status) -> None:
-    assert told(training, show_all=True)[3:] == [
-        "chief 0   ps 0       100 ms  while it lives  it has not reported the status"
-    ]
-
-
-def test_nobody_waits_if_so(training: Status) -> None:
-    assert told(replace(training, waits=())) == ["no task waits"]
-
-
 def test_job_that_no_worker_has_joined_is_told(training: Status) -> None:
     tasks = tuple(task for task in training.tasks if task.role != "worker")
     assert "no worker has joined" in told(replace(training, tasks=tasks, waits=()))[0]
-
-
-def test_waits_in_passing_do_not_count_as_waiting(training: Status) -> None:
-    wait = Wait("worker 0", "ps 0", "it has not answered push 7", 0.002)
-    assert told(replace(training, waits=(wait, wait))) == [
-        "no task waits",
-        "2 waits shorter than 500 ms hidden; use --all",
-    ]
 
 
 def test_before_the_job_begins_the_shortest_wait_is_told(training: Status) -> None:
@@ -88,11 +70,6 @@ def test_what_ends_or_changes_the_job_is_told_first(
     training: Status, change: dict[str, Any], news: str
 ) -> None:
     assert told(replace(training, waits=(), **change)) == [news, "no task waits"]
-
-
-def test_reason_with_brackets_is_told_as_it_is(training: Status) -> None:
-    wait = Wait("worker 0", "ps 0", "w has shape [3, 4] [bold]", 1.0)
-    assert told(replace(training, waits=(wait,)))[1].endswith("w has shape [3, 4] [bold]")
 
 
 def test_json_has_every_wait_and_the_absent_tasks(

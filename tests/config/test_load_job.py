@@ -160,11 +160,6 @@ def test_job_that_cannot_be_loaded_is_a_config_error(
     assert str(raised.value) == sentence.replace("HOME", str(home))
 
 
-def test_loading_a_file_twice_gives_equal_jobs(home: Path) -> None:
-    there, here = (load_job("named.py").fingerprint(1) for _ in range(2))
-    assert fingerprint_difference(there, here) == ""
-
-
 def test_job_of_other_code_has_another_fingerprint(home: Path) -> None:
     there = load_job("named.py")
     (home / "named.py").write_text(FILES["named.py"].replace("SGD(0.1)", "SGD(0.2 / 2)"))

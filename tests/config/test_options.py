@@ -17,7 +17,6 @@ from zmqtrain.config.options import (
     names_of,
     option_of,
     options_of,
-    text_of,
     values_of,
     variable_of,
 )
@@ -46,13 +45,6 @@ def invoke(
         click.echo(repr(values_of(model, flags)))
 
     return CliRunner().invoke(show, list(arguments), env=environ, terminal_width=200)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(True, "true"), (7, "7"), (("gpu:0", "gpu:1"), "gpu:0,gpu:1"), ((), "")]
-)
-def test_text_of_a_value(value: object, text: str) -> None:
-    assert text_of(value) == text
 
 
 def test_list_of_options_is_known() -> None:
@@ -130,10 +122,6 @@ def test_numbers_are_finite(model: type[BaseModel], text: str) -> None:
     assert names
     for name in names:
         assert "expected a finite number" in invoke(model, flag_of(name), text).output
-
-
-def test_mistyped_flag_is_answered_with_a_similar_one() -> None:
-    assert "--batch-size" in invoke(Job, "--batchsize", "3").output
 
 
 class Base(BaseModel):

@@ -41,15 +41,6 @@ def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> No
     assert running_jobs() == [of_ps]
 
 
-def test_job_is_one_however_its_tasks_were_given_its_address(directory: Path) -> None:
-    directory.mkdir()
-    parent = os.getppid()
-    of_ps = RunningJob(parent, "./job.py", ("127.0.0.1:2222", "b:1"), "ps 0")
-    (directory / f"{parent}.json").write_text(json.dumps(asdict(of_ps)))
-    with published("job.py", ("localhost:2222", "c:1"), "chief 0"):
-        assert [job.task for job in running_jobs()] == ["chief 0"]
-
-
 def test_no_directory_for_small_files_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -179,8 +179,3 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: 
     with pytest.raises(ConfigError) as caught:
         with_exchange(cluster, job(exchange="board", **fields), **flags)
     assert told in str(caught.value)
-
-
-def test_exchange_is_direct_where_the_job_says_so_or_has_a_ps() -> None:
-    assert with_exchange(HOSTED, job(exchange="direct")) == HOSTED
-    assert with_exchange(ONE_PS, job(policy="sync-replicas")) == ONE_PS

@@ -14,7 +14,6 @@ import zmqtrain
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.resolvers import honcho
 from zmqtrain.config.task import TaskConfig, load_task
-from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.keys import Owner
 
@@ -81,11 +80,6 @@ def test_worker_may_join_a_job_that_began_with_fewer() -> None:
     assert (config.task, config.workers) == (Task(Role.WORKER, 4), 3)
 
 
-def test_chief_of_an_engine_is_chief_0_whatever_its_process_is_called() -> None:
-    environ = {"SLURM_PROCID": "2", "JOB_COMPLETION_INDEX": "1"}
-    assert load(Role.CHIEF, environ=environ).task == Task(Role.CHIEF, 0)
-
-
 @pytest.mark.parametrize(
     ("flags", "environ", "cluster"),
     [
@@ -139,16 +133,6 @@ def test_without_a_chief_under_honcho_worker_0_hosts_it(
     counts: dict[str, int], chief: bool
 ) -> None:
     assert load(environ=HONCHO, counts=counts).cluster.chief is chief
-
-
-def test_ps_elsewhere_leaves_room_for_a_chief_elsewhere() -> None:
-    config = load(flags={"ps": "h:1"}, environ=HONCHO, counts={"worker": 4})
-    assert config.cluster == Cluster(("h:1",), workers=4, chief=True)
-
-
-def test_honcho_is_not_asked_when_nothing_is_left_to_ask() -> None:
-    config = load(flags={"ps": "h:1", "workers": "4"}, environ=HONCHO, counts=None)
-    assert config.task == Task(Role.WORKER, 3)
 
 
 def test_dynamic_worker_needs_nothing_more() -> None:
@@ -363,13 +347,6 @@ def test_chief_without_ps_is_refused_unless_all_know_of_it() -> None:
     with pytest.raises(ConfigError, match="--chief"):
         load(Role.CHIEF, {"ps": "0"}).under("auto")
     assert load(Role.CHIEF, {"ps": "0", "chief": True}).under("auto").hosts_chief
-
-
-def test_task_config_is_a_timing() -> None:
-    config = load(flags={"heartbeat_s": "0.5"})
-    assert isinstance(config, Timing)
-    assert Timing().heartbeat_s == 1.0
-    assert config.heartbeat_s == 0.5
 
 
 def test_nothing_else_in_the_package_reads_the_environment() -> None:

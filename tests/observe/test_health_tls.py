@@ -105,11 +105,6 @@ def test_client_that_does_not_speak_tls_harms_nobody(
     assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
-def test_silent_client_keeps_nobody_waiting(server: Server, trusting: ssl.SSLContext) -> None:
-    with socket.create_connection((server.address, server.port), timeout=LIMIT_S):
-        assert get(server, "/healthz", trusting)[0] == 200
-
-
 def test_files_that_cannot_be_used_are_told_with_their_options(
     files: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -136,11 +136,3 @@ def test_one_place_logs_only_so_many_lines_a_second_and_says_so() -> None:
     assert limit.filter(record_at(8, 1.5)), "another place in the code"
     assert limit.filter(record_at(7, 2.0)), "the next second"
     assert limit.filter(record_at(7, 1.5, logging.DEBUG)), "asked for"
-
-
-@pytest.mark.usefixtures("restored_logging")
-def test_log_of_a_process_is_limited(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging("worker 3", "info")
-    for _ in range(10 * LINES_PER_SECOND):
-        logging.getLogger("zmqtrain.roles.worker").info("again")
-    assert len(capsys.readouterr().err.splitlines()) < 5 * LINES_PER_SECOND

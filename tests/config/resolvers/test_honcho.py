@@ -70,10 +70,6 @@ def test_process_name_is_counted_from_1(name: str, process: Process | None) -> N
     assert process_of({"HONCHO_PROCESS_NAME": name}) == process
 
 
-def test_without_honcho_there_is_no_process() -> None:
-    assert process_of({}) is None
-
-
 class Ancestor:
     """A process above this one, as psutil shows it."""
 
@@ -123,13 +119,6 @@ def test_procfile_is_the_one_honcho_reads(
 ) -> None:
     above(monkeypatch, Ancestor(directory, HONCHO, "start", *arguments))
     assert running_counts(environ) == {"chief": 1}
-
-
-def test_unreadable_procfile_leaves_the_counts_unknown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    above(monkeypatch, Ancestor(tmp_path, HONCHO, "start"))
-    assert running_counts({}) is None
 
 
 @pytest.mark.integration
