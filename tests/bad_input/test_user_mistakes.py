@@ -5,7 +5,6 @@ The error names the object, the place in the user's file and what to do; what wa
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -288,39 +287,8 @@ def saved(make_job: MakeJob, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def damage(path: Path) -> None:
-    (path / "shard-00000.safetensors").write_bytes(b"not what it was")
-
-
 def run_on(make_job: MakeJob, logdir: Path, **fields: Any) -> Summary:
     return zmqtrain.run(make_job(steps=100, logdir=str(logdir), **fields))
-
-
-def test_damaged_newest_checkpoint_is_passed_over_loudly(
-    make_job: MakeJob, saved: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    newest, before = checkpoints(saved)
-    damage(newest)
-    summary = run_on(make_job, saved)
-    assert (summary.global_step, summary.pushes["applied"]) == (100, 60)
-    loud = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert any(text.startswith(f"skipping checkpoint {newest.name}: ") for text in loud)
-    assert f"resuming from {before}, step 40" in loud
-
-
-def test_damaged_checkpoints_only_end_the_run_before_it_begins(
-    make_job: MakeJob, saved: Path
-) -> None:
-    for path in checkpoints(saved):
-        damage(path)
-    with pytest.raises(CheckpointError) as raised:
-        run_on(make_job, saved)
-    assert raised.value.exit_code == ExitCode.CHECKPOINT
-    assert str(raised.value) == (
-        f"{saved / 'checkpoints'}: none of its 2 checkpoints is valid; expected at least one; "
-        "bring one back, or train in a new logdir"
-    )
-    assert len(checkpoints(saved)) == 2
 
 
 def test_logdir_that_cannot_be_written_ends_the_run_before_it_begins(

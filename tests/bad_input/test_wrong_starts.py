@@ -15,7 +15,6 @@ import pytest
 
 from zmqtrain.errors import ExitCode
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 AT_ONCE = 4
 
 SOUND = """\
@@ -63,8 +62,6 @@ class Rule:
 
 job = Job(**fields | {"optimizer": Rule()})
 """,
-    "mnist.py": (EXAMPLES / "mnist.py").read_text(),
-    "file": "",
     "damaged/checkpoints/step-00000040/manifest.json": "{}",
 }
 TIMING = ("--heartbeat-s", "0.2", "--lease-s", "1", "--threads", "1")
@@ -95,24 +92,11 @@ class Mistake:
         return f"{self.start} {self.flags}"
 
 
-USAGE, DATA, CHECKPOINT = ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT
+USAGE, CHECKPOINT = ExitCode.USAGE, ExitCode.CHECKPOINT
 
 MISTAKES = [
     Mistake("ps", "--job lost.py", USAGE, "job file lost.py does not exist (looked in "),
     Mistake("run", "raises.py", USAGE, "raises.py, line LAST: KeyError: 'modle'"),
-    Mistake(
-        "worker",
-        "--job sound.py --ps ps-0.example:2222",
-        USAGE,
-        "connecting to tcp://ps-0.example:2222, which is beyond this host, without keys: ",
-    ),
-    Mistake("run", "sound.py --generations 3", USAGE, "No such option '--generations'"),
-    Mistake(
-        "worker",
-        "--job sound.py --index 4 --workers 2",
-        USAGE,
-        "--index (or ZMQTRAIN_INDEX) is 4; expected at most 1",
-    ),
     Mistake(
         "ps",
         "--job sound.py --ps 127.0.0.1:BUSY",
@@ -121,28 +105,11 @@ MISTAKES = [
         "there; end it, or choose another address (--ps, --base-port)",
     ),
     Mistake(
-        "ps",
-        "--job sound.py --metrics-port BUSY",
-        USAGE,
-        "cannot serve metrics on 127.0.0.1:BUSY: Address already in use; expected a free port on "
-        "an address of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
-        "where 0 takes any free port; or is ps 0 already running on this host?",
-    ),
-    Mistake(
-        "run", "mnist.py", DATA, "no data directory is set; expected a directory with mnist.npz"
-    ),
-    Mistake(
         "run",
         "sound.py --logdir damaged",
         CHECKPOINT,
         "HERE/damaged/checkpoints: none of its 1 checkpoints is valid; expected at least one; "
         "bring one back, or train in a new logdir",
-    ),
-    Mistake(
-        "run",
-        "sound.py --segment-dir file",
-        USAGE,
-        "HERE/file/ps-0-",
     ),
     Mistake(
         "worker",

@@ -39,28 +39,3 @@ def test_clock_that_is_set_by_an_hour_ends_no_life_and_no_job(
     left = [line for line in trace.of("it has left") if "worker 1 has died" not in line]
     assert left == []
     assert (trace.of("joining again") == []) == (name not in ("ps 0", "ps 1"))
-
-
-def test_numbers_of_lives_outlive_a_ps_whose_clock_is_set_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The chief's last life began late, and only ps 0 and its segment know of the number."""
-    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S))
-    faults = (Fault(0.2, "kill", ("chief 0",), 0.1), Fault(0.55, "kill", ("ps 0",), 0.2))
-    trace = trace_of(calm(lane="shm", faults=faults))
-    assert trace.of("chief 0 ended: exit code 0")
-
-
-def test_numbers_of_lives_outlive_a_ps_that_goes_back_to_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "UNIX_S", WallClock(-HOUR_S))
-    """It knows them from those who live and, of those who were killed, from the checkpoint."""
-    faults = (
-        Fault(0.4, "save"),
-        Fault(0.55, "kill", ("ps 0",), 0.2),
-        Fault(0.55, "kill", ("worker 1",), 1.0),
-    )
-    trace = trace_of(calm(lane="memory", keeps=True, save_secs=1000.0, steps=20, faults=faults))
-    assert trace.of("generation 2 begins")
-    assert trace.of("worker 1 says: leaving after [1-9]")

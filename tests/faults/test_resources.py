@@ -23,7 +23,6 @@ from zmqtrain.data import Digits
 from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
-from zmqtrain.roles import hosting
 from zmqtrain.store.logdir import checkpoints
 from zmqtrain.transport.base import RoutingId
 from zmqtrain.transport.router_dealer import ZmqTransport
@@ -172,13 +171,6 @@ def test_name_is_looked_up_until_it_is_there_and_again_when_its_address_changes(
         "sent before there was such a name",
         "sent to the name's new address",
     ]
-
-
-def test_task_may_open_as_many_files_as_the_system_lets_it() -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with limit(resource.RLIMIT_NOFILE, 256):
-        hosting.allow_descriptors(peers=1)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
 
 
 def test_limit_that_is_too_low_is_an_error_before_anything_is_opened() -> None:

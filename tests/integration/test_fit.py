@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-
-from zmqtrain.store.checkpoint import read_parameters
-from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:
     from tests.harness import Stage
@@ -71,23 +67,3 @@ def test_every_task_returns_what_the_chief_has_measured(stage: Stage, ending: st
     assert [history for _, history, _ in told] == [told[0][1]] * 3
     # Worker 0 hosts the chief, which has the weights.
     assert [evaluated for _, _, evaluated in told] == [told[0][1]["val_loss"][-1], None, None]
-
-
-def test_killed_worker_and_chief_cost_no_example_and_no_epoch(stage: Stage) -> None:
-    job = stage.job("counting_job", gated=True, examples=505, epochs=3, logdir=str(stage.logdir))
-    cluster = stage.cluster(job, workers=2)
-    ps, worker = cluster.start("ps"), cluster.start("worker", 0)
-    victims = [cluster.start("chief"), cluster.start("worker", 1)]
-    cluster.until_status(lambda status: status.uncounted > 80, "the second epoch")
-    for victim in victims:
-        victim.signal(signal.SIGKILL)
-    chief, again = cluster.start("chief"), cluster.start("worker", 1)
-    ps.until_line(rf"worker 1 joined \(\S+:{again.pid},")
-    stage.open_gate()
-
-    assert [task.exit_code() for task in (ps, worker, chief, again)] == [0] * 4, stage.report
-    records = json.loads((stage.logdir / "history.json").read_text())
-    assert [record["epoch"] for record in records] == [0, 1, 2]
-    checkpoint = max((stage.logdir / "checkpoints").iterdir())
-    counts = read_parameters(checkpoint, read_manifest(checkpoint))["counts"]
-    assert counts.tolist() == [3.0] * 505

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.test_honcho_runs import exit_codes, lines_of, start_honcho
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.wire.messages import Status
 
@@ -64,15 +63,6 @@ def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == 2 * STEPS
     line = f"worker {hosts - 1}: this ps was killed at version .* of generation 1"
     assert run.lines(line), str(run)
-
-
-def test_honcho_without_ps_trains_on_the_workers(stage: Stage) -> None:
-    port, _ = stage.free_ports(2)
-    honcho = start_honcho(stage, port, stage.job(steps=60), "-c", "ps=0,chief=0,worker=2")
-    assert honcho.exit_code() == 0, str(honcho)
-    summary = lines_of("worker.1", honcho.output)
-    assert "policy sync-replicas, 2 workers without ps" in summary, str(honcho)
-    assert exit_codes(honcho.output) == {"worker.1": 0, "worker.2": 0}, str(honcho)
 
 
 def test_tf_config_without_ps_makes_a_cluster_whose_chief_computes_and_keys_hold(

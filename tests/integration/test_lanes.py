@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,20 +109,6 @@ def test_consistent_reads_are_of_one_version_and_nothing_is_left_in_the_end(
     assert left_in(stage) == []
 
 
-def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage) -> None:
-    cluster = stage.cluster(stage.job())
-    ps, worker = (
-        cluster.start("ps", 0, "--lane", "tcp"),
-        cluster.start("worker", 0, "--lane", "shm"),
-    )
-    assert worker.exit_code() == ExitCode.USAGE, str(worker)
-    remedy = "run both on one host .* with the same --lane, or use --lane auto"
-    assert worker.lines(f"ERROR .*the lane to ps 0 shall be shm, but .*; {remedy}"), str(worker)
-    assert "Traceback" not in worker.log
-    ps.signal(signal.SIGKILL)
-    ps.exit_code()
-
-
 @pytest.mark.skipif(not CAN_UNSHARE, reason="only root may have a file system of its own")
 def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> None:
     cluster = stage.cluster(stage.job("level_job", steps=STEPS))
@@ -136,22 +121,6 @@ def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> N
     assert ps.lines(f"listening at .* in {re.escape(str(stage.segments))}/ps-0-")
     assert worker.lines("tensors travel to ps 0 by tcp: .*No such file or directory"), str(worker)
     assert f"pushes {STEPS} applied" in tasks[1].output
-
-
-def test_segment_of_a_killed_ps_stays_until_it_is_cleaned_away(stage: Stage) -> None:
-    cluster = stage.cluster(stage.job())
-    ps = cluster.start("ps")
-    ps.until_line("listening at ")
-    (segment,) = left_in(stage)
-    clean = (sys.executable, "-m", "zmqtrain", "clean", "--json")
-    first = stage.start("clean", *clean).summary()
-    ps.signal(signal.SIGKILL)
-    ps.exit_code()
-    second = stage.start("clean", *clean).summary()
-    told = [(found["path"], found["ps_alive"]) for found in first["found"] + second["found"]]
-    assert told == [(str(segment), True), (str(segment), False)]
-    assert (first["removed"], second["removed"]) == (0, 1)
-    assert left_in(stage) == []
 
 
 def test_worker_taken_for_dead_disturbs_nobody_when_it_goes_on(stage: Stage) -> None:
@@ -169,22 +138,3 @@ def test_worker_taken_for_dead_disturbs_nobody_when_it_goes_on(stage: Stage) -> 
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
     assert levels(stage.logdir) == {LONG}
-
-
-def test_killed_workers_leave_their_gradients_to_those_who_follow(stage: Stage) -> None:
-    cluster = stage.cluster(long_job(stage), workers=2)
-    tasks = [cluster.start("ps"), cluster.start("chief"), cluster.start("worker", 1)]
-    sizes = []
-    for _ in range(3):
-        victim = cluster.start("worker", 0)
-        cluster.until_status(lambda s, by=victim: steps_of(by, s) > 2, "steps of its life")
-        victim.signal(signal.SIGKILL)
-        (segment,) = left_in(stage)
-        sizes.append(segment.stat().st_size)
-    tasks.append(last := cluster.start("worker", 0))
-    cluster.until_status(lambda s: steps_of(last, s) > 2, "steps of the last one")
-    stage.open_gate()
-    assert [task.exit_code() for task in tasks] == [0] * 4, stage.report
-    assert levels(stage.logdir) == {LONG}
-    # One more than workers: the last gradient of a life is kept until the next one has its first.
-    assert sizes[1:] == [sizes[1]] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 from zmqtrain.errors import ExitCode
@@ -48,20 +47,3 @@ def test_worker_beyond_those_of_the_start_joins_and_may_leave_again(stage: Stage
     assert more.exit_code() == ExitCode.TERMINATED
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0] * 3, stage.report
-
-
-def test_ps_and_worker_say_that_they_wait_for_the_chief(stage: Stage) -> None:
-    cluster = stage.cluster(stage.job(steps=20))
-    ps, worker = cluster.start("ps"), cluster.start("worker")
-    worker.until_line("waiting for ps 0: it has not let us in yet")
-    ps.until_line("waiting for chief 0: it has not joined")
-    why = stage.start("why", sys.executable, "-m", "zmqtrain", "why")  # finds the job by its ps
-    assert why.exit_code() == 0, str(why)
-    assert "chief" in why.output
-    status = cluster.until_status(lambda status: True, "the status")
-    assert not status.initialised
-    assert ("ps 0", "chief 0") in {(wait.owner, wait.peer) for wait in status.waits}
-    chief = cluster.start("chief")
-    assert [task.exit_code() for task in (ps, worker, chief)] == [0, 0, 0], stage.report
-    assert len(worker.lines("waiting for .* not let us in")) == 1
-    assert len(ps.lines("waiting for ")) == 1

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.deploy import queries
-from zmqtrain.wire.messages import Done, SwitchPolicy
 
 if TYPE_CHECKING:
     from tests.harness import Stage
@@ -23,22 +19,6 @@ if TYPE_CHECKING:
 def fetch(url: str) -> tuple[int, str]:
     with urllib.request.urlopen(url, timeout=10) as response:
         return response.status, response.read().decode()
-
-
-def test_policy_is_switched_often_at_full_speed_and_no_push_is_lost(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
-    job = stage.job("counting_job", steps=10**6, logdir=str(stage.logdir))
-    run = stage.train(job, "--ps", 2)
-    address = stage.run_address()
-    stage.until_status(address, lambda status: status.step > 0, "the first steps")
-    for _ in range(10):
-        for policy in ("bounded-staleness:2", "hogwild", "sync-replicas:aggregate=1", "hogwild"):
-            assert stage.ask(address, SwitchPolicy(policy)) == Done(policy)
-    stage.ask(address, SwitchPolicy("bounded-staleness:0"))  # which cuts all shards at one place
-    run.signal(signal.SIGINT)
-    assert run.exit_code() == 130, str(run)
-    check_counts(Path(run.json()["checkpoint"]))
 
 
 def test_every_task_of_a_run_tells_its_health_and_its_metrics(stage: Stage) -> None:

@@ -62,28 +62,6 @@ def test_killed_ps_goes_on_where_it_was(
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
 
 
-def test_ps_on_an_empty_host_has_the_job_go_back_to_its_last_checkpoint(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
-    cluster = stage.cluster(counting_job(stage, save_secs=0.3), ps=PS, workers=2)
-    servers = [cluster.start("ps", index) for index in range(PS)]
-    chief = cluster.start("chief")
-    tasks = [chief, *(cluster.start("worker", index) for index in range(2))]
-    chief.until_line("saved .*/step-0")
-
-    servers[-1].signal(signal.SIGKILL)
-    servers[-1].exit_code()
-    (left,) = stage.segments.glob(f"ps-{PS - 1}-*")
-    left.unlink()
-    servers[-1] = cluster.start("ps", PS - 1)
-    servers[-1].until_line("generation 2 begins at version .*, from .*/step-")
-    stage.open_gate()
-
-    assert [task.exit_code() for task in [*tasks, *servers]] == [0] * (3 + PS), stage.report
-    assert f"global step {STEPS}," in chief.output
-    assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
-
-
 def test_under_an_engine_a_task_that_is_told_to_leave_takes_nothing_along(
     stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:

@@ -59,11 +59,3 @@ def test_stopped_run_goes_on_as_if_undisturbed_on_any_number_of_ps(stage: Stage)
     with threadpool_limits(1):
         expected = zmqtrain.run(undisturbed, workers=2)
     assert summary["parameters_sha256"] == expected.parameters_sha256
-
-
-def test_run_stopped_before_it_began_says_so_and_leaves_nothing(stage: Stage) -> None:
-    run = stage.train(stage.job(), "--verbose")
-    run.until_line("metrics at")
-    run.signal(signal.SIGINT)
-    assert run.exit_code() == 130, str(run)
-    assert "error: the run was stopped before the job began" in run.log

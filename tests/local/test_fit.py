@@ -12,7 +12,6 @@ import pytest
 import zmqtrain
 from zmqtrain import Trainer
 from zmqtrain.callbacks import (
-    Callback,
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
@@ -21,7 +20,7 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
-from zmqtrain.metrics import Accuracy, MeanAbsoluteError, TopK
+from zmqtrain.metrics import MeanAbsoluteError
 from zmqtrain.models import LinearRegression, SoftmaxRegression
 from zmqtrain.optim import SGD, Exponential, Momentum
 
@@ -257,15 +256,6 @@ def test_fit_that_was_done_before_says_so(
     assert caplog.text.count("nothing to train") == 1
 
 
-def test_second_fit_goes_on_from_the_weights() -> None:
-    twice, once = Trainer(MODEL, SGD(0.05)), Trainer(MODEL, SGD(0.05))
-    fit(twice, epochs=1)
-    first = twice.evaluate(VALIDATION)["loss"]
-    assert fit(twice, epochs=1).history["val_loss"][0] < first
-    fit(once, epochs=1)
-    assert once.evaluate(VALIDATION)["loss"] == first
-
-
 def test_quick_run_tries_everything_and_leaves_nothing(tmp_path: Path) -> None:
     ends: list[int] = []
     trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path / "run")
@@ -291,13 +281,6 @@ def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, ho
     assert trainer.summary.checkpoint is not None and trainer.summary.global_step > 0
 
 
-def test_run_that_diverges_raises() -> None:
-    trainer = Trainer(MODEL, SGD(1e30), max_nonfinite=0)
-    with pytest.raises(RunFailedError) as caught:
-        fit(trainer, epochs=3)
-    assert caught.value.exit_code == 76
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
@@ -320,42 +303,6 @@ def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained
     labels = np.arange(23) % 3
     with pytest.raises(ConfigError, match="MeanAbsoluteError"):
         fit(trainer, (X, labels), validation_data=(X, labels))
-
-
-def test_metric_that_raises_is_a_mistake_of_the_user() -> None:
-    trainer = Trainer(MODEL, SGD(0.05), metrics=[TopK(1)])
-    with pytest.raises(ConfigError, match="TopK"):
-        trainer.evaluate((X, np.arange(23) % 2))
-
-
-def test_class_without_a_number_as_its_score_is_not_among_the_best() -> None:
-    metric = TopK(1)
-    batch = (X[:2], np.array([0, 0]))
-    assert metric.result(metric.update(np.array([[np.nan, 1.0], [2.0, 1.0]]), batch)) == 0.5
-
-
-def test_data_of_ours_brings_its_validation_data() -> None:
-    trainer = Trainer(LinearRegression(), SGD(0.05))
-    history = trainer.fit(NoisyLine(examples=20), batch_size=5, verbose=False)
-    assert list(history.history) == ["loss", "val_loss"]
-    assert set(trainer.evaluate(NoisyLine(examples=20))) == {"loss"}
-
-
-def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
-    calls: list[str] = []
-
-    class Calls(Callback):
-        def on_test_end(self, logs: Any = None) -> None:
-            calls.append("test")
-
-        def on_predict_end(self, logs: Any = None) -> None:
-            calls.append(f"predict {logs['outputs'].shape}")
-
-    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.1), metrics=[Accuracy(name="share")])
-    measures = trainer.evaluate(X, np.arange(23) % 3, callbacks=[Calls()])
-    assert set(measures) == {"loss", "accuracy", "share"}
-    assert trainer.predict(X, callbacks=[Calls()], batch_size=10).shape == (23, 3)
-    assert calls == ["test", "predict (23, 3)"]
 
 
 def test_schedule_of_the_optimizer_is_seen_and_can_be_replaced() -> None:
@@ -393,20 +340,6 @@ def test_epochs_of_a_cluster_are_exact_passes_too(policy: str, ps: int) -> None:
         seen = [example for batch in train.batches if len(batch) > 1 for example in batch]
         assert {seen.count(example) for example in range(17)} <= {3, 4, 5}
     assert trainer.evaluate(VALIDATION)["loss"] == min(history.history["val_loss"])
-
-
-def test_fit_of_a_cluster_under_sync_replicas_is_repeatable_and_is_resumed(tmp_path: Path) -> None:
-    def trainer(logdir: Path | None) -> Trainer:
-        return Trainer(MODEL, SGD(0.05), policy="sync-replicas", workers=2, logdir=logdir)
-
-    whole, parts = trainer(None), trainer(tmp_path)
-    expected = fit(whole, epochs=3)
-    fit(parts, epochs=1)
-    history = fit(parts, epochs=3)
-    assert history.epoch == expected.epoch
-    assert history.history["loss"] == pytest.approx(expected.history["loss"])
-    for name, value in whole.weights.items():
-        assert np.array_equal(parts.weights[name], value)
 
 
 @pytest.mark.parametrize(
@@ -568,34 +501,6 @@ def test_callback_that_a_cluster_cannot_serve_ends_it_with_the_job_saved(
         fit(trainer, epochs=2, callbacks=[callback])
     assert trainer.summary is not None
     assert trainer.summary.exit_code == 2 and trainer.summary.checkpoint is not None
-
-
-def test_cluster_stops_when_a_callback_says_so() -> None:
-    trainer = Trainer(MODEL, SGD(0.05), workers=3)
-    history = fit(trainer, epochs=50, callbacks=[EarlyStopping(patience=2, min_delta=1e9)])
-    assert len(history.epoch) == 3
-    assert trainer.summary is not None and trainer.summary.exit_code == 0
-
-
-class Stateful(LinearRegression):
-    """It counts its batches, in a variable that is not trained."""
-
-    __slots__ = ()
-
-    def state(self, seed: int) -> dict[str, Any]:
-        return {"batches": np.zeros((), np.int64)}
-
-    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-        out["batches"][...] = parameters["batches"] + 1
-        return super().loss_and_gradients(parameters, batch, out)
-
-
-def test_state_that_is_not_trained_belongs_to_the_weights() -> None:
-    trainer = Trainer(Stateful(2), SGD(0.05))
-    assert trainer.weights["batches"] == 0
-    for batches in (8, 16):
-        fit(trainer, epochs=2)
-        assert trainer.weights["batches"] == batches
 
 
 SHIFT: list[float] = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import os
 import re
 import runpy
@@ -25,7 +23,7 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import ConfigError
 from zmqtrain.models import LinearRegression
 from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD, new_slots
@@ -73,16 +71,6 @@ def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
     return values
 
 
-@pytest.mark.parametrize("ps", [0, 2])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_trains_to_the_last_step(policy: str, ps: int) -> None:
-    summary = zmqtrain.run(digits_job(policy=policy, steps=100), workers=2, ps=ps)
-    assert (summary.global_step, summary.exit_code) == (100, 0)
-    assert summary.ended == "step 100 of 100 is done"
-    assert summary.accuracy > 0.8
-    assert summary.examples == summary.pushes["applied"] * 50
-
-
 def test_sync_replicas_gives_the_same_parameters_each_time_on_any_number_of_ps() -> None:
     job = digits_job(policy="sync-replicas", steps=60)
     digests = [zmqtrain.run(job, workers=3, ps=ps).parameters_sha256 for ps in (0, 1, 1, 2, 3)]
@@ -112,13 +100,6 @@ def test_parameters_are_those_of_one_loop_over_the_joined_batches(
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-5, err_msg=name)
-
-
-def test_one_worker_gives_the_parameters_of_one_loop_bit_for_bit(tmp_path: Path) -> None:
-    job = digits_job(steps=40, logdir=str(tmp_path), l2=0.001, moving_average=0.9)
-    found = read_checkpoint(zmqtrain.run(job))
-    for name, value in undisturbed(job, 1).items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("ps", [1, 2])
@@ -157,31 +138,6 @@ def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(tmp_p
         digests.append(zmqtrain.run(part, workers=3, ps=ps).parameters_sha256)
     assert digests[0] == digests[1] != digests[2] == digests[3]
     assert digests[-1] == zmqtrain.run(job, workers=3, ps=1).parameters_sha256
-
-
-def test_job_goes_on_without_ps_and_back_with_other_workers_and_every_example_counts_once(
-    tmp_path: Path,
-) -> None:
-    """Also from checkpoints without ps whose variables were not yet placed end to end."""
-    older = {"placement": "greedy"}
-    for steps, workers, ps, fields in (
-        (9, 2, 1, {}),
-        (18, 3, 0, older),
-        (27, 2, 0, {}),
-        (36, 1, 2, {}),
-    ):
-        job = JOBS["counting_job"](
-            policy="sync-replicas:aggregate=2",
-            aggregate=2,
-            steps=steps,
-            logdir=str(tmp_path),
-            **fields,
-        )
-        summary = zmqtrain.run(job, workers=workers, ps=ps)
-        placement = read_manifest(Path(str(summary.checkpoint))).fingerprint["placement"]
-        assert placement.startswith("greedy" if ps or fields else "contiguous")
-        assert len(counted_batches(summary)) == 2 * steps
-        check_counts(job, summary)
 
 
 def test_without_ps_the_policy_is_sync_replicas_unless_the_job_names_one() -> None:
@@ -318,22 +274,6 @@ def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    async def cell() -> Summary:
-        return zmqtrain.run(digits_job(steps=10**6), workers=2, on_progress=interrupt)
-
-    loop = asyncio.new_event_loop()  # as a notebook has it: without asyncio.run's Ctrl-C
-    try:
-        summary = loop.run_until_complete(cell())
-    finally:
-        loop.close()
-    assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
-
-
 def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,45 +310,10 @@ def test_nothing_is_left_running_after_a_run() -> None:
     assert set(threading.enumerate()) == before
 
 
-class Broken(LinearRegression):
-    """Fails, or diverges, after a few steps."""
-
-    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-        loss = super().loss_and_gradients(parameters, batch, out)
-        out["bias"][...] = math.nan
-        return loss
-
-
 def line(model: Any, **fields: Any) -> Job:
     x = np.linspace(-1, 1, 50, dtype=np.float32).reshape(-1, 1)
     data = Arrays((x, 2 * x[:, 0]), (x, 2 * x[:, 0]))
     return Job(model=model, data=data, optimizer=SGD(0.1), batch_size=5, steps=100, **fields)
-
-
-class Missing:
-    """Data that is not there."""
-
-    def load(self, directory: str | None) -> Any:
-        raise DataError(f"no digits in {directory}")
-
-
-def test_missing_data_is_told_before_anything_starts() -> None:
-    job = line(LinearRegression()).model_copy(update={"data": Missing(), "data_dir": "/nowhere"})
-    with pytest.raises(DataError, match=r"^no digits in /nowhere$"):
-        zmqtrain.run(job)
-
-
-def test_model_that_fails_ends_the_run_with_its_error() -> None:
-    with pytest.raises(ConfigError, match=r"the model expects \(n, 3\)"):
-        zmqtrain.run(line(LinearRegression(features=3)), workers=2)
-
-
-def test_job_that_diverges_ends_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL):
-        summary = zmqtrain.run(line(Broken(), max_nonfinite=3), workers=2)
-    assert summary.exit_code == 76
-    assert summary.ended.startswith("4 gradients held NaN or infinity, the job allows 3: lower")
-    assert summary.pushes["applied"] == 0
 
 
 def test_periodic_evaluation_and_moving_average_are_reported() -> None:

@@ -42,12 +42,6 @@ def test_devices_come_to_the_bits_of_as_many_workers(rule: str, devices: int) ->
     assert (mirrored.strategy, mirrored.policy) == ("mirrored", "sync-replicas")
 
 
-def test_clipping_is_of_each_devices_gradient_as_of_each_workers() -> None:
-    mirrored = zmqtrain.run(job(2, clip_norm=0.1))
-    workers = zmqtrain.run(job(policy="sync-replicas", clip_norm=0.1), workers=2)
-    assert mirrored.parameters_sha256 == workers.parameters_sha256
-
-
 @pytest.mark.parametrize(("devices", "batch_size"), [(2, 32), (3, 100), (4, 300)])
 def test_exact_passes_count_every_example_once_as_one_device_with_the_whole_batch_does(
     devices: int, batch_size: int

@@ -195,13 +195,3 @@ def test_what_has_changed_since_the_checkpoint_is_told_in_one_line(
         assert change in told
     assert "steps" not in told
     assert resumed.examples == saved.examples + 3 * 20
-
-
-def test_nothing_is_told_of_a_job_that_only_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = digits_job(steps=5, logdir=str(tmp_path))
-    zmqtrain.run(job, ps=2)
-    caplog.clear()
-    zmqtrain.run(job.with_overrides(steps=8))
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
