@@ -20,8 +20,9 @@ from bench.workload import ITEM_NBYTES, Workload, items_of, push_pull_row
 
 GLOO = "gloo"
 DIRECT = "direct"
+BY_MESSAGES = (DIRECT, "to-one")  # between hosts
 RANKS = 2  # of gloo on one host
-EXCHANGES = ("board", "ps", DIRECT, GLOO)
+EXCHANGES = ("board", "ps", *BY_MESSAGES, GLOO)
 TIMEOUT_S = 120.0
 
 
@@ -81,7 +82,7 @@ def _between(hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str)
 def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
     if exchange == GLOO:
         return find_spec("torch") is not None and (workers == RANKS or hosts is not None)
-    return (exchange == DIRECT) == (hosts is not None)
+    return (exchange in BY_MESSAGES) == (hosts is not None)
 
 
 @click.command("all-reduce")
@@ -91,8 +92,8 @@ def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
     type=list_of(click.Choice(EXCHANGES), "exchange"),
     default="board,ps,gloo",
     help="board; ps, one of them, in shared memory; gloo, without an update, if PyTorch is "
-    "installed; direct: then each worker, and each rank of gloo, is in a network namespace of its "
-    "own (Linux, root)",
+    "installed; direct, to-one: then each worker, and each rank of gloo, is in a network namespace "
+    "of its own (Linux, root)",
 )
 @click.option(
     "--megabytes", "sizes", type=sizes_type, default="0.0003,13,100", help="sizes of a gradient"
@@ -125,7 +126,7 @@ def all_reduce_command(
       python -m bench all-reduce
       python -m bench all-reduce --exchange board,gloo --megabytes 0.0003,13,100 --json
       python -m bench all-reduce --exchange board --workers 4 --rule adam
-      python -m bench all-reduce --exchange direct,gloo --mbit 1000
+      python -m bench all-reduce --exchange direct,to-one,gloo --mbit 1000
       python -m bench all-reduce --kill --runs 5
     """
     if kill and workers < 2:
@@ -140,7 +141,7 @@ def all_reduce_command(
                     if can_run(exchange, workers, hosts):
                         yield row_of(exchange, megabytes, workers, rule, hosts, kill=kill)
 
-    if DIRECT not in exchanges:
+    if not set(BY_MESSAGES) & set(exchanges):
         report(rows(None), as_json=as_json)
         return
     with Hosts(workers) as hosts:

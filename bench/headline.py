@@ -1,6 +1,7 @@
 """The whole of it at once: kills, switches of policy, mixed lanes, keys; then all checked.
 
-Two ps and four workers, each under `zmqtrain supervise`, train while `zmqtrain chaos` kills them.
+Two ps and four workers, each under `zmqtrain supervise`, train while `zmqtrain chaos` kills them;
+or four workers on a board, of which the first hosts ps and chief.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
-from zmqtrain.local.chaos import Chaos, Report, figures, schedule
+from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_files import SHARED_MEMORY
 from zmqtrain.wire.messages import Done, Status, SwitchPolicy, TaskStatus
 
 PS, WORKERS = 2, 4
-TASKS = {"ps": PS, "worker": WORKERS, "chief": 1}
 POLICIES = ("hogwild:whole", "bounded-staleness:4", "sync-replicas:aggregate=1")
+ON_BOARD = (f"sync-replicas:aggregate={WORKERS}",)  # also while one of them is dead
 POLL_S = 0.2
 FAREWELL_S = 60.0  # that tasks may take to end once the job is done
 MAY_DIFFER = 0.03  # accuracy, from a run that nobody disturbs
@@ -66,6 +67,7 @@ class Watched:
 
     job: RemoteJob
     steps: int
+    policies: Sequence[str]
     is_over: Callable[[], bool]  # the chief has ended, and with it the job
     began: float = field(default_factory=time.monotonic)
     samples: list[Sample] = field(default_factory=list)
@@ -86,9 +88,9 @@ class Watched:
         for task in status.tasks:
             if task.role == Role.PS:
                 self.most_nbytes = max(self.most_nbytes, _held_nbytes(task))
-        due = min(len(POLICIES) * status.step // self.steps, len(POLICIES) - 1)
-        if due > self.switched and status.policy == POLICIES[self.switched]:
-            self.job.ask(SwitchPolicy(POLICIES[due]), Done, 30.0)
+        due = min(len(self.policies) * status.step // self.steps, len(self.policies) - 1)
+        if due > self.switched and status.policy == self.policies[self.switched]:
+            self.job.ask(SwitchPolicy(self.policies[due]), Done, 30.0)
             self.switched = due
         return status
 
@@ -105,11 +107,15 @@ class Check:
 class Stage:
     """The processes of one run, and where they keep their things."""
 
-    def __init__(self, directory: Path, steps: int) -> None:
+    def __init__(self, directory: Path, steps: int, ps: int) -> None:
+        """``ps``: how many; 0: workers share a board, and the first hosts the chief, too."""
+        self.ps, self.chief = ps, "chief 0" if ps else "worker 0"
+        self.tasks = {"ps": ps, "worker": WORKERS, "chief": 1} if ps else {"worker": WORKERS}
+        self.policies = POLICIES if ps else ON_BOARD
         self.directory, self.logdir = directory, directory / "logdir"
         self.segments = Path(tempfile.mkdtemp(prefix=directory.name, dir=SHARED_MEMORY))
         self.keys = str(directory / "keys")
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(PS)]
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(ps or WORKERS)]
         self._environment = {
             **os.environ,
             "HEADLINE_STEPS": str(steps),
@@ -119,21 +125,24 @@ class Stage:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start every task, with a key of its own; workers 2 and 3 send their tensors by tcp."""
-        sizes = ("--ps", str(PS), "--workers", str(WORKERS))
+        """Start every task, with a key of its own; to ps workers 2 and 3 send tensors by tcp."""
+        sizes = ("--ps", str(self.ps), "--workers", str(WORKERS))
         command = [sys.executable, "-m", "zmqtrain", "keys", "new", "--keys", self.keys, *sizes]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        for role, count in TASKS.items():
+        for role, count in self.tasks.items():
             for index in range(count):
-                lane = "tcp" if role == "worker" and index >= WORKERS // 2 else "auto"
+                is_far = self.ps and role == "worker" and index >= WORKERS // 2
+                lane = "tcp" if is_far else "auto"
                 self._start(role, index, lane)
 
     def _start(self, role: str, index: int, lane: str) -> None:
         number = () if role == "chief" else ("--index", str(index))
+        listed = ",".join(self.addresses)
+        ps, workers = (listed, str(WORKERS)) if self.ps else ("0", listed)
         command = [
             *(sys.executable, "-m", "zmqtrain.cli.supervise", "--"),
             *(sys.executable, "-m", f"zmqtrain.roles.{role}", "--job", "bench.headline_job"),
-            *("--ps", ",".join(self.addresses), "--workers", str(WORKERS), *number),
+            *("--ps", ps, "--workers", workers, *number, "--policy", self.policies[0]),
             *("--lane", lane, "--logdir", str(self.logdir), "--save-secs", "20"),
             *("--metrics-port", "0", "--threads", "1", "--keys", self.keys),
         ]
@@ -147,7 +156,7 @@ class Stage:
         return find_job({"ps": tuple(self.addresses), "keys": self.keys})
 
     def is_over(self) -> bool:
-        return self.processes["chief 0"].poll() is not None
+        return self.processes[self.chief].poll() is not None
 
     def exit_codes(self, late: Collection[str]) -> dict[str, int | None]:
         """Wait for the end; None: it did not end.
@@ -189,10 +198,11 @@ class Stage:
 @click.option("--seconds", type=FiniteRange(1), default=120.0, show_default=True)
 @click.option("--steps", type=click.IntRange(100), default=20_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="of the schedule of kills")
+@click.option("--without-ps", is_flag=True, help="workers share a board; worker 0 dies, too")
 @plot_option
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def headline_command(
-    seconds: float, steps: int, seed: int, plot: Path | None, as_json: bool
+    seconds: float, steps: int, seed: int, without_ps: bool, plot: Path | None, as_json: bool
 ) -> None:
     """Kill everything again and again while it trains, then check every promise.
 
@@ -203,15 +213,19 @@ def headline_command(
     Examples:
       python -m bench headline
       python -m bench headline --seconds 30 --steps 3000 --seed 7
+      python -m bench headline --without-ps
     """
     kills = {"ps": 10.0, "worker": 7.0, "chief": 0.6 * seconds}
-    acts = schedule(seed, seconds, TASKS, kills, {}, 0.0)
     with tempfile.TemporaryDirectory(prefix="zmqtrain-headline-") as name:
-        stage = Stage(Path(name), steps)
+        stage = Stage(Path(name), steps, 0 if without_ps else PS)
+        acts = schedule(seed, seconds, stage.tasks, kills, {}, 0.0)
+        if without_ps:
+            acts.append(Act(kills["chief"], "kill", "worker", 0))
+            acts.sort(key=lambda act: act.at_s)
         try:
             stage.start()
             _until_training(stage)
-            watched = Watched(stage.job(), steps, stage.is_over)
+            watched = Watched(stage.job(), steps, stage.policies, stage.is_over)
             show: Callable[[str], None] = (lambda line: None) if as_json else click.echo
             chaos = Chaos(watched, show).run(seed, acts, seconds)
             _watch_to_the_end(stage, watched)
@@ -236,7 +250,7 @@ def _until_training(stage: Stage) -> None:
             if asked.status().step > 0:
                 return
         time.sleep(POLL_S)
-    raise click.ClickException(f"it does not train:\n{stage.log('ps 0')}")
+    raise click.ClickException(f"it does not train:\n{stage.log(stage.chief)}")
 
 
 def _watch_to_the_end(stage: Stage, watched: Watched) -> None:
@@ -268,7 +282,8 @@ def _checks(
     late: Collection[str],
     left: Sequence[str],
 ) -> list[Check]:
-    output, steps = stage.log("chief 0"), watched.steps
+    output, steps = stage.log(stage.chief), watched.steps
+    per_step = 1 if stage.ps else WORKERS
     expected = {name: {0, ExitCode.TERMINATED} if name in late else {0} for name in codes}
     ended = {name: code for name, code in codes.items() if code not in expected[name]}
     told = f"exit code 0 from all but {', '.join(late)}" if late else "exit code 0 from all"
@@ -278,19 +293,22 @@ def _checks(
         Check("nothing is left behind", not left, ", ".join(left) or "no process, no segment"),
     ]
     policies = tuple(dict.fromkeys(sample.policy for sample in watched.samples))
-    checks.append(Check("the policy changed twice", policies == POLICIES, " -> ".join(policies)))
-    checks.append(_bounded(stage, watched))
+    if stage.ps:
+        seen = " -> ".join(policies)
+        checks.append(Check("the policy changed twice", policies == POLICIES, seen))
+        checks.append(_bounded(stage, watched))
     found = re.search(r"pushes (\d+) applied, (\d+) dropped", output)
     applied = int(found[1]) if found else -1
-    checks.append(Check("every step is one push", applied == steps, f"{applied} applied"))
+    promise = f"every step is {per_step} push{'es' * (per_step > 1)}"
+    checks.append(Check(promise, applied == per_step * steps, f"{applied} applied"))
     checkpoint = stage.logdir / f"checkpoints/step-{steps:08d}"
     if checkpoint.exists():
-        checks += _counted(checkpoint, steps)
+        checks += _counted(checkpoint, steps, per_step)
     else:
         checks.append(Check("the last checkpoint is there", False, str(checkpoint)))
     accuracy = re.search(r"test accuracy ([\d.]+)", output)
     reached = float(accuracy[1]) if accuracy else 0.0
-    undisturbed = _undisturbed(steps)
+    undisturbed = _undisturbed(steps, stage)
     near = reached > undisturbed - MAY_DIFFER
     seen = f"{reached:.3f}, undisturbed {undisturbed:.3f}"
     return [*checks, Check("it learns as if undisturbed", near, seen)]
@@ -305,29 +323,34 @@ def _bounded(stage: Stage, watched: Watched) -> Check:
     return Check("memory of a ps stayed under its ceiling", 0 < held_mb < limit_mb, seen)
 
 
-def _counted(checkpoint: Path, steps: int) -> list[Check]:
-    """Compare the counts on both shards with the ledger, example by example."""
+def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
+    """Compare the counts on all shards with the ledger, example by example.
+
+    ``per_step``: of how many gradients, a power of two, an update is the mean.
+    """
     manifest = read_manifest(checkpoint)
     ledger = LedgerState.model_validate(manifest.ledger)
     counted = ledger.counted()
-    counts = read_parameters(checkpoint, manifest)["counts"][:, 0]
+    counts = per_step * read_parameters(checkpoint, manifest)["counts"][:, 0]
     plan = BatchPlan(len(counts), BATCH_SIZE, job.seed)
     numbers = np.concatenate([plan.indices(batch) for batch in counted])
     expected = np.bincount(numbers, minlength=len(counts))
     exact = bool(np.array_equal(counts, expected))
-    total = f"{counts.sum():,.0f} of {BATCH_SIZE * steps:,} examples"
+    pushed = BATCH_SIZE * per_step * steps
+    total = f"{counts.sum():,.0f} of {pushed:,} examples"
     finished = BATCH_SIZE * (min(ledger.open_batches, default=ledger.next_batch)) // len(counts)
-    all_there = bool(counts.sum() == BATCH_SIZE * steps)
+    all_there = bool(counts.sum() == pushed)
     return [
         Check("parameters hold what was acknowledged", all_there, total),
         Check("every example counted exactly once a pass", exact, f"{finished} whole passes"),
     ]
 
 
-def _undisturbed(steps: int) -> float:
+def _undisturbed(steps: int, stage: Stage) -> float:
     command = [
-        *(sys.executable, "-m", "zmqtrain", "run", "bench.headline_job", "--ps", str(PS)),
-        *("--workers", str(WORKERS), "--policy", POLICIES[1], "--json"),
+        *(sys.executable, "-m", "zmqtrain", "run", "bench.headline_job"),
+        *("--ps", str(stage.ps), "--workers", str(WORKERS)),
+        *("--policy", stage.policies[len(stage.policies) // 2], "--json"),
     ]
     settings = {"HEADLINE_STEPS": str(steps)}
     (summary,) = json_lines_of(command, timeout_s=600, settings=settings)

@@ -2,9 +2,10 @@
 
 `python -m bench.rank KIND ...` starts all of them.
 
-``direct`` is a worker of ours that hosts a part of the parameters, ``gloo`` a rank of
-torch.distributed that reduces alone. At its end it prints when its steps began, and what was sent.
-``train`` is such a worker of ours that trains a job; the first one prints the job's summary.
+``direct`` is a worker of ours that hosts a part of the parameters, ``to-one`` one of which the
+first hosts all, ``gloo`` a rank of torch.distributed that reduces alone. At its end each prints
+when its steps began, and what was sent. ``train`` is such a worker of ours that trains a job; the
+first one prints the job's summary.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Clock:
         print(json.dumps({"index": index, "began_at": self.began_at, "sent": sent}), flush=True)
 
 
-def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
+def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int:
     from bench.blob import Blob
     from bench.jobs import RULES, dataless_job
 
@@ -73,7 +74,7 @@ def direct(arguments: argparse.Namespace, addresses: list[str]) -> int:
         arguments.steps + WARM_UP + 1,
         optimizer=RULES[arguments.rule],
         prefetch=0,
-        exchange="direct",
+        exchange=arguments.kind,
     )
     code, _ = _worker(job, arguments.index, addresses)
     clock.tell(arguments.index)
@@ -137,7 +138,8 @@ def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
 
 
 KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
-    "direct": direct,
+    "direct": step_by_messages,
+    "to-one": step_by_messages,
     "gloo": gloo,
     "train": train,
 }

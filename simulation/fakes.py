@@ -28,7 +28,8 @@ from zmqtrain.actors import task
 from zmqtrain.data import prefetch
 from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server import members, receiver
-from zmqtrain.store import words
+from zmqtrain.store import segment_layout, words
+from zmqtrain.store.layout import ALIGNMENT
 from zmqtrain.store.segment_files import SUFFIX
 from zmqtrain.wire import chunks
 
@@ -37,6 +38,7 @@ _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 CHUNK_SIZE = 120  # elements, of tensors in chunks
 CREDITS_NBYTES = (1200, 1 << 20)  # some chunks, or all
+PARTS = 4  # of a small shard: each member of a board has something to update
 UNIX_S = 1_600_000_000.0  # the Unix time of the virtual time 0
 
 
@@ -56,10 +58,11 @@ class _AtOnce(Executor):
 
 
 @contextmanager
-def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[None]:
+def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool) -> Iterator[None]:
     """Have all that a task takes from outside come from the simulation.
 
-    ``in_chunks``: have small tensors travel in chunks, as large ones do.
+    ``in_chunks``: have small tensors travel in chunks, as large ones do. ``in_parts``: have small
+    shards cut into parts.
     """
 
     def token_hex(nbytes: int = 32) -> str:
@@ -88,6 +91,8 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[Non
             (receiver, "WINDOW_NBYTES", window_nbytes),
             (members, "WINDOW_NBYTES", window_nbytes),
         ]
+    if in_parts:
+        fakes.append((segment_layout, "cut", small_parts))
     before = [(module, name, getattr(module, name)) for module, name, _ in fakes]
     for module, name, fake in fakes:
         setattr(module, name, fake)
@@ -97,6 +102,12 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool) -> Iterator[Non
         for module, name, original in before:
             setattr(module, name, original)
         _owners.clear()
+
+
+def small_parts(size: int) -> tuple[slice, ...]:
+    """Return the parts of a shard of so many elements."""
+    bounds = [size * part // PARTS // ALIGNMENT * ALIGNMENT for part in range(PARTS)]
+    return tuple(map(slice, bounds, [*bounds[1:], size]))
 
 
 _owners: dict[int, Process] = {}

@@ -63,7 +63,7 @@ def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
     network = Network(loop, random, schedule.weather, observer.watch, schedule.rules)
     with (
         _directory() as directory,
-        faked(loop, random, in_chunks=schedule.in_chunks),
+        faked(loop, random, in_chunks=schedule.in_chunks, in_parts=schedule.board),
         log_passed(observer.note if on_line is not None else None),
     ):
         job = _job(schedule, directory)

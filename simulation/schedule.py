@@ -215,6 +215,7 @@ def draw(seed: int, policy: str = "", *, hosted: bool = False, board: bool = Fal
         lane = "shm" if schedule.lane == "tcp" else schedule.lane
         spec = policy or "sync-replicas"
         schedule = replace(schedule, board=True, lane=lane, policy=spec, consistent_reads=False)
+        schedule = _with_sleep(random, schedule)
     return _without_oblivion(schedule)
 
 
@@ -233,6 +234,22 @@ def _hosted(drawn: Schedule) -> Schedule:
         update={name: scale * getattr(drawn.timing, name) for name in ("heartbeat_s", "lease_s")}
     )
     return replace(drawn, ps=0, workers=workers, faults=faults, timing=timing)
+
+
+def _with_sleep(random: Random, schedule: Schedule) -> Schedule:
+    """Have a member sleep, on half of the boards, through the end of its roster and of its lease.
+
+    It waits for worker 0, which is slow, when a checkpoint ends the roster; the others begin the
+    next one, in which its seat is nobody's.
+    """
+    if schedule.workers == 1 or _coin(random):
+        return schedule
+    at = _moment(random)
+    lasts_s = round(random.uniform(4, 8) * schedule.timing.lease_s, 3)
+    stop = Fault(at, "stop", (f"worker {schedule.workers - 1}",), lasts_s)
+    save = Fault(round(at + random.uniform(0, 0.1), 3), "save")
+    faults = sorted((*schedule.faults, stop, save), key=lambda fault: fault.at)
+    return replace(schedule, faults=tuple(faults), keeps=True, slow=0)
 
 
 def _without_oblivion(schedule: Schedule) -> Schedule:

@@ -163,7 +163,10 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
     [
         ({"steps": 0}, "steps is 0; expected at least 1"),
         ({"policy": "x"}, "unknown policy 'x'"),
-        ({"exchange": "ring"}, "expected auto, board or direct; there is no ring here: "),
+        (
+            {"exchange": "ring"},
+            "board, direct or to-one; no ring is here: use direct",
+        ),
         ({"modell": 1}, "did you mean model?"),
     ],
 )

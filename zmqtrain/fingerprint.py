@@ -14,6 +14,9 @@ EPOCHS = "epochs"
 DEVICES = "devices"
 """Entry of the fingerprint of a job that names some: how many a worker has."""
 
+WORKERS = "workers"
+"""Entry of the fingerprint of a job without ps: how many workers it has."""
+
 INITIAL = "initial"
 """Entry of the fingerprint of a job with such values; one that resumes a checkpoint uses none."""
 
@@ -25,9 +28,10 @@ training set. A job may be made without a file, and a ps loads no data."""
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say what differs in a job that resumes a checkpoint; "" if nothing does.
 
-    Steps, epochs and placement may differ. Older checkpoints lack some entries.
+    Steps, epochs, placement and workers may differ. Older checkpoints lack some entries.
     """
-    names = sorted((then.keys() & now.keys()) - {"steps", EPOCHS, "placement", INITIAL})
+    may_differ = {"steps", EPOCHS, "placement", WORKERS, INITIAL}
+    names = sorted((then.keys() & now.keys()) - may_differ)
     return "; ".join(
         f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
     )

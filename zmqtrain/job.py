@@ -78,17 +78,18 @@ def _compression_spec(spec: str) -> str:
 
 
 _NO_EXCHANGES = {
-    "ring": "direct moves the bytes of a ring in two latencies, whatever the number of workers",
-    "one-shot": "below partition_nbytes direct makes one round trip",
-    "to-one": "with partition_nbytes above the model's size direct has one owner",
-    "nccl": "tensors of GPUs go through the memory of the host",
+    "ring": "use direct, which sends the bytes of a ring in two latencies instead of 2(n - 1)",
+    "one-shot": "use auto: over a board nothing is sent, and by messages the step of a model below "
+    "partition_nbytes is one round trip",
+    "nccl": "use auto: gradients of GPUs go through the memory of their host; for several GPUs in "
+    "one process give --devices gpu:0,gpu:1",
 }
-"""Exchanges that other systems have, and why there is none of that name."""
+"""Exchanges that other systems have, and what to use instead."""
 
 
 def _exchange_name(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
-        raise ValueError(f"expected auto, board or direct; there is no {name} here: {reason}")
+        raise ValueError(f"expected auto, board, direct or to-one; no {name} is here: {reason}")
     return name
 
 
@@ -112,7 +113,7 @@ Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
-Exchange = Annotated[Literal["auto", "board", "direct"], BeforeValidator(_exchange_name)]
+Exchange = Annotated[Literal["auto", "board", "direct", "to-one"], BeforeValidator(_exchange_name)]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 Devices = Annotated[
@@ -153,8 +154,8 @@ class Job(BaseModel):
         "auto",
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
-        "those who hold a part of the parameters, ps or workers; auto: board without ps on one "
-        "host, if the job allows it, else direct",
+        "those who hold a part of the parameters, ps or workers; to-one: the same with one that "
+        "holds all; auto: board without ps on one host, if the job allows it, else direct",
     )
     devices: Devices = Field(
         (),
@@ -640,6 +641,8 @@ class Job(BaseModel):
         A part has ``partition_nbytes`` at least: a step that needs more workers to agree takes
         longer, and smaller parts save less than that.
         """
+        if self.exchange == "to-one":
+            return 1
         nbytes = sum(variable.nbytes for variable in self.variables())
         most = nbytes // self.partition_nbytes if self.partition_nbytes else workers
         return max(1, min(workers, most))

@@ -179,3 +179,10 @@ def test_cluster_that_cannot_share_a_board_exchanges_messages_or_says_why(told: 
     with pytest.raises(ConfigError) as caught:
         with_exchange(cluster, job(exchange="board", **fields), **flags)
     assert told in str(caught.value)
+
+
+def test_one_owner_of_everything_is_a_worker_or_the_only_ps() -> None:
+    assert with_exchange(HOSTED, job(exchange="to-one")) == HOSTED
+    assert with_exchange(ONE_PS, job(exchange="to-one")) == ONE_PS
+    with pytest.raises(ConfigError, match="to-one, but there are 2 ps"):
+        with_exchange(replace(ONE_PS, ps=("", "")), job(exchange="to-one"))

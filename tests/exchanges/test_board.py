@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from simulation.fakes import small_parts
 from zmqtrain import Job
 from zmqtrain.actors.link import Link
 from zmqtrain.data import Arrays
@@ -15,6 +16,7 @@ from zmqtrain.errors import FencedError
 from zmqtrain.models import MLP
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import (
+    LAMB,
     SGD,
     Adagrad,
     Adam,
@@ -126,8 +128,16 @@ def test_bits_do_not_depend_on_who_holds_which_rows(fields: dict[str, Any], work
     expected = outcome(workers, **fields)
     assert outcome(workers, ps=0, exchange="board", **cut) == expected
     assert outcome(workers, ps=0, exchange="direct", **cut) == expected
+    assert outcome(workers, ps=0, exchange="to-one", **cut) == expected
     assert outcome(workers, ps=0, exchange="direct", placement="greedy", **cut) == expected
     assert outcome(workers, ps=3, **cut) == expected
+
+
+def test_one_owner_gives_a_rule_that_looks_at_whole_variables_the_bits_of_one_ps() -> None:
+    lamb = {"optimizer": LAMB(0.01), "partition_nbytes": CUT}
+    expected = outcome(2, **lamb)
+    assert outcome(2, ps=0, exchange="to-one", **lamb) == expected
+    assert outcome(2, ps=0, exchange="direct", **lamb) != expected
 
 
 def test_variables_are_cut_where_these_tests_mean_it() -> None:
@@ -142,7 +152,7 @@ def test_board_gives_the_bits_of_messages_to_any_number_of_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_messages = outcome(workers)
-    monkeypatch.setattr(segments, "PART_SIZE", 20)  # every worker has something to update
+    monkeypatch.setattr(segments, "cut", small_parts)  # every worker has something to update
     assert outcome(workers, exchange="board") == by_messages
 
 

@@ -99,7 +99,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Pat
         ({"devices": "cuda:0"}, "'cuda:0' is no device"),
         ({"devices": ("gpu:0", "gpu:0")}, "gpu:0 is listed twice"),
         ({"strategy": "mirrored"}, "expected devices"),
-        ({"exchange": "nccl"}, "there is no nccl"),
+        ({"exchange": "nccl"}, "no nccl is here: use auto"),
         ({"devices": ("cpu:0", "cpu:1"), "overlap": True}, "devices"),
     ],
 )

@@ -12,6 +12,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
+from zmqtrain.fingerprint import changes_since, fingerprint_difference
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.roles.hosting import run_all
@@ -75,3 +76,15 @@ async def test_failed_ps_ends_its_worker() -> None:
         await run_all([Stub(Role.PS, MISTAKE), worker], serve_on=True)
     assert worker.stop_code == 0
     assert len(worker.ended_by) == 1
+
+
+async def test_workers_without_ps_must_agree_how_many_they_are() -> None:
+    def fingerprint(workers: int, *, hosted: bool) -> dict[str, str]:
+        ps = ("127.0.0.1:2222",)
+        config = TaskConfig(role=Role.WORKER, job="j", ps=ps, workers=workers, hosted=hosted)
+        return JobActor(config, JOB, MemoryTransport()).fingerprint
+
+    here = fingerprint(2, hosted=True)
+    assert "workers: 3 there, 2 here" in fingerprint_difference(fingerprint(3, hosted=True), here)
+    assert changes_since(fingerprint(3, hosted=True), here) == ""  # at a checkpoint
+    assert fingerprint(3, hosted=False) == fingerprint(2, hosted=False)

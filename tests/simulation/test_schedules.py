@@ -10,7 +10,7 @@ import pytest
 
 from simulation.run import run_seed, simulate, smallest
 from simulation.schedule import Fault, draw
-from tests.traces import ON_A_BOARD, calm
+from tests.traces import ON_A_BOARD, calm, trace_of
 from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -53,6 +53,16 @@ def test_workers_on_a_board_push_only_where_the_ps_has_its_say() -> None:
     assert not report.broken, report
     pushes = [line for line in trace if "-> sent" in line and "Push(" in line]
     assert len(pushes) < schedule.steps
+
+
+def test_member_that_slept_through_the_end_of_its_roster_updates_nothing() -> None:
+    """Worker 1 waits for a gradient when it is stopped, and wakes in the next roster."""
+    timing = calm().timing.model_copy(update={"heartbeat_s": 0.05, "lease_s": 0.2})
+    for stop_s, save_s, lasts_s in ((0.842, 0.926, 1.146), (0.817, 0.882, 1.153)):
+        faults = Fault(stop_s, "stop", ("worker 1",), lasts_s), Fault(save_s, "save")
+        board = {**ON_A_BOARD, "workers": 2, "timing": timing}
+        trace = trace_of(calm(**board, steps=20, slow=0, keeps=True, save_secs=100, faults=faults))
+        assert trace.of("worker 1 was left out of the step that it has computed")
 
 
 def test_every_epoch_is_an_exact_pass_whatever_is_drawn() -> None:

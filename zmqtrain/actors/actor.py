@@ -33,7 +33,15 @@ from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import split
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode, request_id_of
-from zmqtrain.wire.messages import Heartbeat, Message, Parameters, PullReply, PushReply, Refusal
+from zmqtrain.wire.messages import (
+    Heartbeat,
+    Join,
+    Message,
+    Parameters,
+    PullReply,
+    PushReply,
+    Refusal,
+)
 from zmqtrain.wire.refusals import refusal_of
 
 REFUSALS = 256  # reasons that are remembered, so that each is logged once
@@ -281,9 +289,16 @@ class Actor:
                 raise ProtocolError(f"{self.task} takes no {kind.__name__} from {request.sender}")
             handler(request, request.envelope.message)
         except ZmqTrainError as error:
-            # A heartbeat comes again every second, and its sender is answered.
-            level = logging.DEBUG if kind is Heartbeat else logging.INFO
-            log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)
+            # A heartbeat comes again every second, and its sender is answered. The others wait for
+            # who wants to join.
+            levels = {Heartbeat: logging.DEBUG, Join: logging.WARNING}
+            log.log(
+                levels.get(kind, logging.INFO),
+                "refused %s of %s: %s",
+                kind.__name__,
+                request.sender,
+                error,
+            )
             request.refuse(error)
         except Exception as error:
             self.crash(error)

@@ -13,7 +13,7 @@ from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
-from zmqtrain.fingerprint import DATA
+from zmqtrain.fingerprint import DATA, WORKERS
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
@@ -36,6 +36,8 @@ class JobActor(Actor):
         self.ps_endpoints = [connect_endpoint(address) for address in config.ps]
         self.shards = len(self.ps_endpoints)
         self.fingerprint = job.fingerprint(self.shards)
+        if config.hosted:
+            self.fingerprint[WORKERS] = str(config.workers)
         self.process = process_name()
         self.nonce = ""
         self.last_incarnation = 0  # of the life before

@@ -425,11 +425,12 @@ class Chief(JobActor):
         final = await self.status()
         self._on_progress(final)
         self.weights = await self.read_parameters(self.job.evaluate_average)
+        asked = self.job.exchange
         self.summary = Summary.of(
             final,
             job=self.job_name,
             strategy=strategy_of(self.job, self.workers, hosted=self.hosted),
-            exchange="board" if self.board else "direct",
+            exchange="board" if self.board else {"auto": "direct"}.get(asked, asked),
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
             parameters=await self.read_parameters(),

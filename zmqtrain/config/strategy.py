@@ -90,7 +90,12 @@ def with_exchange(
     Raises:
         ConfigError: it shall be, but cannot.
     """
-    if job.exchange == "direct" or (job.exchange == "auto" and not planned.hosted):
+    if job.exchange in ("direct", "to-one") or (job.exchange == "auto" and not planned.hosted):
+        if job.exchange == "to-one" and len(planned.ps) > 1 and not planned.hosted:
+            raise ConfigError(
+                f"{names_of('exchange')} is to-one, but there are {len(planned.ps)} ps; expected "
+                "one, or workers without ps; correct that, or use direct"
+            )
         return planned
     found = job.hosted(planned.hosted).obstacles_to_board()
     found += ["lane is tcp"] * (lane == "tcp") + ["crash_safe is off"] * (not crash_safe)
