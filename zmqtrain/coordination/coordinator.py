@@ -318,6 +318,8 @@ class Coordinator:
                     self.applied += 1
                     self.ledger.count(worker)
                     orders.append(Order("apply", (worker,)))
+                case Release(worker):
+                    released.append(worker)
                 case Reduce(workers):
                     self.version += 1
                     self.applied += len(workers)
@@ -330,8 +332,6 @@ class Coordinator:
                     self.dropped += 1
                     self.ledger.give_back(worker)
                     orders.append(Order("drop", (worker,), reason))
-                case Release(worker):
-                    released.append(worker)
         for order in orders[begin:]:  # each of them says what becomes of pushes
             self.undecided.difference_update(order.workers)
         return released

@@ -210,6 +210,8 @@ class BoundUpdate:
             for each in update.by_group()
         ]
         self._memory = self._groups[0]
+        self._asked_first = self._groups if len(self._groups) > 1 else []
+        self._is_layered = update.is_layered
         self._kernels = [kernels.bind(memory, compiled=update.fused) for memory in self._groups]
         whole = [Piece(slice(0, len(parameters)))]
         self._pieces = whole if pieces is None else pieces
@@ -234,11 +236,13 @@ class BoundUpdate:
         Raises:
             ConfigError: the rule cannot make this update; nothing was changed.
         """
-        if self._update.is_layered and factors is None:
+        if factors is None and self._is_layered:
             size = len(self._memory.parameters)
             squares = self.squares(gradients, count, step, weights)
             factors = factors_of([self._memory.rule], squares, [size], step)
-        self._check(step)
+        for memory in self._asked_first:  # none may refuse after another has changed elements
+            if isinstance(memory.rule, FormulaRule):
+                memory.rule.hyperparameters(step)
         share, scale = self._update.share(step + 1), np.float32(1 / count)
         start = 0 if self._memory.redo is None else self._memory.redo.done
         if len(gradients) == 1 and weights is None and factors is None and len(self._runs) == 1:
@@ -304,12 +308,6 @@ class BoundUpdate:
                 for part in parts[2:]:
                     total += part
                 yield block, total
-
-    def _check(self, step: int) -> None:
-        """Ask the rules of all groups first: none may refuse after another has changed elements."""
-        for memory in self._groups if len(self._groups) > 1 else ():
-            if isinstance(memory.rule, FormulaRule):
-                memory.rule.hyperparameters(step)
 
     def _cut(
         self, block: slice, factors: Flat | None

@@ -120,7 +120,7 @@ class Receiver:
 
     def _enter(self, worker: Worker, pending: Pending) -> None:
         """Enter a request, and carry out the orders that follow from it."""
-        worker.pending = pending
+        worker.pending, worker.reply = pending, None
         self._state.keep(worker)
         if self._state.initialised:
             self._executor.carry_out(self._decider.arrived(worker))

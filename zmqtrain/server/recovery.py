@@ -12,6 +12,7 @@ from zmqtrain.coordination.state import unpack
 from zmqtrain.server.state import Pending, Result, ShardState, Worker
 from zmqtrain.store import segment_layout
 from zmqtrain.store.changes import UPDATE, Change, Contribution
+from zmqtrain.wire.messages import Pull, Push
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +53,12 @@ def recover(state: ShardState, peers: PeerTable) -> None:
 
 
 def _worker(index: int, known: list[Any]) -> Worker:
-    incarnation, identity, lane, buffer, reply, early, message, result, reason = known
-    worker = Worker(index, incarnation, identity, lane, buffer, None, reply, early)
-    if message is not None:
-        worker.pending = Pending(message, None, result, reason)
+    incarnation, identity, lane, buffer, early, last, *decided = known
+    worker = Worker(index, incarnation, identity, lane, buffer, early=early)
+    if isinstance(last, Pull | Push):
+        worker.pending = Pending(last, None, *decided)
+    else:
+        worker.reply = last
     return worker
 
 

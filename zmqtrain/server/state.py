@@ -70,7 +70,7 @@ class Worker:
     lane: str = "tcp"
     buffer: int = -1  # index of where its gradients go in the segment
     pending: Pending | None = None
-    reply: PullReply | PushReply | None = None  # the last one
+    reply: PullReply | PushReply | None = None  # the last one, until the next request
     early: Order | None = None  # the last one to answer a request that had not come yet
     chunks: set[int] = field(default_factory=set)  # of its next push, that have come
     unacknowledged_nbytes: int = 0  # of them
@@ -96,7 +96,7 @@ class Worker:
 
     @property
     def answered(self) -> int:
-        """Sequence of the last push that was answered, 0 if none was."""
+        """Sequence of the push that was answered last, 0 if none was, or a request is pending."""
         return self.reply.sequence if isinstance(self.reply, PushReply) else 0
 
     def refuse(self, error: ZmqTrainError) -> None:
@@ -176,14 +176,13 @@ class ShardState:
         self._changed.pop(worker.index, None)
         if not self.shard.safe:
             return
-        staged, pending = self.shard.staged(worker.index), worker.pending
-        asked: tuple[object, ...] = (None, None, "")
-        if pending is not None:
-            asked = (pending.message, pending.result, pending.reason)
+        pending = worker.pending
         mark = pack(
             [
-                *(staged, worker.incarnation, [*worker.identity], worker.lane, worker.buffer),
-                *(worker.reply, worker.early, *asked),
+                self.shard.staged(worker.index),
+                *(worker.incarnation, [*worker.identity], worker.lane, worker.buffer),
+                *(worker.early, worker.reply if pending is None else pending.message),
+                *([] if pending is None else [pending.result, pending.reason]),
             ]
         )
         if not self.marks.write(worker.index, mark):
@@ -192,15 +191,15 @@ class ShardState:
     def decided(self, index: int, result: Result, reason: str = "") -> Push | None:
         """Note what became of the push that a worker waits for; return it if still pending."""
         worker = self.workers.get(index)
-        push = worker.pushed if worker is not None else None
-        if worker is None or worker.pending is None or push is None:
+        pending = worker.pending if worker is not None else None
+        if worker is None or pending is None or not isinstance(pending.message, Push):
             return None
-        worker.pending.result, worker.pending.reason = result, reason
+        pending.result, pending.reason = result, reason
         if result in ("applied", "accumulated"):
             self._changed[index] = worker
         else:
             self.keep(worker)
-        return push
+        return pending.message
 
     def keep_changed(self) -> None:
         """Keep what the last change of the shard made of pushes, before there is another one.

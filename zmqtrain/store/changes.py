@@ -223,7 +223,7 @@ class Changes:
         weights = [part.examples / change.unit for part in change.contributions]
         if change.kind == UPDATE and change.with_sum:
             gradients, weights = [self._memory.sum, *gradients], [1.0, *weights]
-        is_even = all(weight == 1 for weight in weights)
+        is_even = set(weights) == {1.0}
         return Mean(gradients, None if is_even else weights, change.examples / change.unit)
 
     def _finish(self, change: Change) -> None:

@@ -35,22 +35,18 @@ class Incoming:
         self._data = b""
         self._at = 0  # in the data, where the next message begins
         self._sizes: tuple[int, ...] = ()
-        self._large: memoryview | None = None  # room for the frames of a message still to come
-        self._filled = 0
+        self._large: memoryview | None = None  # the frames of a message still to come
+        self.room: memoryview | None = None
+        """Where the rest of a large message goes; None: give what comes to :meth:`add`."""
 
     @property
     def has_more(self) -> bool:
         """Whether anything has come that is not cut off yet."""
         return self._at < len(self._data)
 
-    @property
-    def room(self) -> memoryview | None:
-        """Where the rest of a large message goes; None: give what comes to :meth:`add`."""
-        return None if self._large is None else self._large[self._filled :]
-
     def fill(self, nbytes: int) -> None:
         """Note that so many bytes have been written to ``room``."""
-        self._filled += nbytes
+        self.room = self.room[nbytes:] if self.room is not None else None
 
     def add(self, data: bytes) -> None:
         self._data = self._data[self._at :] + data if self.has_more else data
@@ -73,9 +69,9 @@ class Incoming:
         """
         large, data = self._large, self._data
         if large is not None:
-            if self._filled < len(large):
+            if self.room:
                 return None
-            self._large = None
+            self._large = self.room = None
             return _cut(large, 0, self._sizes)
         left = len(data) - self._at
         if left < _COUNT.size:
@@ -97,8 +93,8 @@ class Incoming:
             self._at = start + nbytes
             return _cut(data, start, sizes)
         self._large, self._sizes = np.empty(nbytes, np.uint8).data, sizes
-        self._filled = len(data) - start
-        self._large[: self._filled] = data[start:]
+        self._large[: len(data) - start] = data[start:]
+        self.room = self._large[len(data) - start :]
         self._data, self._at = b"", 0
         return None
 

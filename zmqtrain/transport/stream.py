@@ -220,7 +220,8 @@ class Connection:
     def _read(self, *, onwards: bool) -> None:
         """Handle one message; further ones wait for later turns, after the loop's other work."""
         try:
-            message = self._incoming.next() or self._receive()
+            # What is complete is read onwards, so nothing is when more comes.
+            message = (self._incoming.next() if onwards else None) or self._receive()
         except BlockingIOError:
             return
         except ProtocolError as error:

@@ -145,7 +145,7 @@ def _optional(item: Check) -> Check:
 
 def _structure(kind: type) -> Check:
     hints = typing.get_type_hints(kind)
-    checks = [(f.name, _check_of(hints[f.name])) for f in fields(kind)]
+    checks = [(f.name, hints[f.name], _check_of(hints[f.name])) for f in fields(kind)]
     # What most messages are made of: values that are used as they are.
     plain = [hints[f.name] for f in fields(kind)]
     is_plain = _SCALARS.issuperset(plain)
@@ -156,9 +156,9 @@ def _structure(kind: type) -> Check:
         if type(value) is not list or len(value) != len(checks):
             _fail(f"{len(checks)} fields of {kind.__name__}", value)
         arguments = []
-        for (name, field_check), element in zip(checks, value, strict=True):
+        for (name, hint, field_check), element in zip(checks, value, strict=True):
             try:
-                arguments.append(field_check(element))
+                arguments.append(element if type(element) is hint else field_check(element))
             except ProtocolError as error:
                 raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
         return kind(*arguments)
