@@ -24,7 +24,6 @@ from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
-from zmqtrain.models.base import Dataset
 from zmqtrain.models.check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
 from zmqtrain.store import own_directory
@@ -187,18 +186,13 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
     problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
     for name, data in (("training", training), ("evaluation", evaluation)):
         if data is not None and len(data):
-            measures = evaluate(job.model, parameters | state | frozen, _sample(data))
+            spread = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).astype(np.int64)
+            measures = evaluate(job.model, parameters | state | frozen, Subset(data, spread))
             problems.errors += [
                 f"{measure} of the {name} set is {value}; expected a finite number"
                 for measure, value in measures.items()
                 if not np.isfinite(value)
             ]
-
-
-def _sample(data: Dataset) -> Subset:
-    """Return some examples of a dataset, spread evenly over it."""
-    count = min(EXAMPLES, len(data))
-    return Subset(data, np.linspace(0, len(data) - 1, count).astype(np.int64))
 
 
 def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
@@ -73,26 +72,27 @@ def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[
     """Yield every segment, run directory and old note of an end; remove what nobody uses."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
-        age_s = _age_s(segment.modified_at)
-        lives = segment.owned, segment.held
-        yield Found("segment", segment.path, segment.nbytes, age_s, *lives, removed)
+        lives = segment.owned, segment.held, removed
+        yield Found("segment", segment.path, segment.nbytes, _age_s(segment.modified_at), *lives)
     for run in run_directories(temporary):
         removed = not (dry_run or run.in_use) and remove_run(run.path)
-        age_s = _age_s(run.modified_at)
-        yield Found("run", run.path, run.nbytes, age_s, run.in_use, False, removed)
+        lives = run.in_use, False, removed
+        yield Found("run", run.path, run.nbytes, _age_s(run.modified_at), *lives)
     for note in old_notes():
         known = note.stat()
         if not dry_run:
             note.unlink(missing_ok=True)
-        age_s = _age_s(known.st_mtime)
-        yield Found("note", note, known.st_size, age_s, False, False, not dry_run)
+        lives = False, False, not dry_run
+        yield Found("note", note, known.st_size, _age_s(known.st_mtime), *lives)
 
 
 def clean_view(found: Sequence[Found]) -> RenderableType:
     """Return what was found for a person."""
     if not found:
         return cell("nothing to remove, and no ps of this user runs on this host")
-    return Group(_table(found), Text(), cell(_conclusion(found)))
+    headings = ("what", "path", "size", "age", "ps", "done")
+    rows = table(*headings, rows=map(_row, found), right=("size",), folded=("path",))
+    return Group(rows, Text(), cell(_conclusion(found)))
 
 
 def clean_json(found: Sequence[Found]) -> dict[str, object]:
@@ -104,31 +104,22 @@ def clean_json(found: Sequence[Found]) -> dict[str, object]:
     }
 
 
-def _table(found: Sequence[Found]) -> Table:
-    result = table("what", "path", "size", "age", "ps", "done", right=("size",), folded=("path",))
-    for one in found:
-        ps = "alive" if one.ps_alive else "dead, workers wait" if one.workers_alive else "dead"
-        done = "removed" if one.removed else "kept"
-        size, age = data_size(one.nbytes), duration(one.age_s)
-        result.add_row(*map(cell, (one.what, one.path, size, age, ps, done)))
-    return result
+def _row(one: Found) -> tuple[object, ...]:
+    ps = "alive" if one.ps_alive else "dead, workers wait" if one.workers_alive else "dead"
+    done = "removed" if one.removed else "kept"
+    return one.what, one.path, data_size(one.nbytes), duration(one.age_s), ps, done
 
 
 def _conclusion(found: Sequence[Found]) -> str:
-    groups = {
-        "removed": [one for one in found if one.removed],
-        "left over": [one for one in found if not (_is_in_use(one) or one.removed)],
-        "in use": [one for one in found if _is_in_use(one)],
-    }
+    groups: dict[str, list[int]] = {"removed": [], "left over": [], "in use": []}
+    for one in found:
+        is_used = one.ps_alive or one.workers_alive
+        groups["removed" if one.removed else "in use" if is_used else "left over"].append(
+            one.nbytes
+        )
     return "; ".join(
-        f"{len(group)} {name}, {data_size(sum(one.nbytes for one in group))}"
-        for name, group in groups.items()
-        if group
+        f"{len(sizes)} {name}, {data_size(sum(sizes))}" for name, sizes in groups.items() if sizes
     )
-
-
-def _is_in_use(one: Found) -> bool:
-    return one.ps_alive or one.workers_alive
 
 
 def _directory(segment_dir: str | None) -> Path | None:

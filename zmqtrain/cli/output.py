@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -41,8 +41,13 @@ def show_json(value: Any) -> None:
     click.echo(as_json(value))
 
 
-def table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] = ()) -> Table:
-    """Return an empty table.
+def table(
+    *headings: str,
+    rows: Iterable[Sequence[object]] = (),
+    right: Sequence[str] = (),
+    folded: Sequence[str] = (),
+) -> Table:
+    """Return a table with these rows, cut to the headings; what is no view is shown as its text.
 
     The columns named in ``right`` are aligned right; those in ``folded`` wrap if the terminal is
     too narrow.
@@ -54,6 +59,10 @@ def table(*headings: str, right: tuple[str, ...] = (), folded: tuple[str, ...] =
             justify="right" if heading in right else "left",
             no_wrap=heading not in folded,
             overflow="fold",
+        )
+    for row in rows:
+        result.add_row(
+            *(each if isinstance(each, Text) else cell(each) for each in row[: len(headings)])
         )
     return result
 
@@ -70,6 +79,20 @@ class FirstThatFits:
             if Measurement.get(console, unlimited, view).maximum <= options.max_width:
                 break
         yield view
+
+
+def narrowing_table(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], fewest: int, right: Sequence[str]
+) -> FirstThatFits:
+    """Return a table whose last columns a narrow terminal hides, all but the ``fewest`` first."""
+    counts = range(len(headings), fewest - 1, -1)
+    return FirstThatFits([table(*headings[:count], rows=rows, right=right) for count in counts])
+
+
+def narrowing_line(parts: Sequence[str], fewest: int = 1) -> FirstThatFits:
+    """Return a line whose last parts a narrow terminal hides, all but the ``fewest`` first."""
+    counts = range(len(parts), fewest - 1, -1)
+    return FirstThatFits([Text("   ".join(parts[:count])) for count in counts])
 
 
 def cell(value: object, style: str = "") -> Text:

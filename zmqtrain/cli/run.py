@@ -15,11 +15,11 @@ import uvloop
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from zmqtrain.chief.progress import ProgressLog, shown_loss
-from zmqtrain.cli.output import NOTHING, FirstThatFits, show_json, table
+from zmqtrain.cli.output import NOTHING, narrowing_line, narrowing_table, show_json
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import (
@@ -224,21 +224,12 @@ def view(status: Status) -> RenderableType:
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "pushes {applied} applied, {dropped} dropped".format(**status.pushes),
     )
-    workers = [task for task in status.tasks if task.role == Role.WORKER]
+    workers = [_cells(task) for task in status.tasks if task.role == Role.WORKER]
     return Group(
         Text(f"policy {status.policy}{following}", no_wrap=True, overflow="ellipsis"),
-        FirstThatFits([Text("   ".join(figures[:count])) for count in range(len(figures), 0, -1)]),
-        FirstThatFits(
-            [_workers(workers, count) for count in range(len(COLUMNS), FEWEST_COLUMNS - 1, -1)]
-        ),
+        narrowing_line(figures),
+        narrowing_table(COLUMNS, workers, FEWEST_COLUMNS, right=COLUMNS[2:]),
     )
-
-
-def _workers(tasks: list[TaskStatus], columns: int) -> Table:
-    rows = table(*COLUMNS[:columns], right=("pushes", "loss", "silent", "batches held"))
-    for task in tasks:
-        rows.add_row(*_cells(task)[:columns])
-    return rows
 
 
 def _cells(task: TaskStatus) -> tuple[str, ...]:

@@ -18,17 +18,17 @@ from zmqtrain.cli.output import (
     cell,
     data_size,
     duration,
+    narrowing_table,
     rate,
     show,
     show_json,
-    table,
 )
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.messages import Status, TaskStatus
 
 SHOWN_LEASES = 2
-HIDEABLE = 7  # columns
+FEWEST_COLUMNS = 4
 COLUMNS = (
     "task", "state", "step", "behind", "loss", "holds", "silent", "joined", "lane", "process",
     "metrics",
@@ -134,48 +134,37 @@ def _tasks(tasks: tuple[TaskStatus, ...]) -> FirstThatFits:
     """Return the table of tasks; a narrow terminal hides its last columns."""
     behind = steps_behind(tasks)
     rows = [_row(task, behind.get(task.task, NOTHING)) for task in tasks]
-    shown = range(len(COLUMNS), len(COLUMNS) - HIDEABLE - 1, -1)
-    return FirstThatFits([_table(rows, count) for count in shown])
+    return narrowing_table(COLUMNS, rows, FEWEST_COLUMNS, ("step", "behind", "loss", "silent"))
 
 
-def _table(rows: list[list[Text]], columns: int) -> Table:
-    result = table(*COLUMNS[:columns], right=("step", "behind", "loss", "silent"))
-    for row in rows:
-        result.add_row(*row[:columns])
-    return result
-
-
-def _row(task: TaskStatus, behind: int | str) -> list[Text]:
+def _row(task: TaskStatus, behind: int | str) -> list[object]:
     return [
-        cell(task.task),
+        task.task,
         cell(task.state, STATE_STYLES.get(task.state, "")),
-        *map(cell, _progress_cells(task, behind)),
-        cell(_holding(task)),
-        cell(duration(task.silent_s)),
-        cell(_joined(task)),
-        cell(_lane(task)),
-        cell(task.process),
-        cell(task.metrics or NOTHING),
+        NOTHING if task.role == Role.CHIEF else task.step,
+        behind,
+        loss_of(task.loss) if task.role == Role.WORKER and task.step else NOTHING,
+        _holding(task),
+        duration(task.silent_s),
+        _joined(task),
+        _lane(task),
+        task.process,
+        task.metrics or NOTHING,
     ]
 
 
 def steps_behind(tasks: Iterable[TaskStatus]) -> dict[str, int]:
     """Return the distance of each live worker to the one with most steps, by its name."""
-    steps = {task.task: task.step for task in tasks if _is_worker(task) and task.state != "left"}
+    steps = {
+        task.task: task.step for task in tasks if task.role == Role.WORKER and task.state != "left"
+    }
     return {name: max(steps.values()) - step for name, step in steps.items()}
-
-
-def _progress_cells(task: TaskStatus, behind: int | str) -> tuple[str, str, str]:
-    """Return step, distance to the fastest worker, and loss; "-" where the task has none."""
-    step = NOTHING if _is_chief(task) else str(task.step)
-    loss = loss_of(task.loss) if _is_worker(task) and task.step else NOTHING
-    return step, str(behind), loss
 
 
 def _holding(task: TaskStatus) -> str:
     if task.nbytes:
         return data_size(task.nbytes)
-    if _is_chief(task) and task.step:
+    if task.role == Role.CHIEF and task.step:
         return f"saved {task.step}"
     if not task.leases:
         return NOTHING
@@ -200,11 +189,3 @@ def _lane(task: TaskStatus) -> str:
 def loss_of(loss: float) -> str:
     """Return a loss, "-" if there is none yet."""
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
-
-
-def _is_worker(task: TaskStatus) -> bool:
-    return task.role == Role.WORKER
-
-
-def _is_chief(task: TaskStatus) -> bool:
-    return task.role == Role.CHIEF

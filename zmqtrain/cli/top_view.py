@@ -11,7 +11,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, FirstThatFits, cell, counted, duration, rate, table
+from zmqtrain.cli.output import (
+    NOTHING,
+    FirstThatFits,
+    cell,
+    counted,
+    duration,
+    narrowing_line,
+    narrowing_table,
+    rate,
+)
 from zmqtrain.cli.status import STATE_STYLES, loss_of, remaining_of, state_of, steps_behind
 from zmqtrain.cli.why import ABSENT, absences, long_waits
 from zmqtrain.config.cluster import Role
@@ -162,7 +171,7 @@ def _figures(watched: Watched) -> FirstThatFits:
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "{dropped} dropped".format(**status.pushes),
     ]
-    return FirstThatFits([Text("   ".join(texts[:count])) for count in range(len(texts), 1, -1)])
+    return narrowing_line(texts, fewest=2)
 
 
 def _legend(spent: Sequence[tuple[float, ...]], glyphs: str) -> Text:
@@ -185,23 +194,21 @@ def _tasks(
     earlier = {task.task: task for task in watched.earlier.tasks}
     cells = [
         (
-            cell(task.task),
+            task.task,
             cell(task.state, STATE_STYLES.get(task.state, "")),
-            cell(_speed(task, earlier.get(task.task), watched.seconds)),
+            _speed(task, earlier.get(task.task), watched.seconds),
             phase_bar(spent[task.task], glyphs),
-            cell(behind.get(task.task, NOTHING)),
-            cell(duration(task.silent_s)),
-            cell(task.restarts),
+            behind.get(task.task, NOTHING),
+            duration(task.silent_s),
+            task.restarts,
         )
         for task in tasks[:rows]
     ]
-    views = []
-    for count in range(len(COLUMNS), FEWEST_COLUMNS - 1, -1):
-        views.append(table(*COLUMNS[:count], right=("steps/s", "behind", "silent", "restarts")))
-        for row in cells:
-            views[-1].add_row(*row[:count])
     hidden = len(tasks) - rows
-    return Group(FirstThatFits(views), *([f"and {counted(hidden, 'task')} more"] * (hidden > 0)))
+    shown = narrowing_table(
+        COLUMNS, cells, FEWEST_COLUMNS, ("steps/s", "behind", "silent", "restarts")
+    )
+    return Group(shown, *([f"and {counted(hidden, 'task')} more"] * (hidden > 0)))
 
 
 def _speed(task: TaskStatus, earlier: TaskStatus | None, seconds: float) -> str:

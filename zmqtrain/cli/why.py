@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import click
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
@@ -65,7 +64,11 @@ def why_view(status: Status, *, show_all: bool = False) -> RenderableType:
     shown = long_waits(status, 0.0 if show_all else SHORT_S)
     parts: list[RenderableType] = [*map(cell, _news(status))]
     parts += [cell(text, "bold") for text in absences(status)]
-    parts.append(_waits(shown) if shown else Text("no task waits"))
+    headings = ("who", "waits for", "since", "until", "because")
+    waits = table(
+        *headings, rows=map(_row, shown), right=["since"], folded=["waits for", "because"]
+    )
+    parts.append(waits if shown else Text("no task waits"))
     if hidden := len(status.waits) - len(shown):
         limit = duration(SHORT_S)
         parts.append(
@@ -98,22 +101,9 @@ def _news(status: Status) -> list[str]:
     return news
 
 
-def _waits(waits: list[Wait]) -> Table:
-    result = table(
-        "who",
-        "waits for",
-        "since",
-        "until",
-        "because",
-        right=("since",),
-        folded=("waits for", "because"),
-    )
-    for wait in waits:
-        until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
-        result.add_row(
-            *map(cell, (wait.owner, wait.peer, duration(wait.since_s), until, wait.reason))
-        )
-    return result
+def _row(wait: Wait) -> tuple[str, ...]:
+    until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
+    return wait.owner, wait.peer, duration(wait.since_s), until, wait.reason
 
 
 def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:
@@ -131,7 +121,6 @@ def absences(status: Status) -> list[str]:
 
 
 def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
-    """Say how long a task has been absent, and how many wait for it."""
     for_s = duration(task.silent_s)
     absent = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"
     waiting = {wait.owner for wait in waits if task.task in wait.peer.split(", ")}
