@@ -121,7 +121,7 @@ def test_nobody_but_the_chief_is_revoked_without_an_index(
         (["revoke", "chief", "1"], "expected 0, since there is one chief"),
         (["new", "--workers", "0"], "0 is not in the range"),
         (["list", "--keys", "/dev/null/x"], "cannot be read: Not a directory"),
-        (["add", "worker", "--keys", "/dev/null/x"], "cannot be made: Not a directory"),
+        (["add", "worker", "--keys", "/dev/null/x"], "Not a directory; expected a"),
     ],
 )
 def test_wrong_usage_is_told_and_changes_nothing(

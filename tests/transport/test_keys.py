@@ -94,10 +94,10 @@ def test_renewed_key_replaces_the_former_one(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("pairs", "complaint"),
     [
-        ({PS: Pair(C, None), WORKER: Pair(C, A)}, "has the key given for worker 3 as that of ps 0"),
+        ({PS: Pair(C, None), WORKER: Pair(C, A)}, "one key for ps 0 and worker 3"),
         (
             {PS: Pair(B, B), WORKER: Pair(A, A)},
-            "has the key given for worker 3 as that of worker 3",
+            "one key for worker 3 and worker 3",
         ),
         ({PS: Pair(B, B), Owner("client"): Pair(C, C)}, "client-0.secret: File exists"),
     ],
@@ -117,7 +117,9 @@ def test_keys_are_added_all_or_none(
 
 def test_second_key_of_a_task_is_refused_with_the_remedy(directory: Path) -> None:
     add_keys(directory, {WORKER: Pair(A, B)})
-    with pytest.raises(ConfigError, match=r"revoke it first \(zmqtrain keys revoke worker 3\)"):
+    with pytest.raises(
+        ConfigError, match=r"revoke the other first \(zmqtrain keys revoke worker 3\)"
+    ):
         add_keys(directory, {WORKER: Pair(C, None)})
     with pytest.raises(ConfigError, match="no allowed key of ps 0"):
         revoke_key(directory, PS)
@@ -200,8 +202,8 @@ def test_directory_that_is_open_to_others_gets_no_keys(directory: Path) -> None:
         ("worker -3 allowed " + A, "correct the line"),
         ("worker allowed " + A, "correct the line"),
         ("worker \u0663 allowed " + A, "cannot be read"),
-        ("worker 4 allowed " + B, "has one key for worker 3 and worker 4"),
-        ("worker 3 allowed " + A, "allows two keys of worker 3"),
+        ("worker 4 allowed " + B, "one key for worker 3 and worker 4"),
+        ("worker 3 allowed " + A, "two keys of worker 3"),
     ],
 )
 def test_registry_that_is_not_sound_is_refused(directory: Path, line: str, complaint: str) -> None:

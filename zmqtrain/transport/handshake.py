@@ -154,11 +154,12 @@ async def mechanism_at(endpoint: str, own: str) -> str | None:
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             try:
                 writer.write(_OPENING)
-                greeting = await reader.readexactly(_GREETING.size)
-                mechanism = _mechanism_of(greeting)
+                _, _, _, _, padded = _GREETING.unpack(await reader.readexactly(_GREETING.size))
+                mechanism: str = padded.rstrip(b"\0").decode("ascii", "replace")
                 if mechanism != own:
                     writer.write(own.encode().ljust(_GREETING.size - len(_OPENING), b"\0"))
-                    await _ended(reader)
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()  # until the other end has closed the connection
             finally:
                 writer.transport.abort()
     except asyncio.IncompleteReadError as error:
@@ -166,17 +167,6 @@ async def mechanism_at(endpoint: str, own: str) -> str | None:
     except OSError:
         return None
     return mechanism
-
-
-def _mechanism_of(greeting: bytes) -> str:
-    mechanism: bytes = _GREETING.unpack(greeting)[4]
-    return mechanism.rstrip(b"\0").decode("ascii", "replace")
-
-
-async def _ended(reader: asyncio.StreamReader) -> None:
-    """Wait until the other end has closed the connection."""
-    with contextlib.suppress(ConnectionError):
-        await reader.read()
 
 
 def watch(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -204,24 +204,12 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
         ConfigError: a task has a key already, a key has a task, or the directory cannot be written
             or is open to others.
     """
-    _make_directory(directory)
     made: list[Path] = []
     try:
-        with _changing(directory) as entries:
+        with _changing(directory, make=True) as entries:
+            entries += [Entry(owner, pair.public) for owner, pair in pairs.items()]
+            _check_registry(entries, directory / REGISTRY)
             for owner, pair in pairs.items():
-                if any(entry.owner == owner and not entry.revoked for entry in entries):
-                    raise ConfigError(
-                        f"{owner} has a key in {directory} already; expected none; revoke it first "
-                        f"(zmqtrain keys revoke {owner})"
-                    )
-                for known in entries:
-                    if known.public == pair.public:
-                        raise ConfigError(
-                            f"{directory} has the key given for {owner} as that of {known.owner}; "
-                            "expected a key of its own for each; make one by zmqtrain keys add "
-                            f"{owner}, and give its public half"
-                        )
-                entries.append(Entry(owner, pair.public))
                 if pair.secret is not None:
                     _write_private(secret_path(directory, owner), f"{pair.secret}\n")
                     made.append(secret_path(directory, owner))
@@ -272,9 +260,12 @@ def revoke_key(directory: Path, owner: Owner) -> str:
 
 
 @contextmanager
-def _changing(directory: Path) -> Iterator[list[Entry]]:
+def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
     """Yield the registry's entries under a lock; write them back afterwards."""
     try:
+        if make:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_open(directory, 0o077, "700")
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -292,17 +283,6 @@ def _changing(directory: Path) -> Iterator[list[Entry]]:
             f"{error.filename or directory}: {error.strerror or error}; expected a directory of "
             "keys that this user can write; correct --keys (or ZMQTRAIN_KEYS)"
         ) from None
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{directory} cannot be made: {error.strerror}; expected a directory for keys; correct "
-            "--keys (or ZMQTRAIN_KEYS)"
-        ) from None
-    _refuse_open(directory, 0o077, "700")
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -344,12 +324,13 @@ def _check_registry(entries: Iterable[Entry], path: Path) -> None:
     for entry in entries:
         if entry.public in publics:
             raise ConfigError(
-                f"{path} has one key for {publics[entry.public]} and {entry.owner}; expected a "
-                "key of its own for each; remove one line"
+                f"{path}: one key for {publics[entry.public]} and {entry.owner}; expected a key "
+                "of its own for each; leave one out, or make another by zmqtrain keys add"
             )
         if not entry.revoked and entry.owner in allowed:
             raise ConfigError(
-                f"{path} allows two keys of {entry.owner}; expected one; revoke the other"
+                f"{path}: two keys of {entry.owner}; expected one; revoke the other first "
+                f"(zmqtrain keys revoke {entry.owner})"
             )
         publics[entry.public] = entry.owner
         allowed |= set() if entry.revoked else {entry.owner}

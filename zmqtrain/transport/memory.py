@@ -29,32 +29,30 @@ class MemoryEndpoint:
     def __init__(self, hub: MemoryTransport, address: str, name: RoutingId = b"") -> None:
         self._hub = hub
         self._name = name  # how the listener addresses this end; b"" for the listener itself
-        self._address = address
+        self.address = address
         self._on_message: OnMessage | None = None
         self._is_closed = False
         self._is_draining = False
         self._received: deque[tuple[RoutingId, list[Buffer]]] = deque()
         self._waiting: list[list[Buffer]] = []
 
-    @property
-    def address(self) -> str:
-        return self._address
-
     def start(self, on_message: OnMessage) -> None:
         self._on_message = on_message
         if not self._name:
-            self._hub.listening(self._address)
+            self._hub.listening(self.address)
         self._drain_soon()
 
     def send(self, frames: Sequence[Buffer], peer: RoutingId = b"") -> None:
         if self._is_closed:
-            raise UnreachableError(f"this end of {self._address} is closed")
+            raise UnreachableError(f"this end of {self.address} is closed")
         copy: list[Buffer] = [bytes(frame) for frame in frames]
         if not self._name:
-            self._hub.end_named(peer).deliver(b"", copy)
-        elif not self._hub.forward(self._address, self._name, copy):
+            if (end := self._hub.ends.get(peer)) is None:
+                raise UnreachableError(f"peer {peer!r} is not connected")
+            end.deliver(b"", copy)
+        elif not self._hub.forward(self.address, self._name, copy):
             if len(self._waiting) >= HIGH_WATER_MARK:
-                raise UnreachableError(f"{HIGH_WATER_MARK} messages wait for {self._address}")
+                raise UnreachableError(f"{HIGH_WATER_MARK} messages wait for {self.address}")
             self._waiting.append(copy)
 
     def deliver(self, peer: RoutingId, frames: list[Buffer]) -> None:
@@ -66,7 +64,7 @@ class MemoryEndpoint:
         """Send the messages kept while there was no listener."""
         waiting, self._waiting = self._waiting, []
         for frames in waiting:
-            self._hub.forward(self._address, self._name, frames)
+            self._hub.forward(self.address, self._name, frames)
 
     def on_failure(self, callback: OnFailure) -> None:
         """Do nothing: no connection is refused within a process."""
@@ -98,7 +96,7 @@ class MemoryTransport:
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryEndpoint] = {}
         self._started: set[str] = set()
-        self._ends: dict[RoutingId, MemoryEndpoint] = {}
+        self.ends: dict[RoutingId, MemoryEndpoint] = {}  # connected, by name
         self._numbers = itertools.count(1)
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> MemoryEndpoint:
@@ -111,17 +109,17 @@ class MemoryTransport:
 
     def connect(self, address: str) -> MemoryEndpoint:
         name = b"%d" % next(self._numbers)
-        endpoint = self._ends[name] = MemoryEndpoint(self, address, name)
+        endpoint = self.ends[name] = MemoryEndpoint(self, address, name)
         return endpoint
 
     def close(self) -> None:
-        for endpoint in [*self._ends.values(), *self._listeners.values()]:
+        for endpoint in [*self.ends.values(), *self._listeners.values()]:
             endpoint.close()
 
     def listening(self, address: str) -> None:
         """A listener began: pass on what its peers sent before."""
         self._started.add(address)
-        for endpoint in self._ends.values():
+        for endpoint in self.ends.values():
             if endpoint.address == address:
                 endpoint.flush()
 
@@ -132,21 +130,10 @@ class MemoryTransport:
         self._listeners[address].deliver(peer, frames)
         return True
 
-    def end_named(self, peer: RoutingId) -> MemoryEndpoint:
-        """Return the connected end with this name.
-
-        Raises:
-            UnreachableError: it was closed.
-        """
-        try:
-            return self._ends[peer]
-        except KeyError:
-            raise UnreachableError(f"peer {peer!r} is not connected") from None
-
     def closed(self, endpoint: MemoryEndpoint, name: RoutingId) -> None:
         """Forget an endpoint."""
         if name:
-            self._ends.pop(name, None)
+            self.ends.pop(name, None)
         elif self._listeners.get(endpoint.address) is endpoint:
             del self._listeners[endpoint.address]
             self._started.discard(endpoint.address)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import zmq
@@ -58,14 +58,12 @@ class ZmqEndpoint:
         address: str,
         *,
         listening: bool,
-        forget: Callable[[ZmqEndpoint], None] | None = None,
         monitor: Authenticator | PeerWatch | None = None,
     ) -> None:
-        """``forget`` is called when the endpoint is closed, which closes its monitor, too."""
+        """``monitor`` is closed with the endpoint."""
+        self.address = address
         self._socket = socket
-        self._address = address
         self._listening = listening
-        self._forget = forget
         self._authenticator = monitor if isinstance(monitor, Authenticator) else None
         self._monitor = monitor
         self._on_message: OnMessage | None = None
@@ -73,10 +71,6 @@ class ZmqEndpoint:
         self._watchdog: asyncio.TimerHandle | None = None
         self._drain_soon: asyncio.Handle | None = None
         self._is_draining = False
-
-    @property
-    def address(self) -> str:
-        return self._address
 
     @property
     def closed(self) -> bool:
@@ -105,9 +99,9 @@ class ZmqEndpoint:
                 socket.send(frame, _MORE, copy=len(frame) <= COPIED_NBYTES)
             socket.send(frames[-1], _NOW, copy=len(frames[-1]) <= COPIED_NBYTES)
         except zmq.Again:
-            raise UnreachableError(f"the queue to {self._address} is full") from None
+            raise UnreachableError(f"the queue to {self.address} is full") from None
         except zmq.ZMQError as error:
-            raise UnreachableError(f"{self._address}: {error}") from None
+            raise UnreachableError(f"{self.address}: {error}") from None
         # A send handles the socket's internal commands and may swallow the edge of ZMQ_FD.
         if self._loop is not None and not self._is_draining and self._is_readable():
             self._schedule_drain()
@@ -125,8 +119,6 @@ class ZmqEndpoint:
             self._socket.disable_monitor()  # first: it would wait for the reader of its events
             self._monitor.close()
         self._socket.close(linger=0 if discard else None)
-        if self._forget is not None:
-            self._forget(self)
 
     def _watch(self) -> None:
         if self._loop is not None:
@@ -187,7 +179,7 @@ class ZmqTransport:
         self._linger_ms = linger_ms
         _keep_freed_memory()
         self._context = zmq.Context()
-        self._endpoints: set[ZmqEndpoint] = set()
+        self._endpoints: list[ZmqEndpoint] = []
 
     def bind(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> ZmqEndpoint:
         self._security.check(address, listening=True)
@@ -209,17 +201,23 @@ class ZmqTransport:
                 ) from None
             undo.pop_all()
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        return self._endpoint(socket, bound, listening=True, monitor=monitor)
+        return self._kept(ZmqEndpoint(socket, bound, listening=True, monitor=monitor))
 
     def connect(self, address: str) -> ZmqEndpoint:
-        security = self._security
+        security, is_keyed = self._security, self._security.is_keyed(address)
         security.check(address, listening=False)
         with contextlib.ExitStack() as undo:
             socket = self._socket(zmq.DEALER, address)
             undo.callback(socket.close, linger=0)
-            if security.is_keyed(address):
+            if is_keyed:
                 secure_peer(socket, security.secret(), security.server_key(address))
-            monitor = self._watch(socket, address)
+            monitor = PeerWatch(
+                self._events_of(socket),
+                address,
+                CURVE if is_keyed else NULL,
+                f"the key of {security.owner}",
+                security.patience_s,
+            )
             undo.callback(monitor.close)
             try:
                 socket.connect(address)
@@ -229,11 +227,11 @@ class ZmqTransport:
                     "host:port"
                 ) from None
             undo.pop_all()
-        return self._endpoint(socket, address, listening=False, monitor=monitor)
+        return self._kept(ZmqEndpoint(socket, address, listening=False, monitor=monitor))
 
     def close(self) -> None:
-        for endpoint in tuple(self._endpoints):
-            endpoint.close()
+        while self._endpoints:
+            self._endpoints.pop().close()
         self._context.term()
 
     def _authenticator(self, socket: zmq.Socket[bytes]) -> Authenticator:
@@ -250,35 +248,11 @@ class ZmqTransport:
         zap = ZmqEndpoint(questions, ZAP_ADDRESS, listening=True)
         return Authenticator(registry, zap, self._events_of(socket))
 
-    def _watch(self, socket: zmq.Socket[bytes], address: str) -> PeerWatch:
-        keyed, owner = self._security.is_keyed(address), self._security.owner
-        return PeerWatch(
-            self._events_of(socket),
-            address,
-            CURVE if keyed else NULL,
-            f"the key of {owner}",
-            self._security.patience_s,
-        )
-
     def _events_of(self, socket: zmq.Socket[bytes]) -> ZmqEndpoint:
         return ZmqEndpoint(watch(socket, self._context), "", listening=False)
 
-    def _endpoint(
-        self,
-        socket: zmq.Socket[bytes],
-        address: str,
-        *,
-        listening: bool,
-        monitor: Authenticator | PeerWatch | None = None,
-    ) -> ZmqEndpoint:
-        endpoint = ZmqEndpoint(
-            socket,
-            address,
-            listening=listening,
-            forget=self._endpoints.discard,
-            monitor=monitor,
-        )
-        self._endpoints.add(endpoint)
+    def _kept(self, endpoint: ZmqEndpoint) -> ZmqEndpoint:
+        self._endpoints = [each for each in self._endpoints if not each.closed] + [endpoint]
         return endpoint
 
     def _socket(self, kind: int, address: str) -> zmq.Socket[bytes]:

@@ -12,9 +12,6 @@ from zmqtrain.wire.compression.topk import MAX_RATIO, TopK
 
 FORMS = "none, fp16, bf16, int8, int8:block=B, topk or topk:ratio=R"
 
-DEFAULT_BLOCK = 256
-DEFAULT_RATIO = 0.01
-
 
 def make_compression(spec: str) -> Compression | None:
     """Return the compression that ``spec`` asks for, None for "none".
@@ -23,28 +20,19 @@ def make_compression(spec: str) -> Compression | None:
         ConfigError: no compression has this name, or its option is wrong.
     """
     name, _, option = spec.strip().partition(":")
-    factory = _BUILT_IN.get(name)
-    if factory is None:
+    if name not in _BUILT_IN:
         raise ConfigError(f"unknown compression {spec!r}: expected {FORMS}")
+    make, key, default = _BUILT_IN[name]
     try:
-        return factory(option)
+        if option and not (key and option.startswith(f"{key}=")):
+            expected = f"expected {key}=" if key else "it takes none"
+            raise ValueError(f"unknown option {option!r}, {expected}")
+        return make(option.partition("=")[2] if option else default)
     except ValueError as error:
         raise ConfigError(f"compression {spec!r}: {error}; the forms are {FORMS}") from None
 
 
-def _without_option(made: Callable[[], Compression | None]) -> Callable[[str], Compression | None]:
-    def factory(option: str) -> Compression | None:
-        if option:
-            raise ValueError(f"it takes no options, got {option!r}")
-        return made()
-
-    return factory
-
-
-def _int8(option: str) -> Compression:
-    text = _value(option, "block")
-    if text is None:
-        return Int8(DEFAULT_BLOCK)
+def _int8(text: str) -> Compression:
     block = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     if not MIN_BLOCK <= block <= MAX_BLOCK:
         raise ValueError(
@@ -54,10 +42,7 @@ def _int8(option: str) -> Compression:
     return Int8(block)
 
 
-def _topk(option: str) -> Compression:
-    text = _value(option, "ratio")
-    if text is None:
-        return TopK(DEFAULT_RATIO)
+def _topk(text: str) -> Compression:
     try:
         ratio = float(text)
     except ValueError:
@@ -70,20 +55,11 @@ def _topk(option: str) -> Compression:
     return TopK(ratio)
 
 
-def _value(option: str, key: str) -> str | None:
-    """Return the text after ``key=``, None if there is no option."""
-    if not option:
-        return None
-    name, equals, value = option.partition("=")
-    if name != key or not equals:
-        raise ValueError(f"unknown option {option!r}, expected {key}=")
-    return value
-
-
-_BUILT_IN: dict[str, Callable[[str], Compression | None]] = {
-    "none": _without_option(lambda: None),
-    "fp16": _without_option(Fp16),
-    "bf16": _without_option(Bf16),
-    "int8": _int8,
-    "topk": _topk,
+_BUILT_IN: dict[str, tuple[Callable[[str], Compression | None], str, str]] = {
+    "none": (lambda _: None, "", ""),
+    "fp16": (lambda _: Fp16(), "", ""),
+    "bf16": (lambda _: Bf16(), "", ""),
+    "int8": (_int8, "block", "256"),
+    "topk": (_topk, "ratio", "0.01"),
 }
+"""What makes each of them, of its option's value; the option's name, and its default."""
