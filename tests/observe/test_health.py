@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.health import STALL_S, LoopMonitor, Server, reachable, serve
+from zmqtrain.observe.health import STALL_S, LoopMonitor, Server, reachable
 from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
@@ -39,7 +39,7 @@ def task() -> Task:
 
 @pytest.fixture
 def server(task: Task) -> Iterator[Server]:
-    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    server = Server(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
     yield server
     server.close()
 
@@ -83,7 +83,9 @@ def test_readiness_of_the_whole_job_is_asked_for_apart(server: Server) -> None:
 
 def test_tasks_of_a_job_are_listed_where_they_are_known(task: Task) -> None:
     targets = [{"targets": ["10.0.0.7:9450"], "labels": {"__meta_zmqtrain_role": "worker"}}]
-    server = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, targets=lambda: targets)
+    server = Server(
+        task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag, targets=lambda: targets
+    )
     try:
         answer = get(server, "/sd")
     finally:
@@ -134,7 +136,7 @@ def test_port_that_is_taken_is_a_config_error_with_address_and_flag(
     server: Server, task: Task
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        serve(task.metrics, LOOPBACK, server.port, task.is_ready, task.loop_lag)
+        Server(task.metrics, LOOPBACK, server.port, task.is_ready, task.loop_lag)
     assert str(caught.value) == (
         f"cannot serve metrics on 127.0.0.1:{server.port}: Address already in use; expected a free "
         "port on an address of this machine; choose another with --metrics-port "
@@ -157,14 +159,14 @@ def test_address_that_cannot_be_listened_on_is_a_config_error(
 
     monkeypatch.setattr(socket, "getaddrinfo", without_dns)
     with pytest.raises(ConfigError, match=f"cannot serve metrics on {host}:{port}: "):
-        serve(task.metrics, host, port, task.is_ready, task.loop_lag)
+        Server(task.metrics, host, port, task.is_ready, task.loop_lag)
 
 
 def test_failing_readiness_check_is_logged_and_harms_no_other_request(
     server: Server, task: Task, caplog: pytest.LogCaptureFixture
 ) -> None:
     task.is_ready = lambda: 1 / 0  # type: ignore[assignment]
-    failing = serve(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
+    failing = Server(task.metrics, LOOPBACK, 0, task.is_ready, task.loop_lag)
     try:
         with pytest.raises(http.client.RemoteDisconnected):
             get(failing, "/readyz")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.observe.health import Server, serve, tls_context
+from zmqtrain.observe.health import Server, tls_context
 from zmqtrain.observe.metrics import Metrics
 
 LOOPBACK = "127.0.0.1"
@@ -44,7 +44,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture
 def server(files: tuple[str, str]) -> Iterator[Server]:
     metrics = Metrics("ps")
-    server = serve(
+    server = Server(
         metrics, LOOPBACK, 0, lambda everyone: (True, "yes"), lambda: 0.0, tls_context(*files)
     )
     yield server

@@ -24,7 +24,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
-from prometheus_client import CollectorRegistry, Histogram, MetricsHandler
+from prometheus_client import Histogram, MetricsHandler
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.metrics import Metrics
@@ -74,8 +74,8 @@ class LoopMonitor:
         return self._clock() - self._last_progress_s
 
 
-class _HttpServer(ThreadingMixIn, TCPServer):
-    """A thread for each request.
+class Server(ThreadingMixIn, TCPServer):
+    """A running metrics server, a thread for each request; ``address`` and ``port``: of it.
 
     Not an `http.server.HTTPServer`: that looks up the host's name at start, which can take many
     seconds if DNS does not work.
@@ -86,24 +86,54 @@ class _HttpServer(ThreadingMixIn, TCPServer):
 
     def __init__(
         self,
+        metrics: Metrics,
         host: str,
         port: int,
-        registry: CollectorRegistry,
         is_ready: IsReady,
         stalled_s: Callable[[], float],
-        tls: ssl.SSLContext | None,
-        targets: Targets,
+        tls: ssl.SSLContext | None = None,
+        targets: Targets = lambda: None,
     ) -> None:
-        self._tls = tls
-        self.targets = targets
-        self.registry = registry
-        self.is_ready = is_ready
-        self.stalled_s = stalled_s
-        # TCPServer reads the family from the attribute. The lookup gets no port, because it would
-        # wrap a port that is too large instead of refusing it.
-        lookup = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        self.address_family, _, _, _, (address, _, *scope) = lookup[0]
-        super().__init__((address, port, *scope), _Handler)  # type: ignore[arg-type]
+        """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
+
+        ``is_ready`` returns whether the task (``everyone``: the job) is ready, and why or why not;
+        ``stalled_s`` returns the seconds since the event loop last ran (`LoopMonitor.stalled_s`).
+        Both are called from the server's threads. With ``tls`` only https is served.
+
+        Raises:
+            ConfigError: it cannot listen on that address, for instance because the port is taken.
+        """
+        self.registry, self.is_ready, self.stalled_s = metrics.registry, is_ready, stalled_s
+        self.targets, self._tls = targets, tls
+        try:
+            # TCPServer reads the family from the attribute. The lookup gets no port, because it
+            # would wrap a port that is too large instead of refusing it.
+            lookup = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            self.address_family, _, _, _, (address, _, *scope) = lookup[0]
+            super().__init__((address, port, *scope), _Handler)  # type: ignore[arg-type]
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{port}: {reason}; expected a free port on an "
+                "address of this machine; choose another with --metrics-port "
+                "(ZMQTRAIN_METRICS_PORT), where 0 takes any free port"
+            ) from error
+        self.address: str
+        self.port: int
+        self.address, self.port = self.server_address[:2]  # type: ignore[assignment]
+        self._thread = Thread(
+            target=self.serve_forever,
+            args=(SHUTDOWN_POLL_S,),
+            name=f"metrics-{self.port}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and wait for the thread; a second call does nothing."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
@@ -131,7 +161,7 @@ class _HttpServer(ThreadingMixIn, TCPServer):
 class _Handler(MetricsHandler):
     """Answers one request."""
 
-    server: _HttpServer
+    server: Server
     timeout = CLIENT_TIMEOUT_S  # of the socket, so that a silent client does not keep its thread
 
     def do_GET(self) -> None:
@@ -168,58 +198,6 @@ class _Handler(MetricsHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-class Server:
-    """A running metrics server; ``address`` and ``port`` are where it listens."""
-
-    def __init__(self, http: _HttpServer) -> None:
-        self.address: str
-        self.port: int
-        self.address, self.port = http.server_address[:2]  # type: ignore[assignment]
-        self._http = http
-        self._thread = Thread(
-            target=http.serve_forever,
-            kwargs={"poll_interval": SHUTDOWN_POLL_S},
-            name=f"metrics-{self.port}",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening and wait for the thread; a second call does nothing."""
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-
-
-def serve(
-    metrics: Metrics,
-    host: str,
-    port: int,
-    is_ready: IsReady,
-    loop_lag: Callable[[], float],
-    tls: ssl.SSLContext | None = None,
-    targets: Targets = lambda: None,
-) -> Server:
-    """Serve ``metrics`` and the probes on ``host:port`` (port 0: any free one) until closed.
-
-    ``is_ready`` returns whether the task (``everyone``: the job) is ready, and why or why not;
-    ``loop_lag`` returns the seconds since the event loop last ran (`LoopMonitor.stalled_s`). Both
-    are called from the server's threads. With ``tls`` only https is served.
-
-    Raises:
-        ConfigError: it cannot listen on that address, for instance because the port is taken.
-    """
-    try:
-        return Server(_HttpServer(host, port, metrics.registry, is_ready, loop_lag, tls, targets))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"cannot serve metrics on {host}:{port}: {reason}; expected a free port on an address "
-            "of this machine; choose another with --metrics-port (ZMQTRAIN_METRICS_PORT), "
-            "where 0 takes any free port"
-        ) from error
 
 
 def reachable(host: str) -> str:

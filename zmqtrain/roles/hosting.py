@@ -89,7 +89,7 @@ def serve_health(actor: JobActor, config: TaskConfig, stack: contextlib.ExitStac
     files = config.metrics_tls
     tls = None if files is None else health.tls_context(*files)
     try:
-        server = health.serve(
+        server = health.Server(
             actor.metrics, host, port, actor.ready, monitor.stalled_s, tls, actor.targets
         )
     except ConfigError as error:
