@@ -65,18 +65,12 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
     shards cut into parts.
     """
 
-    def token_hex(nbytes: int = 32) -> str:
-        return random.randbytes(nbytes).hex()
-
-    def boot_time_ns(clock: int) -> int:
-        return int(1e9 * loop.time())
-
     fakes: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
         (time, "perf_counter", loop.performance_counter),
         (time, "time", lambda: UNIX_S + loop.time()),
-        (time, "clock_gettime_ns", boot_time_ns),
-        (secrets, "token_hex", token_hex),
+        (time, "clock_gettime_ns", lambda clock: int(1e9 * loop.time())),
+        (secrets, "token_hex", lambda nbytes=32: random.randbytes(nbytes).hex()),
         (os, "open", _open),
         (os, "close", _close),
         (prefetch, "ThreadPoolExecutor", _AtOnce),

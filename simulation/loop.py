@@ -161,15 +161,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, entry)
         return handle
 
-    def call_later(
-        self,
-        delay: float,
-        callback: Callable[[*Arguments], object],
-        *args: *Arguments,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
-
     def run_in_executor(  # type: ignore[override]  # typeshed knows no generic one
         self, executor: Any, function: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -61,13 +59,15 @@ def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
     loop = VirtualLoop(random, STARTS_AT)
     observer = _Observer(loop, on_line)
     network = Network(loop, random, schedule.weather, observer.watch, schedule.rules)
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with (
-        _directory() as directory,
+        tempfile.TemporaryDirectory(prefix="zmqtrain-simulation-", dir=parent) as name,
         faked(loop, random, in_chunks=schedule.in_chunks, in_parts=schedule.board),
         log_passed(observer.note if on_line is not None else None),
     ):
+        directory = Path(name)
         job = _job(schedule, directory)
-        observer.hidden = str(directory)
+        observer.hidden = name
         cluster = SimulatedCluster(schedule, job, loop, network, directory, observer.note)
         observer.cluster = cluster
         try:
@@ -164,14 +164,3 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         logdir=str(directory) if schedule.keeps else None,
         save_secs=schedule.save_secs,
     )
-
-
-@contextlib.contextmanager
-def _directory() -> Iterator[Path]:
-    """Yield a directory for segments and checkpoints."""
-    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix="zmqtrain-simulation-", dir=parent))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
