@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,15 +250,7 @@ class TaskConfig(Timing):
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(
-            self.ps,
-            self.workers,
-            self.chief,
-            self.members,
-            self.hosted,
-            self.board,
-            self.chief_address,
-        )
+        return Cluster(**{field.name: getattr(self, field.name) for field in fields(Cluster)})
 
     def under(self, strategy: str, job: Job | None = None) -> TaskConfig:
         """Return this configuration in the cluster that a job's strategy makes of it.

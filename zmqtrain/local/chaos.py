@@ -120,19 +120,10 @@ class Report:
     ended: str = ""  # why the job ended, "" if it goes on
     silent: str = ""  # that it answers no more, "" if it does
 
-    def recoveries_s(self, role: str) -> list[float]:
-        """Return how long killed tasks of a role took to be back, sorted."""
-        return sorted(
-            done.back_s
-            for done in self.done
-            if done.act.role == role and done.act.kind == "kill" and done.back_s is not None
-        )
-
     def lost(self) -> list[Done]:
         """Return the acts whose tasks never came back."""
-        return (
-            [] if self.ended or self.silent else [done for done in self.done if done.back_s is None]
-        )
+        is_gone = self.ended or self.silent
+        return [done for done in self.done if done.back_s is None and not is_gone]
 
 
 class Chaos:
@@ -260,8 +251,8 @@ def figures(report: Report) -> Iterator[tuple[str, int, int, float | None, float
     """Yield for each role: acts, how many tasks are back, median and worst seconds of a kill."""
     for role in ("ps", "worker", "chief"):
         own = [done for done in report.done if done.act.role == role]
+        back = [(done.act.kind, done.back_s) for done in own if done.back_s is not None]
+        times = sorted(back_s for kind, back_s in back if kind == "kill")
         if own:
-            times = report.recoveries_s(role)
-            back = sum(done.back_s is not None for done in own)
             median = statistics.median(times) if times else None
-            yield role, len(own), back, median, times[-1] if times else None
+            yield role, len(own), len(back), median, times[-1] if times else None

@@ -105,7 +105,11 @@ def train_here(
         else:
             ps = local_ps(job.strategy, ps, workers)
             training = _run_cluster(job, workers, ps, timing or Timing(), show, stop)
-        return asyncio.run(training) if not _has_running_loop() else _in_a_thread(training, stop)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(training)
+        return _in_a_thread(training, stop)
 
 
 def _in_a_thread(training: Coroutine[Any, Any, Outcome], stop: Stop) -> Outcome:
@@ -200,11 +204,3 @@ async def _run_cluster(
     if chief.summary is None:
         raise KeyboardInterrupt  # Ctrl-C came before the job began
     return Outcome(chief.summary, chief.history, chief.weights)
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -119,7 +119,10 @@ class LocalRun:
             CheckpointError: there are checkpoints, and none can be restored.
         """
         path, self.learned_until, generation = await self._saver.newest()
-        shard, ledger = self._make_shard(), Ledger()
+        update, size = self._job.update(), self._job.worker_batch_size
+        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
+        shard = Shard(self._layout, update, threads=None, device=device, batch_size=size)
+        ledger = Ledger()
         if path is None:
             shard.initialize(self._layout.flat_of(self._job.initial_values()))
         else:
@@ -131,11 +134,6 @@ class LocalRun:
         self.generation = generation + 1
         await self._saver.note_generation(self.generation)
         return LocalExchange(self._job, shard, ledger, self._between_steps)
-
-    def _make_shard(self) -> Shard:
-        update, size = self._job.update(), self._job.worker_batch_size
-        device = make_device("gpu", "--ps-device") if self._job.ps_device == "gpu" else None
-        return Shard(self._layout, update, threads=None, device=device, batch_size=size)
 
     def _progress(self) -> Progress:
         coordinator = self._running.coordinator
@@ -176,11 +174,8 @@ class LocalRun:
         self._next_look = now + WATCH_S
         self._on_progress(self._status())
         if self._saver.is_due():
-            await self._try_to_save(step)
-
-    async def _try_to_save(self, step: int) -> None:
-        with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
-            await self._saver.save(step, self.generation)
+            with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
+                await self._saver.save(step, self.generation)
 
     async def _write_shard(self, directory: Path) -> Saved:
         """Write the shard into the directory of a checkpoint."""
@@ -224,6 +219,7 @@ class LocalRun:
         step = coordinator.version
         counts = {"applied": coordinator.applied, "dropped": coordinator.dropped}
         state: State = "done" if coordinator.finished else "computing"
+        stop = epochs.ended if epochs else completion(step, job.steps) if step >= job.steps else ""
         worker = TaskStatus(
             role=Role.WORKER.value,
             index=WORKER,
@@ -244,11 +240,7 @@ class LocalRun:
             switching="",
             step=step,
             steps=job.steps if epochs is None else job.epochs * epochs.batches,
-            stop=epochs.ended
-            if epochs
-            else completion(step, job.steps)
-            if step >= job.steps
-            else "",
+            stop=stop,
             failure=exchange.failure,
             failure_code=exchange.failure_code,
             all_delivered=True,

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from pydantic import Field
@@ -25,11 +25,12 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import MAX_PORT, Cluster, Role, Task
+from zmqtrain.config.options import flag_of
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.strategy import with_exchange
 from zmqtrain.config.task import MAX_THREADS, TaskConfig
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
+from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
 from zmqtrain.local.run_directories import run_directory
@@ -73,27 +74,6 @@ class LocalCluster(Timing):
         description="port of the run's metrics, where /sd names those of its tasks for Prometheus "
         f"(default: {METRICS_PORT} if it is free, else any free one)",
     )
-
-
-class ChildError(ZmqTrainError):
-    """A task of the cluster ended before the job did; the text quotes its last error."""
-
-    def __init__(self, text: str, returncode: int) -> None:
-        super().__init__(text)
-        if returncode < 0:  # by a signal
-            self.exit_code = ExitCode.PEER_LOST
-        elif returncode in set(ExitCode) - {ExitCode.OK}:
-            self.exit_code = ExitCode(returncode)
-        else:
-            self.exit_code = ExitCode.CRASH
-
-
-class StoppedError(ZmqTrainError):
-    """Signals ended the run before there was a summary."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = ExitCode(exit_code)
 
 
 OnOutput = Callable[[Task, str], None]
@@ -229,7 +209,7 @@ async def run_processes(
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
     """
     children: list[Child] = []
-    failures: list[ChildError] = []
+    failures: list[RunFailedError] = []
     job = job.hosted(not cluster.ps)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
@@ -245,7 +225,8 @@ async def run_processes(
         stack.enter_context(run_file.published(reference, config.ps, str(config.task)))
         in_order = False
         try:
-            tasks = _tasks(cluster)
+            counts = ((Role.PS, cluster.ps), (Role.WORKER, cluster.workers))
+            tasks = [Task(role, index) for role, count in counts for index in range(count)]
             for task, process in zip_longest(tasks, forked[: len(tasks)]):
                 flags = _flags(config, cluster, task, arguments)
                 child = Child(task, flags, on_output, process)
@@ -255,7 +236,7 @@ async def run_processes(
             in_order = chief.ending
         except asyncio.CancelledError:
             text = "stopped at once: updates since the last checkpoint are lost"
-            raise StoppedError(text, chief.stop_code) from None
+            raise RunFailedError(text, chief.stop_code) from None
         finally:
             ignore_signals()
             await _end(children, in_order=in_order, hosted=config.hosted)
@@ -265,7 +246,7 @@ async def run_processes(
             log.warning("the same command resumes from %s", chief.summary.checkpoint)
         raise failures[0]
     if chief.summary is None:
-        raise StoppedError("the run was stopped before the job began", chief.stop_code)
+        raise RunFailedError("the run was stopped before the job began", chief.stop_code)
     return chief.summary
 
 
@@ -300,39 +281,27 @@ def _serve_health(
         serve_health(chief, config, stack)  # another run has it
 
 
-def _tasks(cluster: LocalCluster) -> list[Task]:
-    return [Task(Role.PS, index) for index in range(cluster.ps)] + [
-        Task(Role.WORKER, index) for index in range(cluster.workers)
-    ]
-
-
-def _threads(cluster: LocalCluster, role: Role) -> int:
-    """Return the threads of a task. All ps update at once, so they share the cores."""
-    return cluster.threads if role == Role.WORKER else max(1, usable_cores() // cluster.ps)
-
-
 def _flags(
     config: TaskConfig, cluster: LocalCluster, task: Task, arguments: Sequence[str]
 ) -> list[str]:
-    timing = [
-        part
-        for name in Timing.model_fields
-        for part in (f"--{name.replace('_', '-')}", str(getattr(cluster, name)))
-    ]
+    timing = ((flag_of(name), str(getattr(cluster, name))) for name in Timing.model_fields)
+    threads = cluster.threads
+    if task.role is Role.PS:  # all update at once, so they share the cores
+        threads = max(1, usable_cores() // cluster.ps)
     ps, workers = ",".join(config.ps), str(config.workers)
     if config.hosted:
         ps, workers = "0", ",".join(config.members)
     return [
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ps, "--workers", workers),
-        *("--metrics-port", "0", "--threads", str(_threads(cluster, task.role))),
-        *timing,
+        *("--metrics-port", "0", "--threads", str(threads)),
+        *chain.from_iterable(timing),
         *arguments,
     ]
 
 
 async def _keep(
-    child: Child, children: Sequence[Child], chief: Chief, failures: list[ChildError]
+    child: Child, children: Sequence[Child], chief: Chief, failures: list[RunFailedError]
 ) -> None:
     """Run a task; restart it when it was killed, end the run when it fails.
 
@@ -345,7 +314,9 @@ async def _keep(
     if chief.ending:
         return
     code = ending.returncode
-    error = ChildError(f"{name} {ending}: {child.last_error()}", code)
+    is_known = code < 0 or code in set(ExitCode) - {ExitCode.OK}
+    exit_code = ExitCode.CRASH if not is_known else ExitCode.PEER_LOST if code < 0 else code
+    error = RunFailedError(f"{name} {ending}: {child.last_error()}", exit_code)
     hosts_ps = chief.hosted and child.task.index < chief.shards
     if child.task.role is not Role.WORKER or hosts_ps:
         raise error

@@ -29,7 +29,6 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
-from zmqtrain.wire.messages import Status
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
@@ -155,7 +154,10 @@ class Trainer:
         task = None if fast_dev_run else launch.task_of_script(Path(sys.argv[0]).name or "fit")
         if task is not None:
             return self._fit_as(task, job)
-        outcome = train_here(job, workers=self._workers, ps=self._ps, on_progress=_nothing)
+        # Callbacks show the progress.
+        outcome = train_here(
+            job, workers=self._workers, ps=self._ps, on_progress=lambda status: None
+        )
         self.history, self.summary = outcome.history, outcome.summary
         if not fast_dev_run:
             self._weights = outcome.weights
@@ -277,10 +279,6 @@ def _is_nested(part: Any) -> bool:
     """Return whether a part of examples holds arrays, and is none."""
     is_list = isinstance(part, tuple | list) and any(hasattr(one, "shape") for one in part)
     return is_list or isinstance(part, Mapping)
-
-
-def _nothing(status: Status) -> None:
-    """Show nothing: callbacks show the progress."""
 
 
 def _data(train: Any, validation: Any, directory: str | None) -> Data:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -56,42 +57,36 @@ CHECK_S = 1.0  # how often a worker that waits for a ps checks whether the job h
 
 log = logging.getLogger(__name__)
 
-_EXAMPLES = {
-    None: """
-        \b
-        A worker as an engine starts it; its index is JOB_COMPLETION_INDEX, or Slurm's:
-          python -m zmqtrain.roles.task --role worker --job job.py --ps a:2222,b:2222 --workers 4
-        """,
-    Role.PS: """
-        \b
-        One ps on this host, at the default address:
-          python -m zmqtrain.roles.ps --job examples/digits.py --workers 2
-        \b
-        The second of two ps on two hosts; ZMQTRAIN_KEYS is the directory of keys:
-          python -m zmqtrain.roles.ps --job job.py --ps a:2222,b:2222 --index 1 --workers 4
-        """,
-    Role.WORKER: """
-        \b
-        The second of two workers of a local cluster:
-          python -m zmqtrain.roles.worker --job examples/digits.py --index 1 --workers 2
-        \b
-        A worker of a cluster with two ps on other hosts; ZMQTRAIN_KEYS is the directory of keys:
-          python -m zmqtrain.roles.worker --job job.py --ps a:2222,b:2222 --index 3 --workers 4
-        \b
-        The second of two workers without ps; each hosts a part of the parameters:
-          python -m zmqtrain.roles.worker --job job.py --ps 0 --workers a:2222,b:2222 --index 1
-        """,
-    Role.CHIEF: """
-        \b
-        The chief of a local cluster with two workers; it ends the run and prints its summary:
-          python -m zmqtrain.roles.chief --job examples/digits.py --workers 2
-        """,
-}
-_DOES = {
-    None: "Do what --role, ZMQTRAIN_ROLE or TF_CONFIG says.",
-    Role.PS: "Keep a shard of the parameters and apply updates to it.",
-    Role.WORKER: "Compute gradients and push them.",
-    Role.CHIEF: "Begin the job, watch it, evaluate, save, and end it.",
+_HELP = {
+    None: """Do what --role, ZMQTRAIN_ROLE or TF_CONFIG says.
+
+    The index may come from an engine: JOB_COMPLETION_INDEX, or Slurm's variables.
+
+    \b
+    Examples:
+      python -m zmqtrain.roles.task --role worker --job job.py --ps a:2222,b:2222 --workers 4
+    """,
+    Role.PS: """Keep a shard of the parameters and apply updates to it.
+
+    \b
+    Examples:
+      python -m zmqtrain.roles.ps --job examples/digits.py --workers 2
+      python -m zmqtrain.roles.ps --job job.py --ps a:2222,b:2222 --index 1 --workers 4
+    """,
+    Role.WORKER: """Compute gradients and push them.
+
+    \b
+    Examples:
+      python -m zmqtrain.roles.worker --job examples/digits.py --index 1 --workers 2
+      python -m zmqtrain.roles.worker --job job.py --ps a:2222,b:2222 --index 3 --workers 4
+      python -m zmqtrain.roles.worker --job job.py --ps 0 --workers a:2222,b:2222 --index 1
+    """,
+    Role.CHIEF: """Begin the job, watch it, evaluate, save, end it, and print its summary.
+
+    \b
+    Examples:
+      python -m zmqtrain.roles.chief --job examples/digits.py --workers 2
+    """,
 }
 
 
@@ -142,7 +137,7 @@ def _command(of: Role | None) -> click.Command:
         str(of or "task"),
         params=options,
         callback=run,
-        help=f"{_DOES[of]}\n{_EXAMPLES[of]}",
+        help=cleandoc(_HELP[of]),
         context_settings={"max_content_width": 100},
     )
 

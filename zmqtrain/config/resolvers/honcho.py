@@ -107,20 +107,14 @@ def running_counts(environ: Mapping[str, str]) -> dict[str, int] | None:
     for process in psutil.Process().parents():
         try:
             argv, directory = process.cmdline(), Path(process.cwd())
-            types = _procfile_types(_parse(argv), directory, environ)
+            options = _parse(argv)
+            # honcho's .env may name the Procfile, and honcho passes its .env on to us.
+            name = options.procfile or environ.get("PROCFILE") or "Procfile"
+            text = (directory / (options.app_root or ".") / name).read_text()
+            return honcho_counts(argv, parse_procfile(text).processes)
         except (ConfigError, OSError, psutil.Error):
             continue
-        return honcho_counts(argv, types)
     return None
-
-
-def _procfile_types(
-    options: argparse.Namespace, directory: Path, environ: Mapping[str, str]
-) -> list[str]:
-    # honcho's .env may name the Procfile, and honcho passes its .env on to us.
-    name = options.procfile or environ.get("PROCFILE") or "Procfile"
-    text = (directory / (options.app_root or ".") / name).read_text()
-    return list(parse_procfile(text).processes)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
