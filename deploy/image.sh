@@ -7,8 +7,12 @@ set -eu
 cd "$(dirname "$0")/.."
 if [ -n "${DEBIAN:-}" ]; then
     BASE=localhost/python-$DEBIAN
-    podman image exists "$BASE" ||
-        mmdebstrap --variant=minbase --include=python3,python3-pip,python3-venv "$DEBIAN" - | podman import - "$BASE"
+    if ! podman image exists "$BASE"; then
+        root=$(mktemp) # not a pipe: podman would import what a failed mmdebstrap leaves
+        trap 'rm -f "$root"' EXIT
+        mmdebstrap --variant=minbase --format=tar --include=python3,python3-pip,python3-venv "$DEBIAN" "$root"
+        podman import "$root" "$BASE"
+    fi
 fi
 # shellcheck disable=SC2086  # the flags are words
 podman build -t localhost/zmqtrain -f deploy/Containerfile ${BASE:+--build-arg BASE="$BASE"} ${BUILD_FLAGS:-} .

@@ -6,6 +6,7 @@ import json
 import re
 import stat
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ import yaml
 
 from tests.clusters.conftest import Answer, Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
+from zmqtrain.cli import submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
 from zmqtrain.clusters import kubectl as kubectl_engine
-from zmqtrain.clusters.submitted import submitted_jobs
+from zmqtrain.clusters.kubectl import Kubernetes
+from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.curve import make_keys
 
@@ -510,6 +513,28 @@ def test_jobs_says_what_the_cluster_does_with_each(
     assert main(["jobs", "--json"]) == ExitCode.OK
     (row,) = json.loads(capsys.readouterr().out)["jobs"]
     assert (row["name"], row["state"]) == ("digits", state)
+
+
+def test_jobs_does_not_wait_for_an_engine_that_is_silent(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    kubectl.answers(CONTEXT, *WILLING, given({"items": []}, "get"))
+    assert main([*SUBMIT[:-4], "--ps-memory", "1Gi", "--name", "other"]) == ExitCode.OK
+    capsys.readouterr()
+    answered, asked = Event(), Kubernetes.state
+
+    def state(self: Kubernetes, job: Submitted) -> str:
+        if job.name == "other":
+            answered.wait()
+        return asked(self, job)
+
+    monkeypatch.setattr(Kubernetes, "state", state)
+    monkeypatch.setattr(submit, "ANSWER_S", 3.0)
+    assert main(["jobs", "--json"]) == ExitCode.OK
+    answered.set()
+    rows = json.loads(capsys.readouterr().out)["jobs"]
+    assert [row["state"].partition(":")[0] for row in rows] == ["no pods yet", "unknown"]
 
 
 def test_logs_are_those_of_the_tasks_newest_pod(kubectl: Kubectl) -> None:

@@ -131,3 +131,12 @@ def test_worker_does_not_leave_for_the_end_of_a_job_before(stage: Stage) -> None
         tasks = [worker, cluster.start("ps"), cluster.start("chief")]
         assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
         assert worker.lines("leaving after [1-9]"), str(worker)
+
+
+def test_worker_of_an_engine_leaves_a_job_that_has_its_last_checkpoint(stage: Stage) -> None:
+    job = stage.job(logdir=str(stage.logdir), steps=20)
+    run = stage.start("run", sys.executable, "-m", "zmqtrain", "run", job, "--workers", "1")
+    assert run.exit_code() == 0, str(run)
+    worker = stage.cluster(job).start("worker", 0, "--on-term", "leave")
+    assert worker.exit_code() == 0, str(worker)
+    assert worker.lines("the job has ended meanwhile"), str(worker)

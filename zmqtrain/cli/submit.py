@@ -6,7 +6,9 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
+
+ANSWER_S = 15.0
+"""How long zmqtrain jobs waits for the engines."""
 
 _name = click.argument("name")
 
@@ -115,7 +120,9 @@ def jobs_command(*, as_json: bool) -> None:
       zmqtrain jobs
       zmqtrain jobs --json | jq -r '.jobs[] | select(.state != "completed") | .name'
     """
-    rows = [asdict(job) | {"state": _state(job)} for job in submitted_jobs()]
+    jobs = submitted_jobs()
+    states = _states(jobs)
+    rows = [asdict(job) | {"state": states[job.name]} for job in jobs]
     if as_json:
         show_json({"jobs": rows})
         return
@@ -258,8 +265,21 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-def _state(job: Submitted) -> str:
-    try:
-        return engine_of(job).state(job)
-    except ZmqTrainError as error:
-        return f"unknown: {error}"
+def _states(jobs: Sequence[Submitted]) -> dict[str, str]:
+    """Ask all engines at once; return what each job's said in time."""
+    states = {job.name: f"unknown: no answer within {ANSWER_S:g} s" for job in jobs}
+
+    def ask(job: Submitted) -> None:
+        try:
+            states[job.name] = engine_of(job).state(job)
+        except ZmqTrainError as error:
+            states[job.name] = f"unknown: {error}"
+
+    # Daemons: this process ends without those that wait.
+    threads = [threading.Thread(target=ask, args=(job,), daemon=True) for job in jobs]
+    until = time.monotonic() + ANSWER_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return dict(states)

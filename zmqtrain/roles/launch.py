@@ -35,7 +35,14 @@ from zmqtrain.config.task import (
     load_task,
     role_of_process,
 )
-from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import (
+    CheckpointError,
+    ConfigError,
+    ExitCode,
+    PeerLostError,
+    RefusedError,
+    ZmqTrainError,
+)
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
@@ -49,7 +56,7 @@ from zmqtrain.roles.hosting import (
     stop_on_signals,
 )
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.store.logdir import claimed
+from zmqtrain.store.logdir import checkpoints, claimed, step_of
 from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
 
@@ -205,12 +212,25 @@ def _key_of_one_life(config: TaskConfig) -> Iterator[None]:
         raise
 
 
+def _is_done(job: Job) -> bool:
+    """Say whether there is a checkpoint of the job's last step."""
+    if job.logdir is None:
+        return False
+    with contextlib.suppress(CheckpointError):
+        return any(step_of(path) >= job.steps for path in checkpoints(Path(job.logdir))[:1])
+    return False
+
+
 async def _leave_with_the_job(
     worker: Worker, actors: Sequence[JobActor], config: TaskConfig, since: float
 ) -> None:
-    """Stop a restarted worker, and what it hosts, if its job has ended meanwhile."""
+    """Stop a worker that has not joined, and what it hosts, if its job has ended: if that was noted
+    on this host after ``since``, or the last checkpoint is in the logdir."""
     while not worker.ready()[0]:
         code = run_file.end_since(config.ps, since)
+        if code is None and config.on_term == "leave" and config.as_ps is None:
+            # An engine takes a worker's end for no more than that.
+            code = ExitCode.OK if await asyncio.to_thread(_is_done, worker.job) else None
         if code is not None:
             log.info("the job has ended meanwhile")
             for actor in actors:
@@ -305,9 +325,8 @@ async def _serve(
     if config.role is Role.WORKER:
         worker = Worker(config, job, transport)
         actors.append(worker)
-        if since := ENVIRON.get(SUPERVISED_SINCE):
-            leave = partial(_leave_with_the_job, worker, actors, config, float(since))
-            worker.add_background_task(leave)
+        since = float(ENVIRON.get(SUPERVISED_SINCE) or "inf")
+        worker.add_background_task(partial(_leave_with_the_job, worker, actors, config, since))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_key_of_one_life(config))
         for actor in actors:
