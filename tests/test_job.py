@@ -184,29 +184,22 @@ def test_update_is_the_optimizer_with_the_jobs_regularisation() -> None:
     assert (update.rule, update.l2, update.moving_average) == (SGD(0.1), 0.5, 0.9)
 
 
-EXPECTED = "expected a float32 NumPy array: convert it in the model's parameters()"
-RETURNED = "expected a dict of names and float32 NumPy arrays"
-
-
 @pytest.mark.parametrize(
-    ("parameters", "problem"),
+    ("parameters", "told"),
     [
-        (
-            {"w": np.zeros(3, np.float32), "b": np.zeros(3)},
-            f"parameter 'b' of MODEL is a float64 ndarray; {EXPECTED}",
-        ),
-        ({"w": 1.5}, f"parameter 'w' of MODEL is a float; {EXPECTED}"),
-        ({"w": [1.5]}, f"parameter 'w' of MODEL is a list; {EXPECTED}"),
-        ({}, "MODEL has no parameters: there is nothing to train"),
-        ([1, 2], f"parameters() of MODEL returned [1, 2]; {RETURNED}"),
-        ({3: 4}, f"parameters() of MODEL returned {{3: 4}}; {RETURNED}"),
+        ({"w": np.zeros(3, np.float32), "b": np.zeros(3)}, "'b' of MODEL is a float64 ndarray"),
+        ({"w": 1.5}, "'w' of MODEL is a float;"),
+        ({"w": [1.5]}, "'w' of MODEL is a list;"),
+        ({}, "MODEL has no parameters"),
+        ([1, 2], "of MODEL returned [1, 2];"),
+        ({3: 4}, "of MODEL returned {3: 4};"),
     ],
 )
-def test_wrong_parameters_are_a_config_error(parameters: Any, problem: str) -> None:
+def test_wrong_parameters_are_a_config_error(parameters: Any, told: str) -> None:
     model = Handmade(parameters)
     with pytest.raises(ConfigError) as raised:
         job(model=model).initial_parameters()
-    assert str(raised.value) == problem.replace("MODEL", repr(model))
+    assert told.replace("MODEL", repr(model)) in str(raised.value)
 
 
 def test_model_that_raises_is_a_config_error_that_names_the_line() -> None:

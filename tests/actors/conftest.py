@@ -214,14 +214,3 @@ def client(transport: MemoryTransport) -> Callable[..., Client]:
 @pytest.fixture
 def timing() -> Timing:
     return Timing(heartbeat_s=HEARTBEAT_S, lease_s=5, peer_timeout_s=60)
-
-
-@pytest.fixture
-def within() -> Callable[[Any], Any]:
-    """Await with a limit, so that a test that would hang fails."""
-
-    async def wait(awaitable: Any) -> Any:
-        async with asyncio.timeout(10):
-            return await awaitable
-
-    return wait

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,17 @@ async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Wit
         asker.send(GetStatus(), request_id=8)
         await asker.first(Done)
     assert not ps.life.done()
+
+
+async def test_refused_message_that_asked_for_no_reply_gets_none(
+    ps: Ps, client: Clients, within: Within
+) -> None:
+    peer = client(ADDRESS)
+    peer.send(Leave(""), request_id=0)
+    peer.send(Pull(), request_id=0)
+    peer.send(GetStatus(), request_id=8)
+    await peer.first(Done)
+    assert len(peer.received) == 1
 
 
 async def test_message_that_the_task_does_not_take_is_refused(
@@ -261,6 +272,15 @@ async def test_error_raised_on_purpose_is_what_a_group_is_about() -> None:
     nested = BaseExceptionGroup("", [BaseExceptionGroup("", [bug]), ExceptionGroup("", [purpose])])
     assert first_of(nested) is purpose
     assert first_of(BaseExceptionGroup("", [bug, Bug("second")])) is bug
+
+
+async def test_background_task_needs_a_running_actor(
+    transport: MemoryTransport, timing: Timing
+) -> None:
+    coroutine: Coroutine[Any, Any, None] = fail(Bug(""))
+    with pytest.raises(RuntimeError, match="spawn is for a running actor"):
+        Ps(transport, timing).spawn(coroutine)
+    coroutine.close()
 
 
 async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(

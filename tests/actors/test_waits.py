@@ -1,26 +1,17 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
+from tests.clock import Clock
 from zmqtrain.actors import waits as waits_module
 from zmqtrain.actors.waits import Waits
 from zmqtrain.wire.messages import Wait
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(waits_module, "time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr(waits_module, "time", clock)
     return clock
 
 

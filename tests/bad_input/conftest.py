@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness import Stage, stage
+from tests.harness import Stage
 from zmqtrain import Job
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
@@ -38,8 +38,6 @@ from zmqtrain.wire.messages import (
     Refusal,
     Welcome,
 )
-
-__all__ = ["stage"]
 
 PS = ("ipc://memory/0", "ipc://memory/1")
 LIMIT_S = 10.0

@@ -66,38 +66,20 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (
-            other_shape,
-            (
-                r"the gradient of 'weights' from Spoilt\(\) is a ndarray of shape \(3, 3\); "
-                r"expected \(1, 1\); write it into the given buffer, with out= or \[...\]"
-            ),
-        ),
-        (does_not_fit, rf"{CALL} failed: {PLACE}: ValueError: could not broadcast .*\. {SHAPES}"),
-        (
-            misspelt,
-            (
-                r"Spoilt\(\) wrote a gradient of 'weigths', which is not a parameter; expected "
-                r"weights, bias; use the names of parameters\(\)"
-            ),
-        ),
-        (
-            removes,
-            r"the gradient of 'bias' from Spoilt\(\) is a NoneType; expected \(1,\); .*",
-        ),
-        (
-            returns_nothing,
-            rf"{CALL} returned None; expected a number: return the mean loss over the batch",
-        ),
+        (other_shape, r"'weights' from Spoilt\(\) .*\(3, 3\); expected \(1, 1\)"),
+        (does_not_fit, rf"{CALL} failed: {PLACE}: ValueError: .*\. {SHAPES}"),
+        (misspelt, r"'weigths', which is not a parameter; expected weights, bias"),
+        (removes, r"'bias' from Spoilt\(\) is a NoneType; expected \(1,\)"),
+        (returns_nothing, rf"{CALL} returned None; expected a number"),
         (raises, rf"{CALL} failed: {PLACE}: RuntimeError: no luck\. {SHAPES}"),
-        (calls_a_library, rf"{CALL} failed: {PLACE}: LinAlgError: Singular matrix\. {SHAPES}"),
+        (calls_a_library, rf"{CALL} failed: {PLACE}: LinAlgError: .*\. {SHAPES}"),
     ],
 )
 def test_model_that_gives_no_gradients_is_named_with_the_line(
     make_job: MakeJob, spoilt: Any, spoil: Callable[..., Any], text: str
 ) -> None:
     job = make_job(model=spoilt("loss_and_gradients", spoil))
-    with pytest.raises(ConfigError, match=f"^{text}$") as raised:
+    with pytest.raises(ConfigError, match=text) as raised:
         zmqtrain.run(job, workers=2)
     assert raised.value.exit_code == ExitCode.USAGE
 
@@ -235,37 +217,24 @@ SETS = NoisyLine().load(None)
 @pytest.mark.parametrize(
     ("loads", "text"),
     [
-        (bad_sector, rf"load\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector"),
-        (
-            lambda: SETS[0],
-            (
-                r"load\(\) of ShakyData\(\) returned ArrayDataset.*; expected \(training set, "
-                r"evaluation set\), each with __len__ and take\(\); for arrays use "
-                r"data=zmqtrain.data.Arrays\(.*"
-            ),
-        ),
-        (lambda: (SETS[0], 3), r"load\(\) of ShakyData\(\) returned \(ArrayDataset.*"),
+        (bad_sector, rf"^load\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector"),
+        (lambda: SETS[0], r"^load\(\) of ShakyData\(\) returned ArrayDataset.*; expected"),
+        (lambda: (SETS[0], 3), r"^load\(\) of ShakyData\(\) returned \(ArrayDataset"),
         (
             lambda: (Shaky(bad_sector), SETS[1]),
-            (
-                rf"take\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector\. "
-                r"It was batch \d+"
-            ),
+            rf"^take\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector\. .*batch \d+$",
         ),
         (
             lambda: (Shaky(lambda: None), SETS[1]),
-            (
-                r"take\(\) of ShakyData\(\) returned None; expected a tuple of arrays with a row "
-                r"for each example, such as \(features, labels\)"
-            ),
+            r"^take\(\) of ShakyData\(\) returned None; expected a tuple of arrays",
         ),
-        (lambda: (Shaky(tuple), SETS[1]), r"take\(\) of ShakyData\(\) returned \(\); .*"),
+        (lambda: (Shaky(tuple), SETS[1]), r"^take\(\) of ShakyData\(\) returned \(\); "),
     ],
 )
 def test_data_that_fails_is_named_with_the_line(
     make_job: MakeJob, loads: Callable[[], Any], text: str
 ) -> None:
-    with pytest.raises(DataError, match=f"^{text}$") as raised:
+    with pytest.raises(DataError, match=text) as raised:
         zmqtrain.run(make_job(data=ShakyData(loads)), workers=2)
     assert raised.value.exit_code == ExitCode.DATA
 

@@ -105,6 +105,11 @@ def test_task_without_ps_is_summed_up_and_ps_that_are_not_used_are_told(
     assert (code, "is 3, but TF_CONFIG lists 2" in said) == (ExitCode.USAGE, True)
 
 
+def test_worker_without_ps_needs_its_port(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = check(capsys, "--ps", "0", "--workers", f"127.0.0.1:{taken}")
+    assert (code, f"port {taken}" in said) == (ExitCode.USAGE, True)
+
+
 def test_task_of_the_environment_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,3 +255,12 @@ def test_directory_without_room_for_the_shard_is_an_error(
     code, said = check(capsys, "--role", "ps", "--job", f"{tmp_path}/job.py:good")
     assert code == ExitCode.USAGE
     assert "--segment-dir" in said
+
+
+def test_place_that_is_no_logdir_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    job = ["--job", f"{tmp_path}/job.py:good", "--logdir", f"{tmp_path}/job.py/x"]
+    assert check(capsys, "--role", "chief", *job)[0] == ExitCode.USAGE
+    assert check(capsys, "--role", "worker", *job)[0] == ExitCode.OK

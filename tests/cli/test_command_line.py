@@ -107,3 +107,8 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     command_that(monkeypatch, ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError, match="a bug"):
         main(["fail"])
+
+
+def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    command_that(monkeypatch, KeyboardInterrupt())
+    assert main(["fail"]) == ExitCode.INTERRUPTED

@@ -66,6 +66,14 @@ def test_news_of_a_run_appear_above_its_live_view(
     assert handler.stream is before
 
 
+def test_lane_that_processes_cannot_have_is_refused(
+    started: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", JOB, "--lane", "memory"]) == ExitCode.USAGE
+    assert "--lane (or ZMQTRAIN_LANE) is memory, but the tasks of" in capsys.readouterr().err
+    started.assert_not_called()
+
+
 def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
     nan = float("nan")
     begun = replace(training, loss=nan, pushes=dict.fromkeys(training.pushes, 0))

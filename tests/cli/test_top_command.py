@@ -195,3 +195,11 @@ def test_many_events_are_one_status_a_second_and_few_questions(
     shown = [json.loads(text)["event"] for text in capsys.readouterr().out.splitlines()]
     assert shown == [3, 9, 3]
     assert len(ps.asked) == 10
+
+
+def test_ctrl_c_ends_it_quietly(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.replies[GetStatus] = [training, KeyboardInterrupt()]
+    assert main(["top"]) == ExitCode.OK
+    assert capsys.readouterr().err == ""

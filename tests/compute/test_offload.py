@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -30,12 +29,6 @@ def offload(clock: Clock) -> Iterator[Offload]:
     offload = Offload("compute")
     yield offload
     offload.close()
-
-
-@pytest.fixture
-def within() -> Within:
-    """Await with a limit, so that a test that would hang fails."""
-    return partial(asyncio.wait_for, timeout=10)
 
 
 @pytest.fixture

@@ -42,56 +42,25 @@ def test_address_has_one_spelling(text: str, canonical: str) -> None:
     assert canonical_address(text) == canonical
 
 
-SCHEME = "address {0!r} has the scheme {1}; expected host:port; write 'h:1'"
-PORT = "address {0!r} has the port {1!r}; expected a number from 1 to 65535"
-NO_PORT = "address {0!r} has no port; expected host:port; add the ps's port"
-HOST = "address {0!r} has the host {1!r}; expected a host name or an IP address"
-BRACKETS = (
-    "address {0!r} looks like IPv6 without brackets; expected [IPv6]:port, such as [::1]:2222; "
-    "put brackets around the IP address"
-)
-WILDCARD = (
-    "address {0!r} names every interface, where no peer can connect; expected a host that peers "
-    "can reach; to listen on all of them, use --bind {1}"
-)
-
-
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "told"),
     [
-        ("", "an address is empty; expected host:port; give or remove it"),
-        ("grpc://h:1", SCHEME.format("grpc://h:1", "grpc://")),
-        ("tcp://h:1", SCHEME.format("tcp://h:1", "tcp://")),
-        ("http://h:1/path", SCHEME.format("http://h:1/path", "http://")),
-        ("h", NO_PORT.format("h")),
-        ("[::1]", NO_PORT.format("[::1]")),
-        (":1", "address ':1' has no host; expected host:port; add the ps's host"),
-        ("h:0", PORT.format("h:0", "0")),
-        ("h:65536", PORT.format("h:65536", "65536")),
-        ("h:http", PORT.format("h:http", "http")),
-        ("h:-1", PORT.format("h:-1", "-1")),
-        ("h:²", PORT.format("h:²", "²")),
-        ("::1:2222", BRACKETS.format("::1:2222")),
-        ("fe80::1", BRACKETS.format("fe80::1")),
-        ("[h]:1", HOST.format("[h]:1", "h")),
-        ("h h:1", HOST.format("h h:1", "h h")),
-        ("u@h:1", HOST.format("u@h:1", "u@h")),
-        ("10.0.0.256:1", HOST.format("10.0.0.256:1", "10.0.0.256")),
-        ("0.0.0.0:1", WILDCARD.format("0.0.0.0:1", "0.0.0.0")),
-        ("*:1", WILDCARD.format("*:1", "*")),
-        ("[::]:1", WILDCARD.format("[::]:1", "::")),
+        ("", "an address is empty"),
+        *((text, "scheme") for text in ("grpc://h:1", "tcp://h:1", "http://h:1/path")),
+        *((text, "no port") for text in ("h", "[::1]")),
+        (":1", "no host"),
+        *((text, "from 1 to 65535") for text in ("h:0", "h:65536", "h:http", "h:-1", "h:²")),
+        *((text, "[IPv6]:port") for text in ("::1:2222", "fe80::1")),
+        *((text, "the host") for text in ("[h]:1", "h h:1", "u@h:1", "10.0.0.256:1")),
+        *((text, "--bind") for text in ("0.0.0.0:1", "*:1", "[::]:1")),
+        ("ipc://", "no path"),
     ],
 )
-def test_wrong_address_is_refused_with_a_reason(text: str, sentence: str) -> None:
+def test_wrong_address_is_refused_with_a_reason(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_address(text)
-    assert str(caught.value) == sentence
-
-
-def test_ipc_address_without_a_path_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        canonical_address("ipc://")
-    assert str(caught.value) == ("address 'ipc://' has no path; expected unix:///path/to/socket")
+        canonical_address(text)
+    assert told in str(caught.value)
+    assert not text or repr(text) in str(caught.value)
 
 
 HOSTS = st.one_of(

@@ -98,19 +98,10 @@ def test_file_of_another_directory_imports_what_lies_beside_it(
         ("raises.py", "raises.py, line 3: ZeroDivisionError: division by zero"),
         ("raises:job", "HOME/raises.py, line 3: ZeroDivisionError: division by zero"),
         ("calls.py", "calls.py, line 2: OSError: gone"),
-        (
-            "library.py",
-            "library.py, line 2: StatisticsError: mean requires at least one data point",
-        ),
+        ("library.py", "library.py, line 2: StatisticsError"),
         ("lacks.py", "lacks.py, line 1: ModuleNotFoundError: No module named 'nobody_has_this'"),
         ("nobody_has_this:job", "ModuleNotFoundError: No module named 'nobody_has_this'"),
-        (
-            "extra.py",
-            (
-                "extra.py, line 1: ModuleNotFoundError: No module named 'jax'; install it with "
-                "pip install 'zmqtrain[jax]'"
-            ),
-        ),
+        ("extra.py", "pip install 'zmqtrain[jax]'"),
         ("exits.py", "exits.py, line 2: SystemExit: 3"),
     ],
 )
@@ -121,43 +112,31 @@ def test_job_that_does_not_import_is_a_config_error_that_names_the_line(
     kind = "file" if source.endswith(".py") else "module"
     with pytest.raises(ConfigError) as raised:
         load_job(reference)
-    sentence = f"job {kind} {source} cannot be imported: {problem}"
-    assert str(raised.value) == sentence.replace("HOME", str(home))
-
-
-ONE = "expected one called job; name one with"
-STEPS = "steps is 0; expected at least 1"
+    assert str(raised.value).startswith(f"job {kind} {source} cannot be imported: ")
+    assert problem.replace("HOME", str(home)) in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("reference", "sentence"),
+    ("reference", "told"),
     [
-        ("lost.py", "job file lost.py does not exist (looked in HOME)"),
-        ("package.py", "job file package.py does not exist (looked in HOME)"),
-        ("", "job '' is neither a file.py nor the name of a module"),
-        ("a:b/job.py", "job file a:b/job.py does not exist (looked in HOME)"),
-        (
-            "notes.txt",
-            (
-                "job 'notes.txt' is a file, but not a Python file; expected the file.py that "
-                "defines the job; did you mean notes.py?"
-            ),
-        ),
-        ("configs/job", "job 'configs/job' is neither a file.py nor the name of a module"),
-        ("invalid.py", f"invalid.py, line 7: the job is not valid: {STEPS}"),
-        ("none.py", f"none.py has no Job; {ONE} none.py:NAME"),
-        ("several.py", f"several.py has the Jobs a, b; {ONE} several.py:NAME"),
-        ("several.py:c", "several.py has no Job called 'c'; it has the Jobs a, b"),
-        ("none.py:job", "none.py has no Job called 'job'; it has no Job"),
-        ("only.py:line", "only.py has no Job called 'line'; it has the Jobs anything"),
+        ("lost.py", "does not exist (looked in HOME)"),
+        ("package.py", "does not exist (looked in HOME)"),
+        ("", "''"),
+        ("a:b/job.py", "a:b/job.py does not exist"),
+        ("notes.txt", "did you mean notes.py?"),
+        ("configs/job", "neither a file.py nor the name of a module"),
+        ("invalid.py", "line 7: the job is not valid: steps is 0"),
+        ("none.py", "no Job; expected one called job; name one with none.py:NAME"),
+        ("several.py", "the Jobs a, b; expected one called job"),
+        ("several.py:c", "no Job called 'c'; it has the Jobs a, b"),
+        ("none.py:job", "it has no Job"),
+        ("only.py:line", "no Job called 'line'; it has the Jobs anything"),
     ],
 )
-def test_job_that_cannot_be_loaded_is_a_config_error(
-    home: Path, reference: str, sentence: str
-) -> None:
+def test_job_that_cannot_be_loaded_is_a_config_error(home: Path, reference: str, told: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_job(reference)
-    assert str(raised.value) == sentence.replace("HOME", str(home))
+    assert told.replace("HOME", str(home)) in str(raised.value)
 
 
 def test_job_of_other_code_has_another_fingerprint(home: Path) -> None:

@@ -17,6 +17,7 @@ from zmqtrain.config.options import (
     names_of,
     option_of,
     options_of,
+    text_of,
     values_of,
     variable_of,
 )
@@ -45,6 +46,13 @@ def invoke(
         click.echo(repr(values_of(model, flags)))
 
     return CliRunner().invoke(show, list(arguments), env=environ, terminal_width=200)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(True, "true"), (7, "7"), (("gpu:0", "gpu:1"), "gpu:0,gpu:1"), ((), "")]
+)
+def test_text_of_a_value(value: object, text: str) -> None:
+    assert text_of(value) == text
 
 
 def test_list_of_options_is_known() -> None:

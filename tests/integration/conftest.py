@@ -4,10 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import check_counts_fixture, stage
-
-__all__ = ["check_counts_fixture", "stage"]
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

@@ -109,6 +109,20 @@ def test_consistent_reads_are_of_one_version_and_nothing_is_left_in_the_end(
     assert left_in(stage) == []
 
 
+def test_lane_that_a_ps_does_not_offer_ends_the_worker_that_insists(stage: Stage) -> None:
+    cluster = stage.cluster(stage.job())
+    ps, worker = (
+        cluster.start("ps", 0, "--lane", "tcp"),
+        cluster.start("worker", 0, "--lane", "shm"),
+    )
+    assert worker.exit_code() == ExitCode.USAGE, str(worker)
+    remedy = "run both on one host .* with the same --lane, or use --lane auto"
+    assert worker.lines(f"ERROR .*the lane to ps 0 shall be shm, but .*; {remedy}"), str(worker)
+    assert "Traceback" not in worker.log
+    ps.signal(signal.SIGKILL)
+    ps.exit_code()
+
+
 @pytest.mark.skipif(not CAN_UNSHARE, reason="only root may have a file system of its own")
 def test_worker_that_cannot_reach_the_segment_trains_over_tcp(stage: Stage) -> None:
     cluster = stage.cluster(stage.job("level_job", steps=STEPS))

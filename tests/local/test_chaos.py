@@ -144,6 +144,13 @@ def test_process_with_which_others_would_end_is_not_killed(
     assert (len(report.skipped), report.done) == (1, [])
 
 
+def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:
+    job.stop = "step 9999 of 9999 is done"
+    report = Chaos(job, lambda line: None).run(1, [KILL], 60)
+    assert report.ended == job.stop
+    assert report.done == [] and report.lost() == []
+
+
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
     answers: int, job: Job, monkeypatch: pytest.MonkeyPatch
@@ -175,8 +182,20 @@ def test_intervals_that_are_none_are_refused(text: str) -> None:
     assert f"--kill has {text!r}; expected a role" in str(result.exception)
 
 
+@pytest.mark.parametrize("flag", ["--kill", "--pause"])
+def test_role_that_is_given_twice_is_refused(flag: str) -> None:
+    arguments = ["chaos", "--ps", "127.0.0.1:1", flag, "ps=5,worker=5,ps=6"]
+    result = CliRunner().invoke(cli, arguments)
+    assert str(result.exception).startswith(f"{flag} has ps twice; expected one interval")
+
+
 @pytest.mark.parametrize(("seconds", "every_s"), [(1e300, 5.0), (60.0, 1e-300), (1e6, 0.9)])
 def test_schedule_that_nobody_lives_to_see_is_refused(seconds: float, every_s: float) -> None:
     for kill, pause in ({"ps": every_s}, {}), ({}, {"ps": every_s}):
         with pytest.raises(ConfigError, match="makes more than 1000000"):
             schedule(1, seconds, TASKS, kill, pause, 1.0)
+
+
+def test_chaos_without_anything_to_do_says_what_to_give() -> None:
+    result = CliRunner().invoke(cli, ["chaos", "--ps", "127.0.0.1:1"])
+    assert "expected --kill or --pause" in str(result.exception)

@@ -12,6 +12,7 @@ import pytest
 import zmqtrain
 from zmqtrain import Trainer
 from zmqtrain.callbacks import (
+    Callback,
     EarlyStopping,
     LambdaCallback,
     LearningRateScheduler,
@@ -20,7 +21,7 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
-from zmqtrain.metrics import MeanAbsoluteError
+from zmqtrain.metrics import Accuracy, MeanAbsoluteError
 from zmqtrain.models import LinearRegression, SoftmaxRegression
 from zmqtrain.optim import SGD, Exponential, Momentum
 
@@ -303,6 +304,23 @@ def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained
     labels = np.arange(23) % 3
     with pytest.raises(ConfigError, match="MeanAbsoluteError"):
         fit(trainer, (X, labels), validation_data=(X, labels))
+
+
+def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
+    calls: list[str] = []
+
+    class Calls(Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            calls.append("test")
+
+        def on_predict_end(self, logs: Any = None) -> None:
+            calls.append(f"predict {logs['outputs'].shape}")
+
+    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.1), metrics=[Accuracy(name="share")])
+    measures = trainer.evaluate(X, np.arange(23) % 3, callbacks=[Calls()])
+    assert set(measures) == {"loss", "accuracy", "share"}
+    assert trainer.predict(X, callbacks=[Calls()], batch_size=10).shape == (23, 3)
+    assert calls == ["test", "predict (23, 3)"]
 
 
 def test_schedule_of_the_optimizer_is_seen_and_can_be_replaced() -> None:

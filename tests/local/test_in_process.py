@@ -140,6 +140,31 @@ def test_job_changes_its_strategy_at_a_checkpoint_and_back_without_a_trace(tmp_p
     assert digests[-1] == zmqtrain.run(job, workers=3, ps=1).parameters_sha256
 
 
+def test_job_goes_on_without_ps_and_back_with_other_workers_and_every_example_counts_once(
+    tmp_path: Path,
+) -> None:
+    """Also from checkpoints without ps whose variables were not yet placed end to end."""
+    older = {"placement": "greedy"}
+    for steps, workers, ps, fields in (
+        (9, 2, 1, {}),
+        (18, 3, 0, older),
+        (27, 2, 0, {}),
+        (36, 1, 2, {}),
+    ):
+        job = JOBS["counting_job"](
+            policy="sync-replicas:aggregate=2",
+            aggregate=2,
+            steps=steps,
+            logdir=str(tmp_path),
+            **fields,
+        )
+        summary = zmqtrain.run(job, workers=workers, ps=ps)
+        placement = read_manifest(Path(str(summary.checkpoint))).fingerprint["placement"]
+        assert placement.startswith("greedy" if ps or fields else "contiguous")
+        assert len(counted_batches(summary)) == 2 * steps
+        check_counts(job, summary)
+
+
 def test_without_ps_the_policy_is_sync_replicas_unless_the_job_names_one() -> None:
     job = digits_job(steps=3)
     told = [
@@ -272,6 +297,22 @@ def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
     resumed = zmqtrain.run(job.model_copy(update={"steps": step + 10}), workers=2)
     assert resumed.pushes["applied"] == 10
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
+    def interrupt(status: Status) -> None:
+        if status.step and not status.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def cell() -> Summary:
+        return zmqtrain.run(digits_job(steps=10**6), workers=2, on_progress=interrupt)
+
+    loop = asyncio.new_event_loop()  # as a notebook has it: without asyncio.run's Ctrl-C
+    try:
+        summary = loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
 
 
 def test_ctrl_c_before_the_job_begins_is_a_keyboard_interrupt(

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness import Stage, stage
+from tests.harness import Stage
 from zmqtrain import Job
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
@@ -28,8 +28,6 @@ from zmqtrain.roles import launch
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.messages import Shutdown
-
-__all__ = ["stage"]
 
 FEW = 256  # files
 TF_CONFIG = json.dumps(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,14 +50,3 @@ def add_push(state: ShardState, sequence: int, request: Request | None = None) -
 @pytest.fixture
 def peers() -> PeerTable:
     return PeerTable(5.0, 2, lambda peer: False)
-
-
-@pytest.fixture
-def within() -> Callable[[Any], Any]:
-    """Await with a limit, so that a test that would hang fails."""
-
-    async def wait(awaitable: Any) -> Any:
-        async with asyncio.timeout(10):
-            return await awaitable
-
-    return wait

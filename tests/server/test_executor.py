@@ -16,7 +16,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.server.executor import Applied, Executor, ReleasedUndecided, UpdateRefused
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Order, Pull, PullReply
+from zmqtrain.wire.messages import Order, Pull, PullReply, PushReply
 
 
 class NoRate:
@@ -142,6 +142,16 @@ async def test_update_that_the_rule_refuses_drops_its_push(
     assert pending.result == "dropped"
     assert [type(report) for report in ears.reports] == [UpdateRefused]
     assert (state.version, state.orders) == (0, 1)
+
+
+async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
+    state: ShardState, executor: Executor
+) -> None:
+    """They would keep the end of the run back on a slow link."""
+    worker, request = add_worker(state), Asked()
+    stop = PushReply(1, "applied", 1, stop=True)
+    executor.send_parameters(request, worker, stop)
+    assert request.replies == [stop]
 
 
 async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(

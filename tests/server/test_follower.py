@@ -11,11 +11,12 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import add_push, add_worker, make_state
+from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ReadyPush
+from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ReadyPush, ShardReport
 
 SWITCH = Order("switch", text="hogwild")
 Follow = Callable[[str], Follower]
@@ -147,6 +148,14 @@ async def test_push_is_ordered_once_though_its_release_waits_before_those_orders
     assert (state.version, len(request.replies)) == (1, 1)
 
 
+async def test_leader_hears_at_once_that_a_switch_is_carried_out(
+    state: ShardState, link: FakeLink, follow: Follow
+) -> None:
+    follower = follow("sync-replicas")
+    follower.on_orders(Asked(over_link=True), Orders(1, (SWITCH,)))
+    assert link.sent == [ShardReport(1, 0, state.shard.layout.nbytes)]
+
+
 async def test_orders_are_taken_once_and_in_order(state: ShardState, follow: Follow) -> None:
     follower, leave = follow("sync-replicas"), Order("leave", (3,))
     follower.on_orders(Asked(over_link=True), Orders(2, (leave,)))
@@ -154,3 +163,16 @@ async def test_orders_are_taken_once_and_in_order(state: ShardState, follow: Fol
     for _ in range(2):
         follower.on_orders(Asked(over_link=True), Orders(1, (leave, leave)))
         assert state.orders == 2
+
+
+async def test_orders_of_another_generation_are_passed_over(
+    state: ShardState, follow: Follow
+) -> None:
+    follower = follow("sync-replicas")
+    follower.on_orders(Asked(generation=2, over_link=True), Orders(1, (Order("leave", (3,)),)))
+    assert state.orders == 0
+
+
+async def test_orders_are_taken_from_the_leader_alone(follow: Follow) -> None:
+    with pytest.raises(RefusedError):
+        follow("sync-replicas").on_orders(Asked(), Orders(1, (SWITCH,)))

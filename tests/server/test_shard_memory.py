@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,8 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import CheckpointError, OrphanedError, PeerLostError, SegmentError
 from zmqtrain.server import shard_memory
-from zmqtrain.server.shard_memory import may_go_on, open_segment
+from zmqtrain.server.shard_memory import close_or_remove, may_go_on, open_segment
+from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
 
 
@@ -42,3 +44,14 @@ def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():
         segment, is_left = open_segment(SegmentLayout(4, []), ps[0], config, safe=True, digest=1)
         assert (segment.path, is_left) == (None, False)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_segment_is_left_if_it_is_to_be_kept(keep: bool, tmp_path: Path) -> None:
+    path = tmp_path / "segments" / "ps-0.segment"
+    layout = SegmentLayout(4, [])
+    close_or_remove(Segment.create(layout, path), keep=keep)
+    left = Segment.adopt(layout, path)
+    assert (left is not None) is keep
+    if left is not None:
+        left.remove()

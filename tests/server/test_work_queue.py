@@ -124,6 +124,19 @@ async def test_failed_long_piece_is_told_and_the_next_is_done(
     assert log.names == (["next"] if part == "work" else ["work", "next"])
 
 
+async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done(
+    make: Make, log: Log, within: Within
+) -> None:
+    queue = await make(True)
+    do(queue, log.note("long"), log.note("work"))
+    do(queue, fails)
+    do(queue, log.note("next"))
+    await within(log.failed.wait())
+    await finish(queue)
+    assert [str(error) for error in log.errors] == ["singular matrix"]
+    assert log.names == ["work", "long", "next"]
+
+
 @pytest.mark.parametrize("part", ["work", "then"])
 async def test_failed_short_piece_is_the_error_of_run_and_the_next_is_done(
     make: Make, log: Log, part: str

@@ -90,18 +90,6 @@ def test_seed_is_replayed_exactly() -> None:
     assert told == again == [simulate(draw(seed)) for seed in (3, 30)]
 
 
-def test_every_kind_of_fault_is_drawn() -> None:
-    kinds = {fault.kind for seed in range(200) for fault in draw(seed).faults}
-    assert kinds == {"kill", "stop", "cut", "break", "storm", "switch", "save", "interrupt"}
-
-
-def test_chief_that_alone_knows_of_a_job_is_spared() -> None:
-    drawn = [draw(seed) for seed in range(2000)]
-    forgetful = [s for s in drawn if s.lane == "memory" and s.has("kill", "ps")]
-    assert forgetful
-    assert [schedule for schedule in forgetful if schedule.has("kill", "chief")] == []
-
-
 @pytest.mark.parametrize("kill_at_s", [0.5, 0.51])
 def test_ps_that_is_stopped_and_killed_is_away_no_longer_than_who_is_killed(
     kill_at_s: float,

@@ -345,6 +345,15 @@ async def test_burst_leaves_turns_to_the_loops_other_work(lane: Lane) -> None:
     assert max(after - before for before, after in pairwise(handled_at_turn)) <= 100
 
 
+async def test_closing_twice_is_closing(lane: Lane) -> None:
+    listener, _ = lane.listen()
+    peer, _ = lane.peer(listener.address)
+    for endpoint in (listener, peer):
+        endpoint.close()
+        endpoint.close()
+    lane.transport.close()
+
+
 async def test_closed_transport_has_closed_its_endpoints(lane: Lane) -> None:
     listener, inbox = lane.listen()
     peer, _ = lane.peer(listener.address)

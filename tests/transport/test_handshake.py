@@ -104,6 +104,15 @@ async def test_end_that_only_takes_its_time_is_waited_for(
     assert (seen.asked, seen.told) == (0, [])
 
 
+@pytest.mark.parametrize("theirs", [NULL, None])
+async def test_end_that_speaks_as_we_do_may_take_us_later(
+    watched: Callable[..., Watched], theirs: str | None
+) -> None:
+    seen = watched(NULL, theirs)
+    await seen.see(BREAK_OFF * 3)
+    assert [is_final for _, is_final in seen.told] == [False]
+
+
 @pytest.mark.parametrize(
     ("before", "later_s", "final"),
     [([], 0.0, False), ([], 61.0, True), ([OK, ENDED], 0.0, True)],

@@ -215,6 +215,18 @@ def test_registry_that_is_not_sound_is_refused(directory: Path, line: str, compl
     assert complaint in str(caught.value)
 
 
+def test_missing_registry_is_told_with_what_makes_one(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="make it by zmqtrain keys new, or copy it here"):
+        read_registry(directory)
+    assert secrets_in(directory) == []
+
+
+def test_secret_that_is_none_is_refused(directory: Path) -> None:
+    add_keys(directory, {WORKER: Pair(A, "not a key")})
+    with pytest.raises(ConfigError, match="holds no secret key"):
+        read_secret(directory, WORKER)
+
+
 @pytest.mark.parametrize(
     ("role", "index", "complaint"),
     [

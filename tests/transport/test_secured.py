@@ -294,6 +294,14 @@ async def test_listening_beyond_this_host_without_keys_is_refused_with_the_remed
         assert remedy in text
 
 
+@pytest.mark.parametrize("endpoint", ["tcp://ps-0.example:2222", "tcp://[2001:db8::1]:1"])
+async def test_connecting_beyond_this_host_without_keys_is_refused(endpoint: str) -> None:
+    transport = ZmqTransport()
+    with pytest.raises(ConfigError, match=r"beyond this host, without keys.*--insecure"):
+        transport.connect(endpoint)
+    transport.close()
+
+
 @pytest.mark.parametrize(
     ("endpoint", "local"),
     [

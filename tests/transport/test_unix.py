@@ -293,3 +293,13 @@ def test_stream_cut_anywhere_gives_the_same_messages() -> None:
             while (message := incoming.next()) is not None:
                 found.append([bytes(frame) for frame in message])
         assert found == messages, size
+
+
+async def test_many_small_messages_wait_for_a_peer_that_is_busy(unix: Lane) -> None:
+    """So a window of compressed chunks, hundreds of them, is sent in one go."""
+    listener, inbox = unix.listen()
+    peer, _ = unix.peer(listener.address)
+    for number in range(2000):
+        peer.send([b"%d" % number, bytes(4000)])
+    received = await inbox.first(2000)
+    assert [message[0] for message in received] == [b"%d" % number for number in range(2000)]

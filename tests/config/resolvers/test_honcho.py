@@ -121,6 +121,13 @@ def test_procfile_is_the_one_honcho_reads(
     assert running_counts(environ) == {"chief": 1}
 
 
+def test_unreadable_procfile_leaves_the_counts_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    above(monkeypatch, Ancestor(tmp_path, HONCHO, "start"))
+    assert running_counts({}) is None
+
+
 @pytest.mark.integration
 def test_child_of_a_real_honcho_learns_the_counts(tmp_path: Path) -> None:
     (tmp_path / "ask.py").write_text(

@@ -1,0 +1,20 @@
+"""What tests of several folders use: real processes, and waits that end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.harness import check_counts_fixture, stage
+
+__all__ = ["check_counts_fixture", "stage"]
+
+
+@pytest.fixture
+def within() -> Callable[[Any], Any]:
+    """Await with a limit, so that a test that would hang fails."""
+    return partial(asyncio.wait_for, timeout=10)
