@@ -27,6 +27,14 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
     assert begun == [[True, True], [True, True]]
 
 
+@pytest.mark.parametrize(("hosted", "named"), [(False, "ps 1"), (True, "worker 1, which hosts")])
+async def test_task_says_whose_welcome_it_awaits(hosted: bool, named: str) -> None:
+    answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
+    link = Mock(peer="ps 1", request=AsyncMock(return_value=answer))
+    await joining.join(Mock(hosted=hosted, known_generation=0), link)
+    assert link.request.call_args.kwargs["reason"].startswith(named)
+
+
 async def test_ps_that_is_another_than_its_address_says_is_refused() -> None:
     """The task and the ps were given the ps in different orders."""
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import runpy
@@ -427,3 +428,17 @@ def test_model_that_cannot_be_copied_is_refused_where_several_workers_need_one()
     with pytest.raises(ConfigError, match="cannot be copied"):
         zmqtrain.run(job, workers=2)
     assert zmqtrain.run(job).exit_code == 0
+
+
+class Raising(Remembering):
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        raise KeyError("weights")
+
+
+def test_worker_that_ends_with_an_error_tells_it_to_its_ps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "zmqtrain")
+    with pytest.raises(ConfigError):
+        zmqtrain.run(line(Raising()), workers=2)
+    assert [text for text in caplog.messages if re.match(r"worker . left: .*weights", text, re.S)]

@@ -63,9 +63,10 @@ async def join(actor: JobActor, link: Link) -> Joined:
         process_identity(),
         actor.last_incarnation,
     )
+    host = f"{link.peer.replace('ps', 'worker')}, which hosts it," if actor.hosted else link.peer
     envelope = await link.request(
         message,
-        reason=f"{link.peer} at {link.endpoint.address} has not welcomed us yet",
+        reason=f"{host} at {link.endpoint.address} has not welcomed us yet",
         timeout_s=actor.timing.join_timeout_s,
     )
     welcome = envelope.expect(Welcome)

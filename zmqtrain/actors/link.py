@@ -103,10 +103,10 @@ class Link:
                 return await outstanding.future
         except TimeoutError:
             self._metrics.rpc_timeouts.inc()
+            doubts = "is it running, is this its address, can this host reach it?"
             raise PeerLostError(
                 f"{self.peer} at {self.endpoint.address} did not answer within {timeout_s:g} s"
-                f"{f' ({reason})' if reason else ''}: "
-                f"{self._failure or 'is it running, and is this its address?'}"
+                f"{f' ({reason})' if reason else ''}: {self._failure or doubts}"
             ) from None
         finally:
             self.end(outstanding)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import ZmqTrainError
 from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.job import Job
@@ -36,6 +37,7 @@ class Worker(JobActor):
         self._exchange: ParameterServerExchange | BoardExchange | None = None
         self._training: TrainingLoop | None = None
         self.shutdown: Shutdown | None = None
+        self._failure = "it ended with an error"
         self.handlers = {Shutdown: self._on_shutdown}
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
@@ -50,15 +52,22 @@ class Worker(JobActor):
         loop = self._training = TrainingLoop(
             self.job, self._dataset, exchange, self.metrics, threads=self._threads
         )
-        self.spawn(loop.run())
+        self.spawn(self._run(loop))
         try:
             await self.stopping.wait()
             return self._leave(loop, exchange)
         except asyncio.CancelledError:
-            exchange.leave("it ended with an error")  # otherwise its lease would have to expire
+            exchange.leave(self._failure)  # otherwise its lease would have to expire
             raise
         finally:
             loop.close()
+
+    async def _run(self, loop: TrainingLoop) -> None:
+        try:
+            await loop.run()
+        except ZmqTrainError as error:
+            self._failure = str(error)
+            raise
 
     def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange | BoardExchange) -> int:
         reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
