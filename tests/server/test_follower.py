@@ -52,7 +52,6 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
         executor = Executor(
             state,
             Metrics("ps", 1),
-            report=lambda report: follower.reported(report),
             spawn=lambda coroutine: True,
             crash=pytest.fail,
         )
@@ -73,6 +72,7 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
             spawn=lambda coroutine: True,
             crash=pytest.fail,
         )
+        executor.decider = follower
         follower.begin()
         return follower
 

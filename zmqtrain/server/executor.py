@@ -10,13 +10,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
@@ -36,71 +37,16 @@ class Applied:
     at: float  # of the monotonic clock
 
 
-@dataclass(slots=True)
-class UpdateRefused:
-    """The update rule refused; the parameters are as they were before."""
-
-    error: ConfigError
-
-
-@dataclass(slots=True)
-class PolicyChanged:
-    """From this order on the policy is another."""
-
-    spec: str
-
-
-@dataclass(slots=True)
-class RosterBegins:
-    """From this order on workers make steps by themselves."""
-
-    order: Order
-
-
-@dataclass(slots=True)
-class ReleasedUndecided:
-    """A worker may go on after a push that was decided on before it arrived here."""
-
-    worker: Worker
-
-
-@dataclass(slots=True)
-class Written:
-    """This shard's part of the checkpoint in ``directory`` is durable."""
-
-    directory: str
-    file: ShardFile
-
-
-@dataclass(slots=True)
-class NotWritten:
-    """This shard's part of the checkpoint in ``directory`` could not be written."""
-
-    directory: str
-    error: ZmqTrainError
-
-
-Report: TypeAlias = (
-    Applied
-    | UpdateRefused
-    | PolicyChanged
-    | RosterBegins
-    | ReleasedUndecided
-    | Written
-    | NotWritten
-)
-"""Outcomes of orders, beside answers to workers."""
-
-
 class Executor:
-    """Carries out the orders of one ps."""
+    """Carries out the orders of one ps, and tells its decider what comes of them."""
+
+    decider: Decider  # set when it is there
 
     def __init__(
         self,
         state: ShardState,
         metrics: Metrics,
         *,
-        report: Callable[[Report], None],
         spawn: Callable[[Coroutine[Any, Any, None]], bool],
         crash: Callable[[Exception], None],
         copies: bool = False,
@@ -108,7 +54,6 @@ class Executor:
         """``copies``: copy parameters before sending, since updates go on meanwhile."""
         self._state = state
         self._metrics = metrics
-        self._report = report
         self._spawn = spawn
         self._copies = copies
         self._work = WorkQueue(str(state.task), on_error=crash)
@@ -188,14 +133,17 @@ class Executor:
             self._not_updated(order, error)
             self._done(number)
             return
-        decided = {worker: self._state.decided(worker, "applied") for worker in order.workers}
+        computed_on = {}
+        for worker in order.workers:
+            if push := self._state.decided(worker, "applied"):
+                computed_on[worker] = push.version
         if not self._uncounted:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
             Applied(
                 self._state.version,
                 len(order.workers),
-                {worker: push.version for worker, push in decided.items() if push is not None},
+                computed_on,
                 self._work.last_s,
                 time.monotonic(),
             )
@@ -207,7 +155,7 @@ class Executor:
             raise TypeError(f"an update came to {error!r}")
         for worker in order.workers:
             self._state.decided(worker, "dropped", str(error))
-        self._report(UpdateRefused(error))
+        self.decider.refused(error)
 
     def count(self) -> None:
         """Count in the metrics, and report, the updates that were made since the last call."""
@@ -219,7 +167,7 @@ class Executor:
             metrics.parameter_version.set(applied.version)
             for base in applied.computed_on.values():
                 metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
-            self._report(applied)
+            self.decider.applied(applied.version, applied.computed_on, applied.at)
 
     def _accumulated(self, order: Order, _: object) -> None:
         self._metrics.pushes.accumulated.inc()
@@ -231,7 +179,7 @@ class Executor:
         self._done(number)
 
     def _switched(self, number: int, order: Order, _: object) -> None:
-        self._report(PolicyChanged(order.text))
+        self.decider.switched(order.text)
         log.info("the policy is %s from version %d on", order.text, self._state.version)
         self._done(number)
 
@@ -240,7 +188,7 @@ class Executor:
         self._done(number)
 
     def _rostered(self, number: int, order: Order, _: object) -> None:
-        self._report(RosterBegins(order))
+        self.decider.roster_begins(order)
         self._done(number)
 
     def _answered(self, number: int, order: Order, _: object) -> None:
@@ -258,7 +206,7 @@ class Executor:
             worker.early = order
             state.keep(worker)
             if pending is not None:
-                self._report(ReleasedUndecided(worker))
+                self.decider.released_undecided(worker)
             return
         worker.pending = None
         reply = worker.reply = pending.reply(order, state.version)
@@ -295,11 +243,11 @@ class Executor:
         except ZmqTrainError as error:
             self._not_written(directory, error)
         else:
-            self._report(Written(directory, ShardFile(*astuple(written))))
+            self.decider.written(directory, ShardFile(*astuple(written)))
 
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()
-        self._report(NotWritten(directory, error))
+        self.decider.not_written(directory, error)
 
 
 def _copy(directory: str, state: ShardState) -> Path:

@@ -17,17 +17,10 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.coordination.delivery import Numbered
-from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
-from zmqtrain.server.executor import (
-    Executor,
-    NotWritten,
-    PolicyChanged,
-    ReleasedUndecided,
-    Report,
-    UpdateRefused,
-    Written,
-)
+from zmqtrain.server.decider import Decider
+from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import (
@@ -37,6 +30,7 @@ from zmqtrain.wire.messages import (
     Orders,
     ReadyPush,
     ShardFailed,
+    ShardFile,
     ShardReport,
     ShardWritten,
 )
@@ -46,7 +40,7 @@ log = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], bool]
 
 
-class Follower:
+class Follower(Decider):
     """Decides about a shard by the leader's orders, or alone where the policy leaves it to shards.
 
     The policy is kept in the segment's journal, for the next life of this ps.
@@ -124,21 +118,22 @@ class Follower:
         self._report_arrival(worker)
         return ()
 
-    def reported(self, report: Report) -> None:
-        match report:
-            case PolicyChanged(spec):
-                self._journal.begin(spec.encode())
-            case ReleasedUndecided(worker):
-                self._executor.carry_out(self.arrived(worker))
-            case UpdateRefused(error):
-                log.error("%s", error)
-                self._failure = str(error)  # the leader is sent a report, and the chief saves
-            case Written(directory, file):
-                self._spawn(self._deliver(ShardWritten(directory, file)))
-            case NotWritten(directory, error):
-                log.error("this shard's part of the checkpoint was not written: %s", error)
-                text = f"{self._state.task}: {error}"
-                self._spawn(self._deliver(ShardFailed(directory, text)))
+    def refused(self, error: ConfigError) -> None:
+        log.error("%s", error)
+        self._failure = str(error)  # the leader is sent a report, and the chief saves
+
+    def switched(self, spec: str) -> None:
+        self._journal.begin(spec.encode())
+
+    def released_undecided(self, worker: Worker) -> None:
+        self._executor.carry_out(self.arrived(worker))
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        self._spawn(self._deliver(ShardWritten(directory, file)))
+
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
+        log.error("this shard's part of the checkpoint was not written: %s", error)
+        self._spawn(self._deliver(ShardFailed(directory, f"{self._state.task}: {error}")))
 
     def at_rest(self, call: Callable[[], None]) -> None:
         call()  # rosters are of jobs with one shard

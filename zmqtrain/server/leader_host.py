@@ -11,21 +11,15 @@ from zmqtrain.coordination.events import PullArrived, PushArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger, restored_ledger
 from zmqtrain.coordination.membership import Peer
-from zmqtrain.errors import FencedError
+from zmqtrain.errors import ConfigError, FencedError, ZmqTrainError
 from zmqtrain.server.board_host import BoardHost
-from zmqtrain.server.executor import (
-    Applied,
-    NotWritten,
-    Report,
-    RosterBegins,
-    UpdateRefused,
-    Written,
-)
+from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
+from zmqtrain.wire.messages import Order, ShardFile
 
 
-class LeaderHost:
+class LeaderHost(Decider):
     """Decides about shard 0 by asking the leader."""
 
     def __init__(
@@ -62,18 +56,20 @@ class LeaderHost:
             self._admin.give_up_saves(FencedError(f"{peer} has a new life"))
         self._leader.joined(peer)
 
-    def reported(self, report: Report) -> None:
-        match report:
-            case Applied(version=version, computed_on=computed_on, at=at):
-                self._leader.applied(version, computed_on, at)
-            case RosterBegins(order):
-                self._board.begin(order)
-            case UpdateRefused(error):
-                self._leader.fail(error.exit_code, str(error))
-            case Written(directory, file):
-                self._admin.written(directory, file)
-            case NotWritten(directory, error):
-                self._admin.not_written(directory, error)
+    def applied(self, version: int, computed_on: Mapping[int, int], at: float) -> None:
+        self._leader.applied(version, computed_on, at)
+
+    def refused(self, error: ConfigError) -> None:
+        self._leader.fail(error.exit_code, str(error))
+
+    def roster_begins(self, order: Order) -> None:
+        self._board.begin(order)
+
+    def written(self, directory: str, file: ShardFile) -> None:
+        self._admin.written(directory, file)
+
+    def not_written(self, directory: str, error: ZmqTrainError) -> None:
+        self._admin.not_written(directory, error)
 
     def at_rest(self, call: Callable[[], None]) -> None:
         self._leader.at_rest(call)

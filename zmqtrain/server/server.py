@@ -229,7 +229,6 @@ class ParameterServer(JobActor):
         executor = self._executor = Executor(
             state,
             metrics,
-            report=lambda report: self._decider.reported(report),
             spawn=self.spawn,
             crash=self.crash,
             copies=job.consistent_reads,
@@ -242,6 +241,7 @@ class ParameterServer(JobActor):
             segment=segment.name if self.lane != "tcp" else "",
         )
         of_decider = self._lead(executor) if self.task.index == 0 else self._follow(executor)
+        executor.decider = self._decider
         buffers = GradientBuffers(state, peers, self._config.most_workers)
         receiver = Receiver(
             state,
