@@ -13,7 +13,7 @@ from bench.hosts import Hosts
 from bench.jobs import USUAL_RULES
 from bench.options import json_option, list_of, runs_option, size_type, sizes_type, steps_for
 from bench.output import report
-from bench.processes import json_lines_of
+from bench.processes import end_in_order, json_lines_of
 from bench.push_pull import PushPull, measure
 from bench.rank import WARM_UP, on_hosts
 from bench.workload import ITEM_NBYTES, Workload, items_of, push_pull_row
@@ -144,7 +144,7 @@ def all_reduce_command(
     if not set(BY_MESSAGES) & set(exchanges):
         report(rows(None), as_json=as_json)
         return
-    with Hosts(workers) as hosts:
+    with end_in_order(), Hosts(workers) as hosts:
         if mbit is not None:
             for host in range(workers):
                 hosts.throttle(host, mbit)

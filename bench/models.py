@@ -18,7 +18,7 @@ from bench.cluster import Plan, pid_of, train
 from bench.hosts import Hosts
 from bench.options import json_option, list_of, size_type, spec_for
 from bench.output import ROOT, report
-from bench.processes import RunError, json_lines_of
+from bench.processes import RunError, end_in_order, json_lines_of
 from bench.rank import on_hosts
 from zmqtrain.job import Job
 from zmqtrain.local.processes import LocalCluster
@@ -167,7 +167,7 @@ def rows_between(
 
     Each worker is on a host of its own, and there is no ps.
     """
-    with Hosts(work.workers) as hosts:
+    with end_in_order(), Hosts(work.workers) as hosts:
         for host in range(work.workers):
             hosts.throttle(host, mbit)
         forms = [{"compression": c, "overlap": o} for o in (False, True) for c in compressions]

@@ -68,9 +68,7 @@ def json_lines_of(
 
 def _exit_code(process: subprocess.Popen[bytes], mark: str, timeout_s: float) -> int | None:
     """Wait for the end of a run, then end what is left of it. Returns None if it took too long."""
-    with signals_restored() as numbers:
-        for number in numbers:
-            signal.signal(number, _leave)
+    with end_in_order():
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -107,6 +105,15 @@ def _has(process: psutil.Process, mark: str) -> bool:
         return mark in process.environ().get(MARKS, "")
     except (psutil.Error, OSError):
         return False
+
+
+@contextmanager
+def end_in_order() -> Iterator[None]:
+    """Have the first signal raise SystemExit, so that what was made is removed."""
+    with signals_restored() as numbers:
+        for number in numbers:
+            signal.signal(number, _leave)
+        yield
 
 
 @contextmanager

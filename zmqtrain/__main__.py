@@ -1,7 +1,19 @@
-"""`python -m zmqtrain` is the `zmqtrain` command."""
+"""The `zmqtrain` command, also as `python -m zmqtrain`."""
 
 import sys
 
-from zmqtrain.cli.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Run one command; return the process's exit code."""
+    try:  # Ctrl-C may come while modules are imported
+        from zmqtrain.cli.main import main as run
+        from zmqtrain.errors import ExitCode
+
+        return run()
+    except KeyboardInterrupt:
+        sys.stderr.write("error: stopped by Ctrl-C\n")
+        return ExitCode.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -604,8 +604,13 @@ class Job(BaseModel):
                         f"{len(training)} examples; give at most that many (--batch-size)"
                     )
                 return training, evaluation
+        parts = loaded if isinstance(loaded, tuple) else ()
+        kind = (
+            f"a {type(loaded).__name__}"
+            + f" of {[type(part).__name__ for part in parts]}" * bool(parts)
+        )
         raise DataError(
-            f"load() of {self.data!r} returned {loaded!r:.80}; expected (training set, evaluation "
+            f"load() of {self.data!r} returned {kind}; expected (training set, evaluation "
             "set), each with __len__ and take(); for arrays use "
             "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
         )

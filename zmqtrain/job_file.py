@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import runpy
 import sys
 import sysconfig
@@ -109,6 +109,12 @@ def _import(module: str) -> dict[str, Any]:
             f"the job{_meant(str(Path(module).with_suffix('.py')))}"
         )
     _import_from(Path.cwd())
+    top = module.partition(".")[0]
+    if top not in sys.modules and importlib.util.find_spec(top) is None:
+        raise ConfigError(
+            f"job {module!r} is neither a file (looked in {Path.cwd()}) nor a module; expected "
+            f"file.py, file.py:name or package.module:name{_meant(f'{module}.py')}"
+        )
     with _importing(f"job module {module}"):
         return vars(importlib.import_module(module))
 

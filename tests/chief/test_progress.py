@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from zmqtrain.chief.progress import ProgressDisplay
-from zmqtrain.wire.messages import Status
+from zmqtrain.chief.progress import ProgressDisplay, line
+from zmqtrain.coordination.leader import A_WORKER
+from zmqtrain.wire.messages import Status, Wait
 
 STATUS = Status(
     event=0, initialised=True, policy="hogwild", switching="", step=5, steps=20, stop="",
@@ -41,3 +42,11 @@ def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None
         display.close()
     assert capture.get() == ""
     assert len(caplog.records) == 1
+
+
+def test_line_without_workers_tells_when_the_job_ends() -> None:
+    wait = Wait("ps 0", A_WORKER, "no worker is alive", 10.0, 290.0)
+    assert line(replace(STATUS, waits=(wait,))).endswith(
+        "workers: none; the job ends in 290 s unless one joins"
+    )
+    assert line(STATUS).endswith("workers: none")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from zmqtrain import __version__, errors
+from zmqtrain import __main__, __version__, errors
 from zmqtrain.cli import main as module
 from zmqtrain.cli.main import COMMANDS, cli, main
 from zmqtrain.errors import ExitCode, ZmqTrainError
@@ -112,3 +113,10 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     command_that(monkeypatch, KeyboardInterrupt())
     assert main(["fail"]) == ExitCode.INTERRUPTED
+
+
+def test_interrupt_while_the_command_is_imported_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "main", Mock(side_effect=KeyboardInterrupt))
+    assert __main__.main() == ExitCode.INTERRUPTED

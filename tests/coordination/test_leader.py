@@ -17,7 +17,7 @@ from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, ReadyPush, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, ReadyPush, ShardReport
 
 REPORT = ShardReport(0, 0, 16)
 
@@ -187,3 +187,17 @@ async def test_journal_keeps_the_end_of_a_roster_and_not_each_look_at_it() -> No
     following.recover(1)
     assert following.step == 8
     assert following.coordinator is not None and following.coordinator.roster is None
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("sync-replicas", [5, 5]), ("hogwild", [5, 4])])
+def test_workers_begin_a_pass_together_if_the_policy_bounds_their_distance(
+    policy: str, steps: list[int], peers: PeerTable
+) -> None:
+    for name in ("worker 0", "worker 1"):
+        add_peer(peers, name)
+    leader = make_leader(policy=policy, peers=peers)
+    leader.begin(1, 0, Ledger())
+    workers = list(peers.workers())
+    workers[0].pushes, workers[1].pushes = 5, 4
+    leader.event(Extend(7))
+    assert [peer.pushes for peer in workers] == steps

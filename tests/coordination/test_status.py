@@ -10,7 +10,7 @@ import pytest
 from tests.coordination.parts import TIMING, add_peer, make_leader
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived
-from zmqtrain.coordination.leader import names_of
+from zmqtrain.coordination.leader import A_WORKER, names_of
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus, status_of
@@ -87,6 +87,14 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
     (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
     assert (wait.owner, wait.peer) == ("worker 0", "worker 1")
     assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)
+
+
+def test_job_without_a_worker_waits_for_one_until_it_gives_up() -> None:
+    leader = make_leader()
+    leader.begin(1, 0, Ledger())
+    (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
+    assert wait.peer == A_WORKER
+    assert wait.until_s == pytest.approx(TIMING.join_timeout_s, abs=1.5)
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,11 @@ def test_evaluations_on_the_way_are_of_the_steps_asked_for(
 ) -> None:
     zmqtrain.run(digits_job(steps=10, logdir=str(tmp_path)))
     with caplog.at_level(logging.INFO, "zmqtrain.chief.evaluator"):
-        zmqtrain.run(digits_job(steps=40, evaluate_every=5, logdir=str(tmp_path)))
+        summary = zmqtrain.run(digits_job(steps=40, evaluate_every=5, logdir=str(tmp_path)))
     said = [record for record in caplog.records if record.name == "zmqtrain.chief.evaluator"]
     assert [record.args[0] for record in said if record.args] == [15, 20, 25, 30, 35]
+    assert [each["step"] for each in summary.evaluations] == [15, 20, 25, 30, 35, 40]
+    assert summary.evaluations[-1] == {"step": 40} | summary.measures
 
 
 def test_checkpoints_are_saved_on_the_way(tmp_path: Path) -> None:

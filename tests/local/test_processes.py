@@ -71,7 +71,8 @@ def test_worker_that_ends_before_the_job_with_code_0_is_a_failure(stage: Stage, 
     assert run.exit_code() == ExitCode.CRASH, str(run)
     said = run.json()
     assert said["exit_code"] == ExitCode.CRASH
-    assert said["ended"].startswith("worker 0 ended with exit code 0")
+    assert said["ended"].startswith("worker 0 ended with exit code 0 after")
+    assert "sys.exit" in said["ended"]
 
 
 def test_error_of_a_worker_is_that_of_the_run(stage: Stage) -> None:

@@ -129,6 +129,15 @@ def test_loss_that_is_not_finite_is_told() -> None:
     assert "the loss" in last
 
 
+def test_gradient_that_is_zero_everywhere_is_told() -> None:
+    def set_zero(parameters: Any, out: dict[str, Any]) -> None:
+        for gradient in out.values():
+            gradient[...] = 0
+
+    (text,) = mistakes(Changed(set_zero))
+    assert "every gradient is 0" in text
+
+
 def test_loss_that_differs_from_call_to_call_has_no_slope() -> None:
     class Noisy(Changed):
         def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:

@@ -148,13 +148,15 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job(
     assert run_file.end_since(config.ps, 0.0) == ExitCode.DIVERGED
 
 
-def test_mistyped_variable_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ps", ["127.0.0.1:2222", "ipc:///of/zmqtrain/run.sock"])
+def test_mistyped_variable_is_told_once(
+    ps: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ZMQTRAIN_WORKER", "3")
-    assert launch.launch(Role.PS, ["--job", "nowhere.py", "--workers", "1"]) == ExitCode.USAGE
+    arguments = ["--job", "nowhere.py", "--ps", ps, "--workers", "1"]
+    assert launch.launch(Role.PS, arguments) == ExitCode.USAGE
     told = capsys.readouterr().err
-    assert "ZMQTRAIN_WORKER is set" in told
+    assert ("ZMQTRAIN_WORKER is set" in told) == (not ps.startswith("ipc:"))
 
 
 def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(

@@ -24,14 +24,22 @@ BATCH = (np.ones((2, 3), np.float32),)
 class Telling:
     """Has two variables, and does what a test says to its gradients."""
 
-    def __init__(self, *, replaces: bool = False, copies: bool = False, extra: str = "") -> None:
-        self.replaces, self.copies, self.extra = replaces, copies, extra
+    def __init__(
+        self, *, replaces: bool = False, copies: bool = False, extra: str = "", b: str = "whole"
+    ) -> None:
+        self.replaces, self.copies, self.extra, self.b = replaces, copies, extra, b
 
     def parameters(self, seed: int) -> dict[str, Any]:
         return {"a": np.zeros((4, 2), np.float32), "b": np.zeros(3, np.float32)}
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
-        out["b"][...] = 2.0
+        match self.b:
+            case "whole":
+                out["b"][...] = 2.0
+            case "in part":
+                out["b"][1:] = 2.0
+            case "added":
+                out["b"] += 2.0
         if self.copies:
             out = dict(out)
         if self.replaces:
@@ -98,3 +106,9 @@ def test_nothing_is_told_in_a_plain_dict() -> None:
 def test_gradient_of_no_parameter_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'c', which is not a parameter; expected a, b"):
         Bench(Telling(extra="c")).runner.compute(BATCH, 0)
+
+
+@pytest.mark.parametrize("b", ["not at all", "in part", "added"])
+def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> None:
+    with pytest.raises(ConfigError, match=r"'b' .* is not written"):
+        Bench(Telling(b=b)).runner.compute(BATCH, 0)

@@ -166,6 +166,14 @@ class Troubles:
             await self._came.wait()
         return self.told[0]
 
+    async def last(self) -> tuple[str, bool]:
+        """Wait for what is final: on a busy machine an end may take another for gone at first."""
+        async with asyncio.timeout(LIMIT_S):
+            while not any(is_final for _, is_final in self.told):
+                self._came.clear()
+                await self._came.wait()
+        return self.told[-1]
+
 
 class Keyed:
     """A job with keys, whose ps 0 listens on loopback."""

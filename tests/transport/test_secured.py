@@ -128,7 +128,7 @@ async def test_what_is_no_zeromq_is_told_of(keyed: Keyed) -> None:
     host, port = server.sockets[0].getsockname()
     keyed.servers[f"tcp://{host}:{port}"] = PS
     _, _, told = keyed.peer(f"tcp://{host}:{port}", WORKER)
-    assert await told.first() == (
+    assert await told.last() == (
         "what answers there does not speak as a ps does; correct the address",
         True,
     )

@@ -435,6 +435,7 @@ class Chief(JobActor):
             workers=self.workers,
             parameters=await self.read_parameters(),
             checkpoint=self._saver.last,
+            evaluations=self._evaluator.evaluations,
             **asdict(conclusion),
         )
         await self._broadcast_shutdown(conclusion.exit_code, conclusion.ended)

@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
@@ -37,6 +38,7 @@ class Evaluator:
         self._read_parameters = read_parameters
         self._next_step: float | None = None if job.evaluate_every else math.inf
         self._last: tuple[int, Measures] | None = None  # of which step, and what
+        self._found: dict[int, Measures] = {}
 
     def is_due(self, step: int) -> bool:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
@@ -100,7 +102,14 @@ class Evaluator:
         self._metrics.evaluation_loss.set(measures.get("loss", math.nan))
         self._metrics.evaluation_accuracy.set(measures.get("accuracy", math.nan))
         self._last = step, measures
+        # A job that went back to a checkpoint measures those steps anew.
+        self._found = {s: m for s, m in self._found.items() if s < step} | {step: measures}
         return measures
+
+    @property
+    def evaluations(self) -> tuple[dict[str, Any], ...]:
+        """The step and the measures of each evaluation."""
+        return tuple({"step": step} | measures for step, measures in self._found.items())
 
 
 def shown(measures: Measures) -> str:

@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.table import Column
 
 from zmqtrain.config.cluster import Role
+from zmqtrain.coordination.leader import A_WORKER
 from zmqtrain.wire.messages import Status
 
 FIRST_INTERVAL_S = 2.0
@@ -79,12 +80,22 @@ class ProgressDisplay:
 def line(status: Status) -> str:
     """Return the status in one line."""
     states = Counter(task.state for task in status.tasks if task.role == Role.WORKER)
-    workers = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+    workers = ", ".join(f"{count} {state}" for state, count in states.items()) or _without_workers(
+        status
+    )
     end = f"/{status.steps}" if status.steps else ""
     return (
         f"step {status.step}{end}  {status.steps_per_second:.0f} steps/s  "
         f"loss {shown_loss(status)}  staleness {status.staleness['mean']:.2f}  workers: {workers}"
     )
+
+
+def _without_workers(status: Status) -> str:
+    """Say that no worker is there and, while the job waits for one, when it gives up."""
+    ends = [wait.until_s for wait in status.waits if wait.peer == A_WORKER]
+    if not ends or ends[0] is None:
+        return "none"
+    return f"none; the job ends in {ends[0]:.0f} s unless one joins"
 
 
 def shown_loss(status: Status) -> str:

@@ -110,7 +110,9 @@ class Problems:
             yield
         except (ZmqTrainError, OSError) as error:
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            self.errors.append(advice.format(text) if advice else text)
+            text = advice.format(text) if advice else text
+            if text not in self.errors:  # as a part of the job is needed for several checks
+                self.errors.append(text)
 
 
 def _role_of_environment() -> tuple[Role, str]:

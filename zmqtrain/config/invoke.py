@@ -24,6 +24,7 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
         error.show()
         return ExitCode.USAGE
     except click.Abort:
+        click.echo("error: stopped by Ctrl-C", err=True)
         return ExitCode.INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):

@@ -79,7 +79,7 @@ class Ending:
             number = -self.returncode
             names = {each.value: f" ({each.name})" for each in signal.Signals}
             return f"was killed by signal {number}{names.get(number, '')} {after}"
-        known = {each.value: f" ({each.name})" for each in ExitCode}
+        known = {each.value: f" ({each.name})" for each in ExitCode if each != ExitCode.OK}
         return f"ended with exit code {self.returncode}{known.get(self.returncode, '')} {after}"
 
 

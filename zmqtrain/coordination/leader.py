@@ -39,10 +39,11 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import as_schedule
 from zmqtrain.policies import make_policy
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import Arrived, Order, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, Order, ShardReport
 
 log = logging.getLogger(__name__)
 
+A_WORKER = "a worker to join"  # who is waited for if none is alive
 NAMED = 3  # workers that are named where someone waits for many
 
 
@@ -186,13 +187,18 @@ class Leader:
         """The chief has ended the run: what would count from now on is in no checkpoint."""
         self._is_over = True
 
+    @property
+    def unpeopled_s(self) -> float:
+        """For how long no worker has been alive, as of the last look."""
+        return time.monotonic() - self._peopled_at
+
     def watch(self) -> None:
         """Fail the job if no worker is alive, or one has waited for too long."""
         coordinator, now = self.coordinator, time.monotonic()
         limit_s = self.timing.join_timeout_s
         if coordinator is None or coordinator.finished or coordinator.members:
             self._peopled_at = now
-        if now - self._peopled_at > limit_s:
+        if self.unpeopled_s > limit_s:
             self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
         if coordinator is None:
             return
@@ -201,7 +207,7 @@ class Leader:
         for held in waiting:
             if now - self.waiting_since.get(held.worker, now) <= limit_s:
                 continue
-            by = names_of(held.by) or "a worker to join"
+            by = names_of(held.by) or A_WORKER
             text = f"worker {held.worker} has waited {limit_s:g} s for {by}: {held.reason}"
             if coordinator.is_alive(held.by):  # their steps take that long
                 self._states.state(held.worker, text, logging.WARNING)
@@ -352,6 +358,8 @@ class Leader:
     def _decide(self, event: Event) -> Sequence[Numbered]:
         if self.coordinator is None:
             return ()
+        if isinstance(event, Extend):
+            self._align_steps()
         entry = pack(event)
         if not self._journal.append(entry):
             self._begin_journal()
@@ -411,6 +419,19 @@ class Leader:
             step += peer.joined_at
             peer.pushes, peer.loss = step, loss
         self._metrics.worker_step[worker].set(step)
+
+    def _align_steps(self) -> None:
+        """Let workers whose steps the policy bounds begin a pass together.
+
+        A pass need not be a multiple of the workers: those that get one batch less are not slow.
+        """
+        workers = [peer for peer in self.peers.workers() if not peer.gone]
+        most = max((peer.pushes for peer in workers), default=0)
+        if make_policy(self.policy).staleness_bound is None:
+            return
+        for peer in workers:
+            peer.joined_at += most - peer.pushes
+            peer.pushes = most
 
     def _show_step(self, version: int) -> None:
         self._metrics.global_step.set(version)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.endings import completion
-from zmqtrain.coordination.leader import Leader, names_of
+from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.job import ENDLESS
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
@@ -92,6 +92,10 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
         waits.append(Wait(host.task.task, "chief 0", reason, since_s, until_s))
     else:
         waits += _held(leader, leader.coordinator)
+        if not leader.coordinator.members and not leader.coordinator.finished:
+            since_s = leader.unpeopled_s
+            until_s = max(0.0, leader.timing.join_timeout_s - since_s)
+            waits.append(Wait(host.task.task, A_WORKER, "no worker is alive", since_s, until_s))
     given_up_in_s = {
         str(peer): max(0.0, _patience_s(leader, peer) - peer.silent_s)
         for peer in leader.peers
@@ -115,7 +119,7 @@ def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
         # Workers that are alive may take their time; leases bound the others.
         is_alive = coordinator.is_alive(held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
-        on = names_of(held.by, first) or "a worker to join"
+        on = names_of(held.by, first) or A_WORKER
         yield Wait(f"worker {held.worker}", on, held.reason, since_s, left_s)
 
 

@@ -289,5 +289,6 @@ class LocalRun:
             ps=0,
             workers=1,
             checkpoint=self._saver.last,
+            evaluations=self._evaluator.evaluations,
             **asdict(conclusion),
         )

@@ -316,7 +316,10 @@ async def _keep(
     code = ending.returncode
     is_known = code < 0 or code in set(ExitCode) - {ExitCode.OK}
     exit_code = ExitCode.CRASH if not is_known else ExitCode.PEER_LOST if code < 0 else code
-    error = RunFailedError(f"{name} {ending}: {child.last_error()}", exit_code)
+    text = child.last_error()
+    if code == ExitCode.OK:
+        text = "the job was not done; does its model or its data call sys.exit()?"
+    error = RunFailedError(f"{name} {ending}: {text}", exit_code)
     hosts_ps = chief.hosted and child.task.index < chief.shards
     if child.task.role is not Role.WORKER or hosts_ps:
         raise error

@@ -60,6 +60,8 @@ def mistakes_of_a_step(
     wrong = list(_check_arrays(before, parameters, out))
     if not math.isfinite(loss):
         wrong.append(f"the loss of the first batch is {loss}; expected a finite number")
+    elif not wrong and not any(np.any(gradient) for gradient in out.values()):
+        wrong.append("every gradient is 0, so nothing would be learned; expected the loss's slope")
     yield from wrong
     if not wrong:
         yield from _check_slopes(model, parameters, tuple(array[:ROWS] for array in batch))

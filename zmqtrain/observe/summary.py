@@ -26,7 +26,8 @@ class Summary:
     ``ps`` leaves those out that workers host.
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
     the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
-    push. ``ended`` says why the run ended.
+    push. ``ended`` says why the run ended. ``evaluations`` are all of this process: ``step`` and
+    the measures.
     """
 
     job: str
@@ -48,6 +49,7 @@ class Summary:
     checkpoint: str | None
     ended: str
     exit_code: int
+    evaluations: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, status: Status, *, parameters: Mapping[str, Any], **fields: Any) -> Summary:

@@ -124,8 +124,9 @@ def _command(of: Role | None) -> click.Command:
             Path("/proc/self/comm").write_text(f"zmqtrain {named}")
         config = load_task(named, flags)
         setup_logging(str(config.task), config.log_level, config.log_format)
-        for text in mistyped(ENVIRON, TaskConfig, Job):
-            log.warning("%s", text)
+        if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has said it
+            for text in mistyped(ENVIRON, TaskConfig, Job):
+                log.warning("%s", text)
         job = load_job(config.job).with_overrides(**values_of(Job, flags))
         config = _planned(config, job)
         if config.threads is not None:

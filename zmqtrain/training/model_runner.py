@@ -19,6 +19,9 @@ from zmqtrain.training.exchange import Membership
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.user_code import user_code
 
+UNWRITTEN = np.uint32(0x7FC05A5A)
+"""Bits of a NaN that no computation makes, and that a sum with it has, too."""
+
 
 class ModelRunner:
     """One job's model on one device, over the memory of one membership."""
@@ -45,6 +48,10 @@ class ModelRunner:
         self._parameters = WorkerMemory(variables, membership.layouts, *given)
         self._gradients = WorkerMemory(variables, membership.layouts, twins(membership.gradients))
         self._out: Gradients = dict(self._gradients.values)
+        self._is_first = True
+        self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
+        for bits in self._bits:
+            bits[...] = UNWRITTEN
         if job.overlap:
             self._out = Buffers(self._gradients.values, self._written)
 
@@ -69,6 +76,9 @@ class ModelRunner:
             self._gradients.values[name][...] = self._parameters.values[name]
         loss = self._call_model(self._parameters.values | self._frozen, batch)
         self._check_gradients()
+        if self._is_first and math.isfinite(loss):
+            self._check_written()
+        self._is_first = False
         if self._job.clip_norm is not None:
             gradients = {name: self._out[name] for name in self._trained}
             clip_by_global_norm(gradients, self._job.clip_norm)
@@ -135,6 +145,20 @@ class ModelRunner:
             if gradient is not value:
                 value[...] = gradient
                 self._out[name] = value
+
+    def _check_written(self) -> None:
+        """Check that the first gradient fills its buffers, which no step clears.
+
+        Raises:
+            ConfigError: part of a buffer is as it was.
+        """
+        for name, bits in zip(self._trained, self._bits, strict=True):
+            if (bits == UNWRITTEN).any():
+                raise ConfigError(
+                    f"the gradient of {name!r} from {self._job.model!r} is not written, or added "
+                    "to the buffer's old values; buffers are not cleared between steps: overwrite "
+                    "every element"
+                )
 
 
 def _described(value: Any) -> str:
