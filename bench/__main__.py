@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
-from bench.all_reduce import all_reduce_command
-from bench.dashboard import dashboard_command
-from bench.headline import headline_command
-from bench.kernels import kernels_command
-from bench.memory import memory_command
-from bench.mirrored import mirrored_command
-from bench.models import models_command
-from bench.peers.command import peers_command
-from bench.profile import profile_command
-from bench.push_pull import push_pull_command
-from bench.simulate import simulate_command
-from bench.train import train_command
-
-COMMANDS: tuple[click.Command, ...] = (
-    push_pull_command,
-    all_reduce_command,
-    kernels_command,
-    train_command,
-    memory_command,
-    mirrored_command,
-    models_command,
-    profile_command,
-    headline_command,
-    dashboard_command,
-    peers_command,
-    simulate_command,
+MODULES = (
+    *("push_pull", "all_reduce", "kernels", "train", "memory", "mirrored", "models", "profile"),
+    *("headline", "dashboard", "peers.command", "simulate"),
+)
+COMMANDS: tuple[click.Command, ...] = tuple(
+    getattr(import_module(f"bench.{name}"), f"{name.partition('.')[0]}_command") for name in MODULES
 )
 
 

@@ -15,15 +15,15 @@ import click
 import uvloop
 
 from bench.jobs import REFERENCE, VARIABLE, job_of
-from bench.options import flags_of
-from bench.processes import signals_restored
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Task
+from zmqtrain.config.options import flags_of
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary
+from zmqtrain.roles.signals import restored
 from zmqtrain.wire.messages import Status
 
 Look = Callable[[Status], None]
@@ -57,7 +57,7 @@ def train(plan: Plan, look: Look = lambda status: None) -> Summary:
     flags = [*flags_of({**plan.overrides, **plan.flags}), "--log-level", "warning"]
     os.environ[VARIABLE] = plan.job  # of the processes of this run
     try:
-        with signals_restored():
+        with restored():
             job = job_of(plan.job) if plan.job else load_job(plan.reference)
             job = job.with_overrides(**plan.overrides)
             running = run_processes(plan.reference, job, plan.cluster, flags, look, _show_output)

@@ -227,7 +227,7 @@ def headline_command(
             _until_training(stage)
             watched = Watched(stage.job(), steps, stage.policies, stage.is_over)
             show: Callable[[str], None] = (lambda line: None) if as_json else click.echo
-            chaos = Chaos(watched, show).run(seed, acts, seconds)
+            chaos = Chaos(watched.status, show).run(seed, acts, seconds)
             _watch_to_the_end(stage, watched)
             late = sorted({done.act.task for done in chaos.done if done.back_s is None})
             codes = stage.exit_codes(late)

@@ -1,43 +1,36 @@
-"""What the jobs of the benchmarks have in common, and how other processes make the same ones."""
+"""What the jobs of the benchmarks have in common, and how other processes make the same ones.
+
+Also a job that only moves bytes, whose gradient costs nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from zmqtrain import Job
+from bench.workload import items_of
+from zmqtrain import Job, optim
 from zmqtrain.data import Arrays
 from zmqtrain.models.base import Model
-from zmqtrain.optim import (
-    LAMB,
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Ftrl,
-    Lion,
-    Momentum,
-    RMSProp,
-    Rule,
-)
 
 # For parameters that stand for nothing: they move, but not far.
-RULES: dict[str, Rule] = {
-    "sgd": SGD(1e-6),
-    "momentum": Momentum(1e-6),
-    "adagrad": Adagrad(1e-6),
-    "rmsprop": RMSProp(1e-6),
-    "adam": Adam(1e-6),
-    "ftrl": Ftrl(1.0),
-    "adamw": AdamW(1e-6),
-    "lion": Lion(1e-6),
-    "lamb": LAMB(1e-6),
-    "adafactor": Adafactor(1e-6),
+RULES: dict[str, optim.Rule] = {
+    "sgd": optim.SGD(1e-6),
+    "momentum": optim.Momentum(1e-6),
+    "adagrad": optim.Adagrad(1e-6),
+    "rmsprop": optim.RMSProp(1e-6),
+    "adam": optim.Adam(1e-6),
+    "ftrl": optim.Ftrl(1.0),
+    "adamw": optim.AdamW(1e-6),
+    "lion": optim.Lion(1e-6),
+    "lamb": optim.LAMB(1e-6),
+    "adafactor": optim.Adafactor(1e-6),
 }
 USUAL_RULES = ("sgd", "adam")
 
@@ -60,3 +53,59 @@ def job_of(text: str) -> Job:
     module, name, arguments = json.loads(text)
     job: Job = getattr(import_module(module), name)(**arguments)
     return job
+
+
+class Blob:
+    """Parameters of so many megabytes in all, cut into ``parts``, moved in a mode of
+    `bench.workload`.
+
+    Remembers when each step began, and calls ``on_step`` with its number.
+    """
+
+    def __init__(self, megabytes: float, mode: str, parts: int = 1) -> None:
+        self.size, self.mode, self.parts = items_of(megabytes), mode, parts
+        self.began_at: list[float] = []
+        self.on_step: Callable[[int], object] = lambda step: None
+        self._sources: dict[str, Any] = {}  # beside parameters and gradients, wherever these lie
+        self._sinks: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Blob({self.size}, {self.parts})"
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        cuts = [self.size * index // self.parts for index in range(self.parts + 1)]
+        sizes = [stop - start for start, stop in pairwise(cuts)]
+        return {f"part {i}": np.zeros(size, np.float32) for i, size in enumerate(sizes) if size}
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        self.began_at.append(time.perf_counter())
+        self.on_step(len(self.began_at))
+        if not self._sinks:
+            self._sources = {name: np.full_like(value, 1e-3) for name, value in out.items()}
+            self._sinks = {name: np.empty_like(value) for name, value in parameters.items()}
+        if self.mode == "touched" or len(self.began_at) == 1:
+            for name, source in self._sources.items():
+                self._sinks[name][...] = parameters[name]
+                out[name][...] = source
+        return 0.0
+
+    def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+def blob_job(
+    megabytes: float,
+    steps: int,
+    rule: str,
+    mode: str = "in_place",
+    **fields: str,
+) -> Job:
+    """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
+    return dataless_job(
+        Blob(megabytes, mode),
+        steps,
+        optimizer=RULES[rule],
+        prefetch=0,
+        partition_nbytes=256 * 1024,
+        **fields,
+    )

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from bench.blob import make_job
 from bench.cluster import Plan, pid_of, train
-from bench.jobs import RULES, USUAL_RULES, description
+from bench.jobs import RULES, USUAL_RULES, blob_job, description
 from bench.options import json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
 from bench.workload import ITEM_NBYTES, items_of
@@ -66,7 +65,7 @@ class Shard:
     @property
     def ceiling_nbytes(self) -> int:
         """What the ps says at its start that shard and messages take at most."""
-        job = make_job(self.megabytes, 1, self.rule)
+        job = blob_job(self.megabytes, 1, self.rule)
         (layout,) = job.layouts(1)
         segment = segment_layout(layout, job.update())
         return segment.nbytes(self.workers) + self.workers * MESSAGES_NBYTES
@@ -133,16 +132,12 @@ def sizes(shard: Shard, full: Reading, empty: Reading) -> dict[str, float]:
     """Return what is resident, beside what is expected and what an empty shard takes, in MB."""
     nbytes = {
         "rss": full.rss,
-        "anon": full.anon,
-        "shmem": full.shmem,
         "anon_shmem": full.anon + full.shmem,
         "file": full.file,
         "formula": shard.formula_nbytes,
         "over": full.rss - shard.formula_nbytes,
         "over_without_file": full.anon + full.shmem - shard.formula_nbytes,
         "empty": empty.rss,
-        "empty_anon_shmem": empty.anon + empty.shmem,
-        "peak": full.peak,
         "own_peak": full.peak - empty.rss,
         "ceiling": shard.ceiling_nbytes,
     }
@@ -155,7 +150,7 @@ def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
     arguments = {"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule}
     plan = Plan(
         LocalCluster(workers=shard.workers),
-        description(make_job, **arguments),
+        description(blob_job, **arguments),
         flags={"lane": shard.lane},
     )
     train(plan, watch)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
 from zmqtrain.cli.numbers import FiniteRange
-from zmqtrain.config.options import flag_of
 from zmqtrain.errors import ConfigError
 
 LANES = ("shm", "tcp")  # between processes; peers are compared with the first
@@ -59,11 +58,6 @@ lanes_option = click.option(
 )
 size_type = FiniteRange(0, min_open=True)  # in megabytes
 sizes_type = list_of(size_type, "number")
-
-
-def flags_of(options: Mapping[str, object]) -> list[str]:
-    """Return options as the parts of a command line; ``batch_size`` is the flag --batch-size."""
-    return [part for name, value in options.items() for part in (flag_of(name), str(value))]
 
 
 def steps_for(megabytes: float) -> int:

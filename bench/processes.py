@@ -11,14 +11,13 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from types import FrameType
 from typing import IO, Any, NoReturn
 
 import psutil
 
 from bench.output import ROOT
-from zmqtrain.roles.signals import that_end
+from zmqtrain.roles.signals import restored, that_end
 
 MARKS = "BENCH_RUNS"  # variable with the marks of the runs that a process belongs to
 GRACE_S = 5.0  # how long what is left of a run may take to end
@@ -84,8 +83,12 @@ def _end_marked(mark: str) -> None:
     A child may have left its parent, or it may have written its title over its environment, as
     Ray's do; hence both ways to find it.
     """
-    marked = [process for process in psutil.process_iter() if _has(process, mark)]
-    left = list({*marked, *chain.from_iterable(map(_descendants, marked))})
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if mark in process.environ().get(MARKS, ""):
+                found |= {process, *process.children(recursive=True)}
+    left = list(found)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -93,38 +96,13 @@ def _end_marked(mark: str) -> None:
         _, left = psutil.wait_procs(left, timeout=GRACE_S)
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _has(process: psutil.Process, mark: str) -> bool:
-    try:
-        return mark in process.environ().get(MARKS, "")
-    except (psutil.Error, OSError):
-        return False
-
-
 @contextmanager
 def end_in_order() -> Iterator[None]:
     """Have the first signal raise SystemExit, so that what was made is removed."""
-    with signals_restored() as numbers:
+    with restored() as numbers:
         for number in numbers:
             signal.signal(number, _leave)
         yield
-
-
-@contextmanager
-def signals_restored() -> Iterator[list[int]]:
-    """Yield the signals that end a process; undo afterwards what the block does to them."""
-    previous = {number: signal.getsignal(number) for number in that_end()}
-    try:
-        yield list(previous)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

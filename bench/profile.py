@@ -13,7 +13,7 @@ from bench.counting import Counting
 from bench.options import json_option, lanes_option, list_of, spec_for
 from bench.output import headline, report
 from bench.plot import draw, plot_option
-from bench.training import Training, training_options
+from bench.train import Training, training_options
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.compression import FORMS, make_compression
 

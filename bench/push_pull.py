@@ -18,14 +18,14 @@ import click
 import uvloop
 
 from bench import options
-from bench.blob import Blob, make_job
-from bench.jobs import REFERENCE, USUAL_RULES, VARIABLE, description
-from bench.options import flags_of, json_option, sizes_type, steps_for
+from bench.jobs import REFERENCE, USUAL_RULES, VARIABLE, Blob, blob_job, description
+from bench.options import json_option, sizes_type, steps_for
 from bench.output import report
 from bench.peers.shared import free_ports
 from bench.workload import MODES, Workload, push_pull_row
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.options import flags_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
@@ -69,8 +69,8 @@ def measure(workload: PushPull) -> dict[str, Any]:
     }
     fields = ("rule", "mode", "device", "ps_device", "policy", "exchange")
     arguments |= {name: getattr(workload, name) for name in fields}
-    job = make_job(**arguments)
-    killed_at = uvloop.run(_run(workload, job, description(make_job, **arguments)))
+    job = blob_job(**arguments)
+    killed_at = uvloop.run(_run(workload, job, description(blob_job, **arguments)))
     began_at = _blob_of(job).began_at
     row = push_pull_row(workload, began_at, WARM_UP)
     if killed_at:
@@ -140,12 +140,8 @@ def _blob_of(job: Job) -> Blob:
 
 
 async def _start(config: TaskConfig, described: str) -> asyncio.subprocess.Process:
-    flags = {
-        "job": config.job,
-        "index": config.index,
-        "ps": ",".join(config.ps),
-        "workers": config.workers,
-        "lane": config.lane,
+    named = ("job", "index", "ps", "workers", "lane", "crash_safe")
+    flags = {name: getattr(config, name) for name in named} | {
         "metrics_port": 0,
         "log_level": "warning",
     }
@@ -153,10 +149,7 @@ async def _start(config: TaskConfig, described: str) -> asyncio.subprocess.Proce
         flags["threads"] = 1
     if config.keys is not None:
         flags["keys"] = config.keys
-    command = [
-        *(sys.executable, "-m", f"zmqtrain.roles.{config.role}", *flags_of(flags)),
-        "--crash-safe" if config.crash_safe else "--no-crash-safe",
-    ]
+    command = [sys.executable, "-m", f"zmqtrain.roles.{config.role}", *flags_of(flags)]
     return await asyncio.create_subprocess_exec(*command, env={**os.environ, VARIABLE: described})
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from bench.hosts import Hosts
-from bench.options import flags_of
 from bench.processes import json_lines_of
 from bench.workload import items_of
+from zmqtrain.config.options import flags_of
 
 WARM_UP = 5  # steps not counted
 TIMEOUT_S = 240.0
@@ -62,8 +62,7 @@ class Clock:
 
 
 def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int:
-    from bench.blob import Blob
-    from bench.jobs import RULES, dataless_job
+    from bench.jobs import RULES, Blob, dataless_job
 
     clock = Clock()
     # A variable for each worker: so each of them is whole with one, and left where it lies.

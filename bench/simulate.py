@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import click
+import numpy as np
 
 import zmqtrain
 from bench.forecast import Cluster, Costs, Simulation, Stragglers, StuckError
+from bench.jobs import dataless_job
 from bench.options import json_option, list_of, spec_for
 from bench.output import report
-from bench.sleeper import make_job
+from zmqtrain import Job
 from zmqtrain.cli.numbers import FiniteRange
+from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.optim import SGD
 from zmqtrain.policies import make_policy
 
 POLICIES = ("hogwild", "bounded-staleness:3", "sync-replicas")
@@ -93,7 +99,7 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
     found = Simulation(policy, cluster).run(10 * COMPARE_GRADIENTS)
     foreseen = found.gradients / found.seconds
     per_step = 1 if make_policy(policy).step_per_push else COMPARE_WORKERS
-    job = make_job(policy, COMPARE_GRADIENTS // per_step, cluster)
+    job = sleeper_job(policy, COMPARE_GRADIENTS // per_step, cluster)
     summary = zmqtrain.run(job, workers=COMPARE_WORKERS)
     measured = summary.steps_per_second * per_step
     return {
@@ -103,6 +109,36 @@ def compare(policy: str, costs: Costs, stragglers: Stragglers, seed: int) -> dic
         "measured_per_second": measured,
         "ratio": measured / foreseen,
     }
+
+
+class Sleeper:
+    """A small model that sleeps before it gives its gradient.
+
+    Workers share it, so none of them is slow for good: only pauses are possible.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._random = Random(cluster.seed)
+
+    def __repr__(self) -> str:
+        return "Sleeper()"
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        return {"w": np.zeros(8, np.float32)}
+
+    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
+        time.sleep(self._cluster.compute_s(self._random))
+        out["w"][...] = 1
+        return 0.0
+
+    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
+        return {}
+
+
+def sleeper_job(policy: str, steps: int, cluster: Cluster) -> Job:
+    """Return a job of so many global steps whose gradients take as long as the cluster's."""
+    return dataless_job(Sleeper(cluster), steps, optimizer=SGD(0.01), policy=policy)
 
 
 def _with_times(command: Callable[..., Any]) -> Callable[..., Any]:

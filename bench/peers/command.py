@@ -19,7 +19,7 @@ from bench.options import (
 from bench.output import report
 from bench.peers.compare import compared
 from bench.peers.lineup import PEERS, POLICIES, Peer, Sides, push_pulls, trainings
-from bench.training import Training
+from bench.train import Training
 from bench.workload import TRAINERS, Row
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.data import Mnist

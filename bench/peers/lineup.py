@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from bench.classifier import make_job
-from bench.options import LANES, flags_of, steps_for
+from bench.options import LANES, steps_for
 from bench.peers.environments import OPENMPI, RAY, TENSORFLOW, TORCH, Environment
-from bench.training import Training
+from bench.train import Training, make_job
 from bench.workload import ITEM_NBYTES, Row, Workload, train_row
+from zmqtrain.config.options import flags_of
 
 POLICIES = ("hogwild", "sync-replicas")
 BENCH, BOARD = (sys.executable, "-m", "bench"), "zmqtrain board"

@@ -22,15 +22,7 @@ from zmqtrain.chief.progress import ProgressLog, shown_loss
 from zmqtrain.cli.output import NOTHING, narrowing_line, narrowing_table, show_json
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.options import (
-    flag_of,
-    mistyped,
-    names_of,
-    option_of,
-    options_of,
-    text_of,
-    values_of,
-)
+from zmqtrain.config.options import flags_of, mistyped, names_of, option_of, options_of, values_of
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ConfigError, ZmqTrainError
@@ -93,7 +85,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
             "auto, shm or tcp; or call zmqtrain.run in Python, which runs all tasks in one process"
         )
     # Tasks send their log as JSON; the user may see it as text.
-    arguments = _as_flags(options | overrides | {"log_level": level, "log_format": "json"})
+    arguments = flags_of(options | overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
         job = load_job(job_reference).with_overrides(**overrides)
         cluster = _planned(cluster, job, flags)
@@ -131,18 +123,6 @@ def _planned(cluster: LocalCluster, job: Job, flags: Mapping[str, Any]) -> Local
         strategy, workers = MIRRORED, flags["workers"] or 1
     ps = local_ps(strategy, flags["ps"], workers)
     return cluster.model_copy(update={"ps": ps, "workers": workers})
-
-
-def _as_flags(values: dict[str, Any]) -> list[str]:
-    """Return these options as flags for another process."""
-    arguments: list[str] = []
-    for name, value in values.items():
-        flag = flag_of(name)
-        if isinstance(value, bool):
-            arguments.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            arguments += [flag, text_of(value)]
-    return arguments
 
 
 def _show_as_text(task: Task, line: str) -> None:

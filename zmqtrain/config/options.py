@@ -48,6 +48,18 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def flags_of(values: Mapping[str, object]) -> list[str]:
+    """Return options as flags for another process."""
+    arguments: list[str] = []
+    for name, value in values.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            arguments += [flag, text_of(value)]
+    return arguments
+
+
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields that are options, by option name; inherited ones come last."""
     inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", ())}

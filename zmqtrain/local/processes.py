@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 from pydantic import Field
@@ -25,7 +25,7 @@ from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import MAX_PORT, Cluster, Role, Task
-from zmqtrain.config.options import flag_of
+from zmqtrain.config.options import flags_of
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.strategy import with_exchange
 from zmqtrain.config.task import MAX_THREADS, TaskConfig
@@ -284,7 +284,6 @@ def _serve_health(
 def _flags(
     config: TaskConfig, cluster: LocalCluster, task: Task, arguments: Sequence[str]
 ) -> list[str]:
-    timing = ((flag_of(name), str(getattr(cluster, name))) for name in Timing.model_fields)
     threads = cluster.threads
     if task.role is Role.PS:  # all update at once, so they share the cores
         threads = max(1, usable_cores() // cluster.ps)
@@ -295,7 +294,7 @@ def _flags(
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ps, "--workers", workers),
         *("--metrics-port", "0", "--threads", str(threads)),
-        *chain.from_iterable(timing),
+        *flags_of({name: getattr(cluster, name) for name in Timing.model_fields}),
         *arguments,
     ]
 

@@ -293,12 +293,8 @@ def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActo
     """Run a task to its end; return the exit code and its actors, the chief first."""
     config = _planned(config, job)
     actors: list[JobActor] = []
-    before = {number: signal.getsignal(number) for number in signals.that_end()}
-    try:
+    with signals.restored():  # the script goes on
         code = run_process(config, lambda: uvloop.run(_serve(config, job, actors=actors)))
-    finally:
-        for number, handler in before.items():  # the script goes on
-            signal.signal(number, handler)
     return code, actors
 
 
