@@ -10,14 +10,17 @@ import numpy as np
 
 from simulation.cluster import SimulatedCluster
 from simulation.monitor import MessageMonitor
-from simulation.reference import reference_parameters
 from simulation.schedule import Schedule
 from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.ledger import Ledger
+from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
+from zmqtrain.job import Job
 from zmqtrain.observe.summary import Summary, parameters_sha256
+from zmqtrain.optim import new_slots
 from zmqtrain.policies import make_policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
+from zmqtrain.store.placement import place
 
 TOLERANCE = 1e-4  # of sums of float32
 
@@ -253,3 +256,34 @@ def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
         for cut in shard.layout.slices:
             values[cut.variable.name] = cut.value(shard.parameters)
     return {variable.name: values[variable.name] for variable in cluster.job.variables()}
+
+
+def reference_parameters(job: Job, gradients: int) -> dict[str, Any]:
+    """Return the parameters after ``job.steps`` updates, each by the mean of so many gradients.
+
+    That is what training comes to if nothing goes wrong: one loop, no cluster.
+
+    They are those of batches 0, 1, 2, ... in turn, added up in this order.
+    """
+    train, _ = job.load_data()
+    plan = BatchPlan(len(train), job.batch_size, job.seed)
+    values = job.initial_values()
+    (layout,) = place(job.variables(), 1)
+    flat = layout.flat_of(values)
+    trained = flat[: layout.trained]
+    update = job.update().bind(trained, new_slots(job.update(), trained))
+    out = {name: np.empty_like(value) for name, value in values.items()}
+    for step in range(job.steps):
+        parts = []
+        for batch in range(step * gradients, (step + 1) * gradients):
+            job.model.loss_and_gradients(values, train.take(plan.indices(batch)), out)
+            parts.append(layout.flat_of(out))
+        update.apply_mean([part[: layout.trained] for part in parts], gradients, step)
+        state, first = slice(layout.trained, layout.averaged), slice(layout.averaged, None)
+        flat[state] = parts[0][state]
+        for part in parts[1:]:
+            flat[state] += part[state]
+        flat[state] *= np.float32(1 / gradients)
+        flat[first] = parts[0][first]
+        layout.scatter(flat, values)
+    return values
