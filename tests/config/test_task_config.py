@@ -205,12 +205,6 @@ def test_ps_binds_its_own_address() -> None:
     assert load(Role.PS, {"ps": "h:1", "bind": "eth0"}).bind_endpoint == "tcp://eth0:1"
 
 
-def test_worker_binds_nothing() -> None:
-    with pytest.raises(ConfigError) as caught:
-        _ = load().bind_endpoint
-    assert str(caught.value) == "worker 0 binds no socket; only ps tasks do"
-
-
 WRONG: dict[str, tuple[Role, dict[str, Any], dict[str, str], list[str]]] = {
     "no worker at all": (Role.WORKER, {"workers": ()}, {}, ["--workers", "at least 1"]),
     "one address twice": (Role.WORKER, {"ps": "h:1,H:1"}, {}, ["--ps", "h:1"]),

@@ -92,7 +92,7 @@ KILL = Act(0.0, "kill", "worker", 0)
 def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> None:
     told: list[str] = []
     first = job.process
-    report = Chaos(job, told.append).run(7, [KILL, replace(KILL, at_s=0.2)], 0.1)
+    report = Chaos(job.status, told.append).run(7, [KILL, replace(KILL, at_s=0.2)], 0.1)
     assert first.wait() == -signal.SIGKILL
     assert job.signals == [signal.SIGKILL] * 2
     assert [line.split("  ")[-1].split(" (")[0] for line in told] == ["kill worker 0"] * 2
@@ -106,7 +106,7 @@ def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> Non
 
 
 def test_paused_task_goes_on_after_its_pause(job: Job) -> None:
-    report = Chaos(job, lambda line: None).run(1, [Act(0.0, "pause", "worker", 0, 0.2)], 0.1)
+    report = Chaos(job.status, lambda line: None).run(1, [Act(0.0, "pause", "worker", 0, 0.2)], 0.1)
     assert [done.back_s is not None for done in report.done] == [True]
     assert job.process.poll() is None
     job.process.terminate()  # a stopped process would not notice
@@ -124,7 +124,7 @@ def test_task_that_cannot_be_reached_is_left_out(
     job: Job, act: Act, host: str | None, reason: str
 ) -> None:
     job.host = host or job.host
-    report = Chaos(job, lambda line: None).run(1, [act], 0.1)
+    report = Chaos(job.status, lambda line: None).run(1, [act], 0.1)
     assert report.skipped == [reason]
     assert report.done == []
     assert reason in text_of(chaos_view(report))
@@ -140,7 +140,7 @@ def test_process_with_which_others_would_end_is_not_killed(
     status = job.status()
     tasks = (task("ps", here), task("chief", here), status.tasks[-1])
     monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
-    report = Chaos(job, lambda line: None).run(1, [replace(KILL, role=role)], 0.1)
+    report = Chaos(job.status, lambda line: None).run(1, [replace(KILL, role=role)], 0.1)
     assert (len(report.skipped), report.done) == (1, [])
 
 
@@ -168,9 +168,9 @@ def test_job_that_answers_no_more_ends_the_chaos_with_a_report(
     text = "the job has not answered for 0 s: no answer"
     if not answers:
         with pytest.raises(PeerLostError, match=text):
-            Chaos(job, lambda line: None).run(1, [KILL], 1)
+            Chaos(job.status, lambda line: None).run(1, [KILL], 1)
         return
-    report = Chaos(job, lambda line: None).run(1, [KILL], 1)
+    report = Chaos(job.status, lambda line: None).run(1, [KILL], 1)
     assert report.silent == text
     assert len(report.done) == answers - 1 and report.lost() == []
 

@@ -7,7 +7,6 @@ from datetime import datetime
 
 import pytest
 
-from zmqtrain.errors import ConfigError
 from zmqtrain.observe.logs import (
     FORMATS,
     LINES_PER_SECOND,
@@ -96,13 +95,6 @@ def test_level_holds_for_zmqtrain_and_libraries_are_never_heard_below_info(
         logger.info(f"{name}-info")  # noqa: G004
         logger.warning(f"{name}-warning")  # noqa: G004
     assert [text.split()[-1] for text in capsys.readouterr().err.splitlines()] == heard
-
-
-@pytest.mark.usefixtures("restored_logging")
-@pytest.mark.parametrize(("level", "log_format"), [("verbose", "text"), ("info", "xml")])
-def test_unknown_level_or_format_is_a_config_error(level: str, log_format: str) -> None:
-    with pytest.raises(ConfigError):
-        setup_logging("chief 0", level, log_format)
 
 
 def test_state_is_logged_when_it_changes_and_not_before(caplog: pytest.LogCaptureFixture) -> None:

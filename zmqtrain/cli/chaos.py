@@ -83,7 +83,7 @@ def chaos_command(
             show(Text(line))
 
     show_line(f"seed {chosen}: {_counts(acts)} in {seconds:g} s")
-    report = Chaos(job, show_line).run(chosen, acts, seconds)
+    report = Chaos(job.status, show_line).run(chosen, acts, seconds)
     if as_json:
         show_json(chaos_json(report))
     else:

@@ -292,9 +292,7 @@ class TaskConfig(Timing):
 
     @property
     def bind_endpoint(self) -> str:
-        """The ZeroMQ endpoint that this task binds; only a ps has one."""
-        if self.role is not Role.PS:
-            raise ConfigError(f"{self.task} binds no socket; only ps tasks do")
+        """The ZeroMQ endpoint that this ps binds."""
         return bind_endpoint(self.ps[self.index], self.bind)
 
     @property

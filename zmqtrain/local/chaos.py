@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import psutil
 
@@ -86,18 +86,6 @@ def schedule(
     return sorted(acts, key=lambda act: act.at_s)
 
 
-class StatusSource(Protocol):
-    """A running job."""
-
-    def status(self) -> Status:
-        """Return its status.
-
-        Raises:
-            ZmqTrainError: the job does not answer.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class Done:
     """An act that was carried out."""
@@ -129,9 +117,12 @@ class Report:
 class Chaos:
     """Carries out a schedule on one job."""
 
-    def __init__(self, job: StatusSource, show: Callable[[str], None]) -> None:
-        """``show`` is called with a line for each act."""
-        self._job = job
+    def __init__(self, ask: Callable[[], Status], show: Callable[[str], None]) -> None:
+        """``ask`` returns the job's status, or raises a ZmqTrainError if it does not answer.
+
+        ``show`` is called with a line for each act.
+        """
+        self._ask = ask
         self._show = show
         self._paused: list[tuple[float, int]] = []  # (end of the pause, pid)
 
@@ -171,7 +162,7 @@ class Chaos:
         began = time.monotonic()
         while True:
             try:
-                status = self._job.status()
+                status = self._ask()
             except ZmqTrainError as error:
                 self._resume(time.monotonic())
                 silent_s = time.monotonic() - began

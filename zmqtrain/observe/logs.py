@@ -8,9 +8,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import datetime
 
-from zmqtrain.errors import ConfigError
-
-LEVELS = ("debug", "info", "warning", "error")
 LINES_PER_SECOND = 20
 
 
@@ -83,22 +80,10 @@ class LogLine:
 def setup_logging(task: str, level: str, log_format: str = "text") -> None:
     """Send this process's log to stderr only; for the main function of a process.
 
-    ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of `LEVELS` and applies to
-    zmqtrain; ``log_format`` is one of `FORMATS`. Libraries log at INFO and above: some log every
+    ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of logging and applies
+    to zmqtrain; ``log_format`` is one of `FORMATS`. Libraries log at INFO and above: some log every
     step at DEBUG.
-
-    Raises:
-        ConfigError: there is no such level or format.
     """
-    for name, value, known in (
-        ("level", level.lower(), LEVELS),
-        ("format", log_format, tuple(FORMATS)),
-    ):
-        if value not in known:
-            raise ConfigError(
-                f"unknown log {name} {value!r}; expected one of {', '.join(known)}; "
-                f"correct --log-{name} (ZMQTRAIN_LOG_{name.upper()})"
-            )
     number: int = getattr(logging, level.upper())
     handler = logging.StreamHandler()
     handler.setFormatter(FORMATS[log_format](task))

@@ -80,14 +80,14 @@ class Security:
         if self.directory is not None or self.insecure or is_local(endpoint):
             return
         if listening:
-            raise ConfigError(
-                f"listening at {endpoint}, where other hosts can connect, without keys: anyone "
-                "there could read and spoil the job; expected keys or a loopback address; "
-                f"{_REMEDY}, or listen on this host only (--bind 127.0.0.1)"
-            )
+            what, who = f"listening at {endpoint}, where other hosts can connect,", "anyone there"
+            or_else = ", or listen on this host only (--bind 127.0.0.1)"
+        else:
+            what, who = f"connecting to {endpoint}, beyond this host,", "anyone on the way"
+            or_else = ""
         raise ConfigError(
-            f"connecting to {endpoint}, which is beyond this host, without keys: anyone on the way "
-            f"could read and spoil the job; expected keys or a loopback address; {_REMEDY}"
+            f"{what} without keys: {who} could read and spoil the job; expected keys or a loopback "
+            f"address; {_REMEDY}{or_else}"
         )
 
 
