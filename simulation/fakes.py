@@ -74,7 +74,7 @@ def faked(loop: VirtualLoop, random: Random, *, in_chunks: bool, in_parts: bool)
         (os, "open", _open),
         (os, "close", _close),
         (prefetch, "ThreadPoolExecutor", _AtOnce),
-        (task, "Metrics", _metrics),
+        (task, "Metrics", metrics_of),
         (Phases, "totals", lambda _: ()),  # they would be those of earlier runs, too
         (words, "wait", lambda *_: None),  # whoever waits for a word looks again, and time passes
     ]
@@ -215,6 +215,6 @@ def log_passed(on_line: Callable[[str], None] | None) -> Iterator[None]:
 
 
 @functools.cache
-def _metrics(role: str, index: int) -> Metrics:
+def metrics_of(role: str, index: int) -> Metrics:
     """Making them takes longer than all else that a task does at its start; few read them."""
     return Metrics(role, index)

@@ -245,7 +245,7 @@ def _with_sleep(random: Random, schedule: Schedule) -> Schedule:
     if schedule.workers == 1 or _coin(random):
         return schedule
     at = _moment(random)
-    lasts_s = round(random.uniform(4, 8) * schedule.timing.lease_s, 3)
+    lasts_s = round(schedule.timing.lease_s + random.uniform(0.5, 4), 3)
     stop = Fault(at, "stop", (f"worker {schedule.workers - 1}",), lasts_s)
     save = Fault(round(at + random.uniform(0, 0.1), 3), "save")
     faults = sorted((*schedule.faults, stop, save), key=lambda fault: fault.at)

@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from simulation.fakes import metrics_of
 from simulation.run import run_seed, simulate, smallest
 from simulation.schedule import Fault, draw
-from tests.traces import ON_A_BOARD, calm, trace_of
+from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.policies import Policy
 from zmqtrain.policies.bounded_staleness import BoundedStaleness
 
@@ -53,6 +54,19 @@ def test_workers_on_a_board_push_only_where_the_ps_has_its_say() -> None:
     assert not report.broken, report
     pushes = [line for line in trace if "-> sent" in line and "Push(" in line]
     assert len(pushes) < schedule.steps
+
+
+def waited_s(member: int, other: int) -> float:
+    """Return for how long a member has waited for another one, over all runs."""
+    (metric,) = metrics_of("worker", member).waited_for_seconds[other].collect()
+    return sum(sample.value for sample in metric.samples if sample.name.endswith("_total"))
+
+
+def test_slow_member_is_who_was_waited_for() -> None:
+    before = waited_s(0, 1), waited_s(1, 0)
+    held(calm(**ON_A_BOARD | {"workers": 2}, steps=24, slow=0))
+    for_fast, for_slow = waited_s(0, 1) - before[0], waited_s(1, 0) - before[1]
+    assert for_slow > for_fast >= 0
 
 
 def test_member_that_slept_through_the_end_of_its_roster_updates_nothing() -> None:
