@@ -189,8 +189,8 @@ class Job(BaseModel):
         0,
         ge=0,
         description="global steps between evaluations; 0: only at the end; one worker alone is "
-        "evaluated at exactly these steps, a cluster trains on, and is evaluated at the step that "
-        "the chief finds when it looks next, which the log tells",
+        "evaluated at exactly these steps; a cluster trains on meanwhile, and is evaluated soon "
+        "after, at a step that the log names",
     )
     logdir: str | None = Field(
         None, description="directory for checkpoints; a run resumes from the last one in it"

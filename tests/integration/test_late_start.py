@@ -15,7 +15,7 @@ def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> 
     cluster = stage.cluster(stage.job(gated=True, steps=400), ps=2, workers=2)
     chief, worker = cluster.start("chief"), cluster.start("worker", 0)
     for task in (chief, worker):
-        task.until_line(f"waiting for ps 0: .*{cluster.leader} has not welcomed us yet")
+        task.until_line(f"waiting for ps 0: .*{cluster.leader} has not answered the join yet")
     servers = [cluster.start("ps", index) for index in (1, 0)]
     cluster.until_status(lambda status: status.step > 0, "the first steps")
 
@@ -30,7 +30,7 @@ def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> 
     assert "global step 400," in chief.output
     assert "pushes 400 applied, 0 dropped" in chief.output
     for task in (chief, worker):
-        assert len(task.lines(r"waiting for ps 0: .*has not welcomed us yet")) == 1, str(task)
+        assert len(task.lines(r"waiting for ps 0: .*has not answered the join yet")) == 1, str(task)
 
 
 def test_worker_beyond_those_of_the_start_joins_and_may_leave_again(stage: Stage) -> None:

@@ -120,7 +120,7 @@ async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> N
     roster.owner.update()
     assert [(wait.owner, wait.peer) for wait in waits] == [("ps 0", "worker 1")]
     assert waits[0].until_s is not None and waits[0].until_s <= 60
-    roster.host.tell()
+    roster.host.report()
     assert roster.is_made and not roster.waits.snapshot()
     assert (roster.state.shard.parameters == 1).all()
 

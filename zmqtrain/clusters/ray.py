@@ -78,14 +78,14 @@ class Ray:
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
         with undone(plan.name, partial(self._end, plan.name)):
             job_actor = actor(ray, JobActor, options).remote(plan)
-            self._told(job_actor.states.remote())
+            self._answer_of(job_actor.states.remote())
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
         job_actor = self._actor(job.name)
         if job_actor is None:
             return "gone"
-        return summary(job, self._told(job_actor.states.remote()))
+        return summary(job, self._answer_of(job_actor.states.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
         job_actor = self._actor(job.name)
@@ -94,9 +94,9 @@ class Ray:
         free = self._connected().available_resources()
         left = ", ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
         left += f", {free.get('memory', 0) / GIB:.1f} GiB"
-        wanted = self._told(job_actor.wanted.remote())
+        wanted = self._answer_of(job_actor.wanted.remote())
         found = []
-        for task, state in self._told(job_actor.states.remote()).items():
+        for task, state in self._answer_of(job_actor.states.remote()).items():
             if state.isdecimal() and int(state):
                 found.append(ended(job, task, state))
             elif state == PENDING:
@@ -108,13 +108,13 @@ class Ray:
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        address = self._told(self._present(job.name).address.remote())
+        address = self._answer_of(self._present(job.name).address.remote())
         if not address:
             raise not_running(Task(Role.PS if job.ps else Role.WORKER, 0), job.name)
         yield address
 
     def scale(self, job: Submitted, workers: int) -> None:
-        self._told(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
+        self._answer_of(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
 
     def send_keys(self, job: Submitted) -> None:
         raise NotImplementedError("an actor that Ray moves gets the keys of the submission")
@@ -123,7 +123,7 @@ class Ray:
         job_actor, offset = self._present(job.name), 0
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                text = self._told(job_actor.log.remote(task, offset))
+                text = self._answer_of(job_actor.log.remote(task, offset))
                 if text is None:
                     raise PeerLostError(f"{task} of {job.name} has not started")
                 sys.stdout.buffer.write(text)
@@ -141,7 +141,7 @@ class Ray:
         job_actor = self._actor(name)
         if job_actor is not None:
             try:
-                self._told(job_actor.end.remote(), 2 * GRACE_S)
+                self._answer_of(job_actor.end.remote(), 2 * GRACE_S)
             finally:
                 self._connected().kill(job_actor)
 
@@ -183,7 +183,7 @@ class Ray:
             ) from None
         return ray
 
-    def _told(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
+    def _answer_of(self, call: Any, timeout_s: float = ANSWER_S) -> Any:
         """Return what an actor answers.
 
         Raises:

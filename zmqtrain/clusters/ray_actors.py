@@ -59,7 +59,7 @@ class TaskActor:
             with socket.socket() as free:
                 free.bind(("", 0))
                 self._address = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
-        self._told: Sequence[str] = ()
+        self._known_addresses: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._endings: list[Ending] = []
         self._started_at = 0.0
@@ -70,9 +70,9 @@ class TaskActor:
 
         ``addresses``: of all tasks that listen; none as long as they are not known.
         """
-        if addresses != self._told:
+        if addresses != self._known_addresses:
             self._kill()
-            self._told, self._endings, self._next_at = addresses, [], 0.0
+            self._known_addresses, self._endings, self._next_at = addresses, [], 0.0
         if not addresses:
             return WAITS, self._address
         if self._process is not None and (code := self._process.poll()) is not None:
@@ -111,7 +111,7 @@ class TaskActor:
 
     def _start(self) -> None:
         plan, role = self._plan, self._task.role
-        variables = plan.environment(role, self._told, str(self._directory), plan.logdir)
+        variables = plan.environment(role, self._known_addresses, str(self._directory), plan.logdir)
         command = replace(plan, python=sys.executable).command(role, supervised=False)
         self._started_at, self._next_at = time.monotonic(), None
         with (self._directory / "log").open("ab") as log:
@@ -202,12 +202,12 @@ class JobActor:
     def _tend(self) -> None:
         """Ask every actor how its task is, and tell it where the ps are."""
         known = [self._addresses.get(leader, "") for leader in self._plan.leaders]
-        told = tuple(known) if all(known) else ()
+        addresses = tuple(known) if all(known) else ()
         for task in self._tasks():
             if task not in self._actors:
                 self._actors[task] = self._task_actor(task)
             if task not in self._calls:
-                self._calls[task] = self._actors[task].tend.remote(told)
+                self._calls[task] = self._actors[task].tend.remote(addresses)
         calls = list(self._calls.values())
         done, _ = self._ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
         for task, call in list(self._calls.items()):

@@ -26,8 +26,8 @@ class Timing(BaseModel):
     grace_s: float = Field(
         4.0,
         gt=0,
-        description="seconds for a clean end after SIGTERM; honcho kills after 5 (with "
-        "--on-term leave 25)",
+        description="seconds for a clean end after SIGTERM, fewer than the 5 after which honcho "
+        "kills (default: 4; with --on-term leave 25)",
     )
 
     @model_validator(mode="after")

@@ -129,7 +129,7 @@ async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reac
 
 async def _prove(link: Link, segment: Reached) -> int:
     reply = await link.request(
-        MapSegment(segment.lane, segment.nonce), reason="it has not said where gradients go"
+        MapSegment(segment.lane, segment.nonce), reason="it has not assigned a buffer yet"
     )
     return reply.expect(Mapped).buffer
 
@@ -152,5 +152,5 @@ async def read_parameters(
         source = segment.slots[AVERAGE] if average else segment.parameters
         if copy_consistently(segment.words, source, out):
             return
-    reply = await link.request(Read(average), reason="it is read", out=out)
+    reply = await link.request(Read(average), reason="its parameters are read", out=out)
     reply.expect(Parameters)

@@ -126,7 +126,7 @@ class ParameterServerExchange:
     def _pull(self) -> list[Outstanding]:
         message = Pull(",".join(lane.name for lane in self.lanes))
         return [
-            link.begin(message, out=lane.out, reason="it has not let us in yet")
+            link.begin(message, out=lane.out, reason="it has not sent the first parameters yet")
             for link, lane in zip(self._links, self.lanes, strict=True)
         ]
 

@@ -34,7 +34,7 @@ class _Stuck(NamedTuple):
 
 
 class BoardHost:
-    """Opens the board for the leader's rosters, and tells the leader how far they are."""
+    """Opens the board for the leader's rosters, and reports to the leader how far they are."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class BoardHost:
         self._unopened: list[int | None] = []  # halts of the roster that is ordered, not open
         self._ends = asyncio.Event()  # the roster does
         self._is_watched = False
-        self._told = 0  # steps of this roster that the leader knows of
+        self._reported = 0  # steps of this roster that the leader knows of
         self._stuck: _Stuck | None = None
 
     def reaches(self, index: int) -> bool:
@@ -83,7 +83,7 @@ class BoardHost:
         ]
         (next_batch,) = order.batches
         self._board.open(self._state.version, order.sequence, next_batch, holders)
-        self._told = 0
+        self._reported = 0
         self._ends.clear()
         self._watch_over()
         halts, self._unopened = self._unopened, []
@@ -111,19 +111,19 @@ class BoardHost:
             if worker in (None, holder.worker):
                 self._board.take(place)
         self._ends.set()
-        self.tell()
+        self.report()
 
-    def tell(self) -> None:
-        """Tell the leader how far the roster is, and whether it is over."""
+    def report(self) -> None:
+        """Report to the leader how far the roster is, and whether it is over."""
         board = self._board
         if not board.in_force:
             return
         self._finish_for_those_that_left()
         over = board.is_over
         steps = board.made if over else board.sealed
-        if steps == self._told and not over:
+        if steps == self._reported and not over:
             return
-        self._told = steps
+        self._reported = steps
         figures = {
             holder.worker: board.figures(place, steps) for place, holder in enumerate(board.holders)
         }
@@ -148,7 +148,7 @@ class BoardHost:
         while self._board.in_force:
             if await within(LOOK_S, self._ends):
                 await asyncio.sleep(SOON_S)
-                self.tell()
+                self.report()
             else:
                 self._look()
             if self._stuck is not None and time.monotonic() > self._stuck.until:

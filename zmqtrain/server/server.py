@@ -154,7 +154,7 @@ class ParameterServer(JobActor):
             if self.leader is not None:
                 self.leader.watch()
             if self._board_host is not None:
-                self._board_host.tell()
+                self._board_host.report()
 
     @property
     def end(self) -> Shutdown | None:
@@ -370,7 +370,7 @@ class ParameterServer(JobActor):
         if self._executor is not None:
             self._executor.count()  # the leader has the figures of all updates so far
         if self._board_host is not None:
-            self._board_host.tell()
+            self._board_host.report()
         state = self.state
         task = TaskStatus(
             role=self.task.role.value,
