@@ -106,7 +106,7 @@ class AdminApi:
         self._is_pass_over = coordinator is not None and coordinator.is_pass_over
         if finished or self._leader.failure or (self._is_pass_over and not was_over):
             self._notify()
-        if coordinator is not None and coordinator.next_policy is None:
+        if self._switch_requests and coordinator and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
     def written(self, directory: str, file: ShardFile) -> None:

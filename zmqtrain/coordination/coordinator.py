@@ -332,8 +332,9 @@ class Coordinator:
                     self.dropped += 1
                     self.ledger.give_back(worker)
                     orders.append(Order("drop", (worker,), reason))
-        for order in orders[begin:]:  # each of them says what becomes of pushes
-            self.undecided.difference_update(order.workers)
+        if self.undecided:
+            for order in orders[begin:]:  # each of them says what becomes of pushes
+                self.undecided.difference_update(order.workers)
         return released
 
     def _extend(self, limit: int) -> None:

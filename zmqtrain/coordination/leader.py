@@ -276,8 +276,12 @@ class Leader:
 
         Who pushes has left the roster, so it is over, and the ledger knows it from here on.
         """
-        self.at_rest(nothing)
-        return self.coordinator is None or self.coordinator.ledger.holds(worker, batch)
+        coordinator = self.coordinator
+        if coordinator is None:
+            return True
+        if coordinator.roster is not None:
+            self.at_rest(nothing)
+        return coordinator.ledger.holds(worker, batch)
 
     def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
         """Call when no roster is in force: at once, or as soon as it is over.

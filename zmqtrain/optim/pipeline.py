@@ -243,7 +243,8 @@ class BoundUpdate:
         for memory in self._asked_first:  # none may refuse after another has changed elements
             if isinstance(memory.rule, FormulaRule):
                 memory.rule.hyperparameters(step)
-        share, scale = self._update.share(step + 1), np.float32(1 / count)
+        share = self._update.share(step + 1) if self._memory.average else None
+        scale = np.float32(1 / count)
         start = 0 if self._memory.redo is None else self._memory.redo.done
         if len(gradients) == 1 and weights is None and factors is None and len(self._runs) == 1:
             # What follows would do the same; for a small model it takes as long as the kernel.

@@ -210,9 +210,9 @@ class Executor:
             return
         worker.pending = None
         reply = worker.reply = pending.reply(order, state.version)
-        state.keep(worker)
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, worker, reply)
+        state.keep(worker)  # who is killed before that carries this order out once more
 
     def send_parameters(
         self, request: Request, worker: Worker, reply: PullReply | PushReply

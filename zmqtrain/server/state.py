@@ -176,16 +176,13 @@ class ShardState:
         self._changed.pop(worker.index, None)
         if not self.shard.safe:
             return
-        pending = worker.pending
-        mark = pack(
-            [
-                self.shard.staged(worker.index),
-                *(worker.incarnation, [*worker.identity], worker.lane, worker.buffer),
-                *(worker.early, worker.reply if pending is None else pending.message),
-                *([] if pending is None else [pending.result, pending.reason]),
-            ]
-        )
-        if not self.marks.write(worker.index, mark):
+        known: list[object] = [self.shard.staged(worker.index), worker.incarnation]
+        known += [*worker.identity], worker.lane, worker.buffer, worker.early
+        if (pending := worker.pending) is None:
+            known.append(worker.reply)
+        else:
+            known += pending.message, pending.result, pending.reason
+        if not self.marks.write(worker.index, pack(known)):
             self._keep_staged(worker.index)  # too much to be kept: it will join again
 
     def decided(self, index: int, result: Result, reason: str = "") -> Push | None:

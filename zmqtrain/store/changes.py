@@ -219,10 +219,11 @@ class Changes:
 
         Each example weighs the same, whatever batch it was in. The sum is weighted already.
         """
-        gradients = [self._memory.gradient(part.buffer) for part in change.contributions]
-        weights = [part.examples / change.unit for part in change.contributions]
-        if change.kind == UPDATE and change.with_sum:
-            gradients, weights = [self._memory.sum, *gradients], [1.0, *weights]
+        with_sum = change.with_sum and change.kind == UPDATE
+        gradients, weights = ([self._memory.sum], [1.0]) if with_sum else ([], [])
+        for part in change.contributions:
+            gradients.append(self._memory.gradient(part.buffer))
+            weights.append(part.examples / change.unit)
         is_even = set(weights) == {1.0}
         return Mean(gradients, None if is_even else weights, change.examples / change.unit)
 

@@ -31,12 +31,11 @@ class Marks:
         if len(mark) > MAX_MARK_NBYTES:
             return False
         if worker < MAX_WORKERS:
-            row = self._row(worker)
+            row = worker * MARK_NBYTES // _WORD
             half = 2 if self._words[row] == 1 else 1
+            content = _SIZE.pack(len(mark)) + mark
             at = self._at(worker, half)
-            _SIZE.pack_into(self._memory, at, len(mark))
-            at += _SIZE.size
-            self._memory[at : at + len(mark)] = mark
+            self._memory[at : at + len(content)] = content
             self._words[row] = half
         return True
 
