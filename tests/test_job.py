@@ -120,6 +120,11 @@ def test_overlap_is_refused_with_what_needs_the_whole_gradient(
     assert f"{name} needs the whole gradient" in str(raised.value)
 
 
+def test_average_is_evaluated_by_a_job_that_keeps_one() -> None:
+    kept = job(moving_average=0.0).with_overrides(evaluate_average=True)
+    assert kept.evaluate_average
+
+
 def test_every_wrong_field_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         job(steps=0, device="tpu")

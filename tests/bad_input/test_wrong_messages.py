@@ -13,11 +13,9 @@ import pytest
 from zmqtrain import Job
 from zmqtrain.fingerprint import DATA
 from zmqtrain.wire.messages import (
-    Arrived,
     Done,
     GetStatus,
     Heartbeat,
-    Initialize,
     Join,
     Leave,
     MapSegment,
@@ -28,8 +26,6 @@ from zmqtrain.wire.messages import (
     PullReply,
     Push,
     PushReply,
-    SaveEnded,
-    ShardFailed,
     Shutdown,
     Status,
     SwitchPolicy,
@@ -41,55 +37,31 @@ Table = Callable[..., Any]
 
 PUSH = Push(1, 0, 0, 20, 0.5)
 GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bias
-SAME_JOB = "both tasks must run the same job with the same number of ps"
 
 
 @pytest.mark.parametrize(
-    ("push", "tensors", "text"),
+    ("push", "tensors", "told"),
     [
-        (
-            PUSH,
-            [np.zeros(3, np.float32)],
-            f"got a tensor of <f4 [3], expected <f4 [17]: {SAME_JOB}",
-        ),
-        (
-            PUSH,
-            [np.zeros((1, 17), np.float32)],
-            f"got a tensor of <f4 [1, 17], expected <f4 [17]: {SAME_JOB}",
-        ),
-        (PUSH, [np.zeros(17)], f"got a tensor of <f8 [17], expected <f4 [17]: {SAME_JOB}"),
-        (PUSH, [], "a push of 0 tensors after 0 chunks, expected some after 0"),
-        (PUSH, [GRADIENT] * 2, "got 2 tensors, expected one of 17 elements"),
-        (
-            replace(PUSH, finite=False),
-            [GRADIENT],
-            "a push of 1 tensors after 0 chunks, expected none after 0",
-        ),
+        (PUSH, [np.zeros(3, np.float32)], "<f4 [3]"),
+        (PUSH, [np.zeros((1, 17), np.float32)], "<f4 [1, 17]"),
+        (PUSH, [np.zeros(17)], "<f8 [17]"),
+        (PUSH, [], "0 tensors"),
+        (PUSH, [GRADIENT] * 2, "2 tensors"),
+        (replace(PUSH, finite=False), [GRADIENT], "1 tensors"),
         (replace(PUSH, sequence=3), [GRADIENT], "push 3 of worker 0 follows push 0"),
-        (replace(PUSH, sequence=-7), [GRADIENT], "push -7 of worker 0 was answered long ago"),
-        (
-            replace(PUSH, batch=99),
-            [GRADIENT],
-            "worker 0 pushes batch 99, which it has no lease on",
-        ),
-        *(
-            (
-                replace(PUSH, examples=examples),
-                [GRADIENT],
-                f"a push of {examples} examples, expected 1 to 2147483647",
-            )
-            for examples in (0, 1 << 31)
-        ),
+        (replace(PUSH, sequence=-7), [GRADIENT], "push -7 of worker 0 was answered"),
+        (replace(PUSH, batch=99), [GRADIENT], "batch 99"),
+        *((replace(PUSH, examples=n), [GRADIENT], f"push of {n} examples") for n in (0, 1 << 31)),
     ],
 )
 async def test_wrong_push_is_refused_and_a_right_one_counts(
-    table: Table, make_job: MakeJob, push: Push, tensors: list[Any], text: str
+    table: Table, make_job: MakeJob, push: Push, tensors: list[Any], told: str
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, batches = await t.worker()
         assert batches[0] == 0
-        assert (await worker.refused(push, *tensors))[1] == text
+        assert told in (await worker.refused(push, *tensors))[1]
         assert t.ps.state.version == 0
         await t.check(worker, batches)
 
@@ -189,11 +161,7 @@ async def test_task_with_other_data_than_the_first_is_refused(
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (Initialize(None), "worker 0 may not send Initialize, which is for a chief"),
         (Shutdown(0, "I say so"), "worker 0 may not send Shutdown, which is for a chief"),
-        (SaveEnded("/nowhere", ""), "worker 0 may not send SaveEnded, which is for a chief"),
-        (Arrived(()), "worker 0 may not send Arrived, which is for a ps"),
-        (ShardFailed("/x", "full"), "worker 0 may not send ShardFailed, which is for a ps"),
         (
             MapSegment("ether", "0"),  # type: ignore[arg-type]
             "MapSegment.lane: expected memory or shm, got 'ether'",

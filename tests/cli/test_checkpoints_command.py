@@ -46,6 +46,15 @@ def test_frozen_array_that_lies_otherwise_in_memory_is_kept_as_it_is(tmp_path: P
     np.testing.assert_array_equal(zmqtrain.load(tmp_path)["turned"], turned)
 
 
+def test_initial_values_beside_what_is_no_array_leave_the_error_to_the_model() -> None:
+    class Listed(Normalised):
+        def state(self, seed: int) -> dict[str, Any]:
+            return {"mean": [0.0, 0.0, 0.0]}
+
+    with pytest.raises(ConfigError, match="'mean' in state"):
+        zmqtrain.run(make_job(Listed(), initial={"mean": np.ones(3)}, initial_strict=False))
+
+
 def test_resumed_job_goes_on_with_its_state_on_any_number_of_ps(
     trained: Any, tmp_path: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,27 @@ def test_wrong_spec_is_refused_before_anyone_is_asked(
     assert main(["policy", spec]) == ExitCode.USAGE
     assert capsys.readouterr().err.startswith("error: ")
     assert ps.asked == []
+
+
+def test_plug_in_of_the_working_directory_is_found(
+    ps: Any,
+    training: Status,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "plugged.py").write_text(
+        "from zmqtrain.policies.hogwild import Hogwild\n\n\n"
+        "def make(options):\n    return Hogwild()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ps.replies = {
+        GetStatus: [training, replace(training, policy="hogwild")],
+        SwitchPolicy: [Done("hogwild")],
+    }
+    assert main(["policy", "plugged:make"]) == ExitCode.OK
+    assert ps.questions(SwitchPolicy) == [SwitchPolicy("plugged:make")]
 
 
 def test_barrier_that_is_not_reached_names_who_computes(

@@ -58,6 +58,14 @@ def test_view_shows_rows_in_the_order_of_variables_and_totals() -> None:
     ]
 
 
+def test_view_names_the_ps_that_hold_nothing() -> None:
+    placement = placement_of({"w": (4,)}, 3, 0)
+    assert text_of(placement_view(placement)).splitlines()[-1] == (
+        "16 B of parameters; the largest part is 3.00 times the mean; ps 1, ps 2 hold nothing: use "
+        "fewer ps, or a smaller --partition-nbytes"
+    )
+
+
 @given(
     st.dictionaries(
         st.text("abc", min_size=1, max_size=3),

@@ -15,7 +15,7 @@ from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
-from zmqtrain.wire.messages import GetStatus
+from zmqtrain.wire.messages import Done, GetStatus
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")
@@ -132,6 +132,12 @@ def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
         "127.0.0.1:2223 is not a ps 0 of this version (ps 1 takes no GetStatus); "
         "expected the first of the job's ps; give its address with --ps (or ZMQTRAIN_PS)"
     )
+
+
+def test_reply_of_another_kind_is_refused(ps: Any) -> None:
+    ps.replies[GetStatus] = [Done("what?")]
+    with pytest.raises(ProtocolError, match="answered GetStatus"):
+        RemoteJob("127.0.0.1:2222", "").status()
 
 
 def test_job_has_ended_once_its_chief_is_gone(jobs: list[RunningJob]) -> None:

@@ -80,6 +80,13 @@ def test_low_terminal_shows_the_tasks_that_others_may_wait_for(training: Status)
     assert shown[begin + 3] == "and 4 tasks more"
 
 
+def test_last_answer_stays_while_ps_0_is_away(training: Status) -> None:
+    seen = watched(training, None, None)
+    assert "ps 0 has not answered for 4.0 s" in lines(seen)
+    assert seen.take(training, 6.0) == ["ps 0 answers again"]
+    assert not any("has not answered for" in text for text in lines(seen))
+
+
 @pytest.mark.parametrize(
     ("seconds", "bar"),
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zmqtrain.optim import LAMB, SGD, Adam, Update
+from zmqtrain.optim import LAMB, Adam, Update
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -22,7 +22,7 @@ from zmqtrain.store.shard import Shard, segment_layout
 SIZE = PARTS * PART_SIZE + 9
 """Elements: as many parts as there can be, and no zeros between the variables."""
 
-RULES = {"sgd": Update(SGD(0.01)), "adam": Update(Adam(0.01)), "lamb": Update(LAMB(0.01))}
+RULES = {"adam": Update(Adam(0.01)), "lamb": Update(LAMB(0.01))}
 
 
 def layouts(rule: str) -> tuple[ShardLayout, SegmentLayout]:

@@ -119,11 +119,16 @@ def deaths(kind: str, path: Path, update: Update) -> Iterator[tuple[Shard, Shard
         line += 1
 
 
-@pytest.mark.parametrize("part_size", [SIZE, SIZE // 3], ids=["whole", "in parts"])
 @pytest.mark.parametrize(
-    ("kind", "update"),
-    [*((kind, UPDATE) for kind in CHANGES), ("reduce", LAYERED), ("reduce", GROUPED)],
-    ids=[*CHANGES, "reduce by LAMB", "reduce in groups"],
+    ("kind", "update", "part_size"),
+    [
+        ("apply", UPDATE, SIZE),
+        ("accumulate", UPDATE, SIZE // 3),
+        ("reduce", UPDATE, SIZE // 3),
+        ("reduce", LAYERED, SIZE // 3),
+        ("reduce", GROUPED, SIZE // 3),
+    ],
+    ids=["apply", "accumulate", "reduce", "reduce by LAMB", "reduce in groups"],
 )
 def test_change_of_a_killed_process_is_finished_or_never_was(
     kind: str, update: Update, part_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -137,31 +137,10 @@ def _one(variable: Variable) -> ShardLayout:
 @pytest.mark.parametrize(
     ("variable", "slots", "text"),
     [
-        (
-            Variable("hidden/kernel", (13, 4)),
-            (),
-            (
-                "variable 'hidden/kernel' has shape (13, 3) in it and shape (13, 4) in the job; "
-                "go back to the model that wrote it, or train in a new logdir"
-            ),
-        ),
-        (
-            Variable("hidden/kernal", (13, 3)),
-            (),
-            (
-                "it has no variable 'hidden/kernal', which the job has with shape (13, 3); "
-                "its variables: hidden/kernel, hidden/bias, scale, "
-            ),
-        ),
-        (
-            Variable("scale", ()),
-            ("m", "v"),
-            (
-                "it has no optimizer slot 'v'; its slots: average, m; it was written with another "
-                "optimizer; go back to that one, or train in a new logdir"
-            ),
-        ),
-        (Variable("scale", (1,)), (), "has shape () in it and shape (1,) in the job"),
+        (Variable("hidden/kernel", (13, 4)), (), "shape (13, 3) in it and shape (13, 4)"),
+        (Variable("hidden/kernal", (13, 3)), (), "no variable 'hidden/kernal'"),
+        (Variable("scale", ()), ("m", "v"), "no optimizer slot 'v'; its slots: average, m"),
+        (Variable("scale", (1,)), (), "shape () in it and shape (1,)"),
     ],
 )
 def test_job_that_does_not_fit_the_checkpoint_is_refused_with_both_sides(

@@ -124,3 +124,11 @@ def test_directory_that_is_not_ours_alone_gets_no_segment(
     with pytest.raises(SegmentError) as raised:
         Segment.create(SegmentLayout(8, []), directory / NAME)
     assert str(raised.value) == f"{directory} {complaint}"
+
+
+def test_segment_below_a_file_is_told_with_the_option_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file" / NAME
+    path.parent.touch()
+    with pytest.raises(SegmentError) as raised:
+        Segment.adopt(SegmentLayout(8, []), path)
+    assert str(raised.value) == f"{path} cannot be opened: Not a directory; {WRITABLE}"

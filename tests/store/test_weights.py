@@ -57,6 +57,11 @@ def test_file_that_holds_no_weights_is_an_error(tmp_path: Path, name: str) -> No
         read(tmp_path / name)
 
 
+def test_logdir_without_a_checkpoint_has_no_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        zmqtrain.load(tmp_path)
+
+
 def test_averages_that_the_job_did_not_keep_are_refused(job, tmp_path: Path) -> None:
     del job.state["average"]
     job.save(tmp_path, 10)
