@@ -56,8 +56,13 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     return inputs, answers
 
 
-def check_labels(labels: Array, classes: int) -> None:
-    """Raise ConfigError unless ``labels`` are class numbers: integers (n,) in 0 .. classes - 1."""
+def labelled(batch: Batch, features: int, classes: int) -> tuple[Array, Array]:
+    """Return the batch's (features (n, ``features``), labels (n,)), class numbers from 0 on.
+
+    Raises:
+        ConfigError: the batch is something else; the job's model and data do not fit.
+    """
+    inputs, labels = examples_of(batch, features)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError(
             f"the data gives labels of shape {labels.shape} and dtype {labels.dtype}; expected "
@@ -69,3 +74,4 @@ def check_labels(labels: Array, classes: int) -> None:
             f"the data gives labels from {low} to {high}; the model has {classes} classes and "
             f"expects 0 to {classes - 1}; set the model's classes or renumber the labels"
         )
+    return inputs, labels

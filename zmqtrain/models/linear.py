@@ -9,7 +9,7 @@ import numpy as np
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.backend import array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters
-from zmqtrain.models.checks import check_labels, check_sizes, examples_of, features_of
+from zmqtrain.models.checks import check_sizes, examples_of, features_of, labelled
 from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
 
 
@@ -82,8 +82,7 @@ class SoftmaxRegression:
         return _zeros(self.features, self.classes)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        inputs, labels = examples_of(batch, self.features)
-        check_labels(labels, self.classes)
+        inputs, labels = labelled(batch, self.features, self.classes)
         with quiet():
             logits = _affine(parameters, inputs)
             loss = softmax_cross_entropy(logits, labels, *batch[2:])
@@ -91,8 +90,7 @@ class SoftmaxRegression:
             return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        inputs, labels = examples_of(batch, self.features)
-        check_labels(labels, self.classes)
+        inputs, labels = labelled(batch, self.features, self.classes)
         with quiet():
             return classifier_metrics(_affine(parameters, inputs), labels, *batch[2:])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqtrain.models.backend import Scratch, array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters, written
-from zmqtrain.models.checks import check_labels, check_sizes, examples_of, features_of
+from zmqtrain.models.checks import check_sizes, features_of, labelled
 from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
 
 
@@ -49,8 +49,7 @@ class MLP:
         return values
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        inputs, labels = examples_of(batch, self.features)
-        check_labels(labels, self.classes)
+        inputs, labels = labelled(batch, self.features, self.classes)
         like = parameters[self._names[0][0]]
         layers, hidden_widths = len(self._widths), self._widths[:-1]
         buffers = self._scratch.arrays(like, len(inputs), self._widths + hidden_widths)
@@ -62,8 +61,7 @@ class MLP:
             return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        inputs, labels = examples_of(batch, self.features)
-        check_labels(labels, self.classes)
+        inputs, labels = labelled(batch, self.features, self.classes)
         with quiet():
             return classifier_metrics(self._logits(parameters, inputs), labels, *batch[2:])
 

@@ -39,10 +39,12 @@ class FormulaRule(ABC):
     __slots__ = ()
 
     formula: ClassVar[Formula]
+    zero_slots: ClassVar[tuple[str, ...]] = ()
+    """Names of the slots, if all of them are 0 at first."""
 
     @property
-    @abstractmethod
-    def slots(self) -> tuple[Slot, ...]: ...
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(Slot(name, 0.0) for name in self.zero_slots)
 
     @abstractmethod
     def hyperparameters(self, step: int) -> Numbers:

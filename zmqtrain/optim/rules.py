@@ -41,10 +41,6 @@ class SGD(FormulaRule):
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
 
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return ()
-
     def hyperparameters(self, step: int) -> Numbers:
         return _rounded(rate_at(self.learning_rate, step))
 
@@ -69,6 +65,7 @@ class Momentum(FormulaRule):
         w += a                              w += momentum * a - lr * g      if ``nesterov``
     """
 
+    zero_slots = ("momentum",)
     learning_rate: float | Schedule
     momentum: float = 0.9
     nesterov: bool = False
@@ -77,10 +74,6 @@ class Momentum(FormulaRule):
     def __post_init__(self) -> None:
         check_learning_rate(self.learning_rate)
         check_decay(self, "momentum")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("momentum", 0.0),)
 
     def hyperparameters(self, step: int) -> Numbers:
         numbers = _rounded(rate_at(self.learning_rate, step), self.momentum)
@@ -210,6 +203,7 @@ class RMSProp(FormulaRule):
 class _Moments(FormulaRule):
     """What Adam and its descendants have in common: slots "m" and "v", 0 at first."""
 
+    zero_slots = ("m", "v")
     learning_rate: float | Schedule = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
@@ -219,10 +213,6 @@ class _Moments(FormulaRule):
         check_learning_rate(self.learning_rate)
         check_decay(self, "beta1", "beta2")
         check_positive(self, "epsilon")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("m", 0.0), Slot("v", 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +367,7 @@ class Lion(FormulaRule):
     The paper takes a learning rate 3 to 10 times smaller than Adam's, and a decay that much larger.
     """
 
+    zero_slots = ("m",)
     learning_rate: float | Schedule = 0.0001
     beta1: float = 0.9
     beta2: float = 0.99
@@ -386,10 +377,6 @@ class Lion(FormulaRule):
         check_learning_rate(self.learning_rate)
         check_decay(self, "beta1", "beta2")
         check_non_negative(self, "weight_decay")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("m", 0.0),)
 
     def hyperparameters(self, step: int) -> Numbers:
         rate = rate_at(self.learning_rate, step)
@@ -470,6 +457,7 @@ class Adafactor(LayerRule):
     rate. A ps takes the roots over what it holds of a variable: see :class:`LAMB`.
     """
 
+    zero_slots = ("v",)
     learning_rate: float | Schedule = 0.01
     decay_exponent: float = -0.8
     epsilon1: float = 1e-30
@@ -482,10 +470,6 @@ class Adafactor(LayerRule):
         check_non_positive(self, "decay_exponent")
         check_positive(self, "epsilon1", "clip")
         check_non_negative(self, "epsilon2")
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        return (Slot("v", 0.0),)
 
     def hyperparameters(self, step: int) -> Numbers:
         return _rounded((step + 1) ** self.decay_exponent, self.epsilon1)

@@ -11,7 +11,6 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import prod
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -99,11 +98,6 @@ class TensorRecord(BaseModel):
     kind: Kind = "trained"
     shape: tuple[_Count, ...]
     slices: tuple[SliceRecord, ...]
-
-    @property
-    def row_size(self) -> int:
-        """Elements in one row; those of the whole for a 0-d variable."""
-        return prod(self.shape[1:])
 
     @model_validator(mode="after")
     def _tiled(self) -> Self:
