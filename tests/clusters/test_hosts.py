@@ -58,6 +58,13 @@ def test_host_gets_the_keys_of_its_own_tasks_alone() -> None:
     assert on_a | on_b == set(plan.keys) - {"client-0.secret"}
 
 
+def test_host_of_worker_0_has_the_key_of_the_chief_that_it_hosts() -> None:
+    plan = replace(example_plan(), ps=0)
+    keys = {name: text for name, text in plan.keys.items() if not name.startswith("ps")}
+    scripts = keyed(dict.fromkeys([A, B], ""), plan, keys)
+    assert ["chief-0.secret" in script for script in scripts.values()] == [True, False]
+
+
 def test_address_that_peers_do_not_reach_is_refused() -> None:
     with pytest.raises(ConfigError):
         render(example_plan(), [Host("localhost", 2, "127.0.0.1"), B])

@@ -57,7 +57,8 @@ def of_kind(plan: Plan, kind: str) -> Plan:
 def plans() -> st.SearchStrategy[Plan]:
     def plan(ps: int, workers: int, gpu: int, memory: int) -> Plan:
         resources = {role: Resources(1, memory << 20, gpu, memory << 20) for role in Role}
-        keys = {"registry": "", "ps-0.secret": "", "worker-0.secret": ""}
+        roles = ("ps", "chief", "worker") if ps else ("chief", "worker")
+        keys = {"registry": ""} | {f"{role}-0.secret": "" for role in roles}
         return Plan("digits", ASKED, "job.py", ps, workers, workers, resources, keys=keys)
 
     counts = st.integers(0, 5), st.integers(1, 5), st.integers(0, 2), st.integers(0, 3)
@@ -106,6 +107,18 @@ def read_option(name: str, variables: dict[str, str]) -> Any:
     return (
         None if text is None else FieldType(fields_of(TaskConfig)[name]).convert(text, None, None)
     )
+
+
+@given(plans(), st.sampled_from(list(KINDS)))
+def test_pods_mount_secrets_that_there_are_the_hosted_chiefs_too(plan: Plan, kind: str) -> None:
+    documents = manifests(of_kind(plan, kind))
+    made = {item["metadata"]["name"] for item in documents if item["kind"] == "Secret"}
+    mounted = {
+        source["secret"]["name"]
+        for _, template in pods_of(documents)
+        for source in template["spec"]["volumes"][0]["projected"]["sources"]
+    }
+    assert {"digits-registry", "digits-chief"} <= mounted <= made
 
 
 @given(plans(), st.sampled_from(list(KINDS)))

@@ -225,7 +225,8 @@ def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
     """Return the template of a role's pods, without a restart policy."""
     hosts_ps = plan.resources[role].shared_nbytes > 0
     claim, logdir = volume_of(plan.logdir) if plan.logdir else (None, None)
-    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in (REGISTRY, role)]
+    parts = (REGISTRY, role) if plan.ps else (REGISTRY, role, Role.CHIEF)  # which worker 0 hosts
+    secrets = [{"secret": {"name": f"{plan.name}-{part}"}} for part in parts]
     # Mode 440: the pod's user reads it by its group.
     volumes: list[Manifest] = [
         {"name": "keys", "projected": {"defaultMode": 0o440, "sources": secrets}}

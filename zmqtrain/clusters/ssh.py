@@ -49,7 +49,7 @@ MISTAKES: Mistakes = (
         RefusedError,
         "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
     ),
-    (r"it does not run there", PeerLostError, "zmqtrain why says why"),
+    (r"it does not run there", PeerLostError, "the task does not run; zmqtrain why says why"),
     (
         r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
         PeerLostError,
