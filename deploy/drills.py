@@ -165,7 +165,7 @@ class Pods:
 
 
 def drill_pods() -> None:
-    """Play the pods of Jobs; kill a ps in its pod, take a worker's pod away, wait for the end."""
+    """Play the pods of Jobs; kill a ps in its pod, take a worker's pod away, end the job."""
     name = f"drill-{os.getpid()}"
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -179,7 +179,7 @@ def drill_pods() -> None:
             "--logdir",
             "pvc:training/digits",
             "--steps",
-            "20000",
+            "10000000",  # as a busy machine may be slow to ask
         ]
         text = call(*ZMQTRAIN, *JOB, "jobs", *sizes, "--name", name, "--keys", keys, "--print")
         call(*PODMAN, "network", "create", name)
@@ -203,6 +203,7 @@ def drill_pods() -> None:
         until("worker 1's pod is gone", lambda: workers(*job) == [0])
         pods.play(f"{name}-worker-1")
         until("a new pod of worker 1 trains", lambda: workers(*job) == [0, 1])
+        call(*ZMQTRAIN, "stop", *job)
         codes = {pod: pods.ended(pod) for pod in pods.pods}
         tell(f"ended: {codes}")
         echo(call(*PODMAN, "logs", f"{name}-chief-0-zmqtrain"))

@@ -9,10 +9,11 @@ import shlex
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Protocol, Self
+from typing import IO, ClassVar, Self
 
 from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
@@ -38,25 +39,24 @@ class Reason:
     text: str
 
 
-class Engine(Protocol):
+@dataclass(frozen=True, slots=True)
+class Engine(ABC):
     """An engine that starts the tasks of jobs.
 
     ``context``, ``namespace``: where on it, as the record of a job says.
     """
 
-    has_our_paths: ClassVar[bool]
+    context: str
+    namespace: str = ""
+
+    has_our_paths: ClassVar[bool] = True
     """Whether tasks find files where this host has them, rather than in an image."""
 
-    rotates_keys: ClassVar[bool]
+    rotates_keys: ClassVar[bool] = True
     """Whether the keys of a job can change while it runs."""
 
-    @property
-    def context(self) -> str: ...
-
-    @property
-    def namespace(self) -> str: ...
-
     @classmethod
+    @abstractmethod
     def chosen(cls, asked: Submission) -> Self:
         """Return the engine for a new job.
 
@@ -64,11 +64,8 @@ class Engine(Protocol):
             ZmqTrainError: there is none.
         """
 
-    @classmethod
-    def of(cls, job: Submitted) -> Self:
-        """Return the engine of a job that was submitted."""
-
     @staticmethod
+    @abstractmethod
     def rendered(plan: Plan) -> str:
         """Return what would be submitted, as text; ask nobody.
 
@@ -76,6 +73,7 @@ class Engine(Protocol):
             ConfigError: the engine cannot run such a job.
         """
 
+    @abstractmethod
     def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
         """Submit a job; say where it is. ``dry_run``: it is only checked.
 
@@ -86,12 +84,15 @@ class Engine(Protocol):
             ZmqTrainError: the engine refuses it, or its name is taken.
         """
 
+    @abstractmethod
     def state(self, job: Submitted) -> str:
         """Return in a word or two what the engine does with the job."""
 
+    @abstractmethod
     def reasons(self, job: Submitted) -> list[Reason]:
         """Return why tasks do not run."""
 
+    @abstractmethod
     def located(self, job: Submitted) -> AbstractContextManager[str]:
         """Return the address at which ps 0 is reached, as long as the block runs.
 
@@ -99,6 +100,7 @@ class Engine(Protocol):
             PeerLostError: ps 0 does not run.
         """
 
+    @abstractmethod
     def scale(self, job: Submitted, workers: int) -> None:
         """Change the number of workers.
 
@@ -106,9 +108,13 @@ class Engine(Protocol):
             ConfigError: this job's number cannot change.
         """
 
-    def send_keys(self, job: Submitted) -> None:
-        """Bring the job's keys to its tasks: all secrets, then the registry."""
+    def send_keys(self, job: Submitted) -> None:  # noqa: B027
+        """Bring the job's keys to its tasks: all secrets, then the registry.
 
+        Nothing is to be done where tasks read the job's own directory.
+        """
+
+    @abstractmethod
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         """Write a task's log to stdout.
 
@@ -116,6 +122,7 @@ class Engine(Protocol):
             PeerLostError: it has none yet.
         """
 
+    @abstractmethod
     def remove(self, job: Submitted) -> None:
         """Remove all that the engine has of the job."""
 

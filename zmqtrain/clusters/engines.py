@@ -19,4 +19,4 @@ ENGINES: dict[str, type[Engine]] = {
 
 def engine_of(job: Submitted) -> Engine:
     """Return the engine of a job."""
-    return ENGINES[job.engine].of(job)
+    return ENGINES[job.engine](job.context, job.namespace)

@@ -7,10 +7,10 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from zmqtrain.clusters.engine import (
+    Engine,
     Mistakes,
     Reason,
     call,
@@ -113,23 +113,14 @@ MISTAKES: Mistakes = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kubernetes:
+class Kubernetes(Engine):
     """A namespace of a cluster; an engine of jobs."""
 
-    context: str
-    namespace: str
-
     has_our_paths: ClassVar[bool] = False
-    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
         return cls(*_current(asked.context, asked.namespace))
-
-    @classmethod
-    def of(cls, job: Submitted) -> Self:
-        return cls(job.context, job.namespace)
 
     @staticmethod
     def rendered(plan: Plan) -> str:

@@ -7,13 +7,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import yaml
 
-from zmqtrain.clusters.engine import RUNNING, Reason, ended, not_running, summary, undone
+from zmqtrain.clusters.engine import RUNNING, Engine, Reason, ended, not_running, summary, undone
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
 from zmqtrain.clusters.submitted import TAKEN, Submitted
@@ -34,13 +33,9 @@ FOLLOW_S = 1.0
 GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Ray:
+class Ray(Engine):
     """A Ray cluster; an engine of jobs. ``context``: its address."""
 
-    context: str
-    namespace: str = ""
-    has_our_paths: ClassVar[bool] = True
     rotates_keys: ClassVar[bool] = False
 
     @classmethod
@@ -49,10 +44,6 @@ class Ray:
         if named.context != AUTO:
             return named
         return cls(str(named._connected().get_runtime_context().gcs_address))
-
-    @classmethod
-    def of(cls, job: Submitted) -> Self:
-        return cls(job.context)
 
     @staticmethod
     def rendered(plan: Plan) -> str:
@@ -115,9 +106,6 @@ class Ray:
 
     def scale(self, job: Submitted, workers: int) -> None:
         self._answer_of(self._present(job.name).scale.remote(workers), 2 * GRACE_S)
-
-    def send_keys(self, job: Submitted) -> None:
-        raise NotImplementedError("an actor that Ray moves gets the keys of the submission")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         job_actor, offset = self._present(job.name), 0

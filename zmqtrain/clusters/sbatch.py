@@ -6,9 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, not_running, shown, tally, undone
+from zmqtrain.clusters.engine import (
+    Engine,
+    Mistakes,
+    Reason,
+    call,
+    not_running,
+    shown,
+    tally,
+    undone,
+)
 from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submitted import TAKEN, Submitted, directory_of, write
@@ -74,22 +83,12 @@ class Part:
     nodes: str
 
 
-@dataclass(frozen=True, slots=True)
-class Slurm:
+class Slurm(Engine):
     """The cluster that this host belongs to; an engine of jobs, with the directory of logs."""
-
-    context: str
-    namespace: str = ""
-    has_our_paths: ClassVar[bool] = True
-    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
         return cls(str(Path.cwd()))
-
-    @classmethod
-    def of(cls, job: Submitted) -> Self:
-        return cls(job.context)
 
     @staticmethod
     def rendered(plan: Plan) -> str:
@@ -143,9 +142,6 @@ class Slurm:
         if absent := sorted(set(range(workers)) - set(held)):
             script = job.directory / f"{job.name}.worker.sbatch"
             _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={self.context}")
-
-    def send_keys(self, job: Submitted) -> None:
-        """Tasks read the job's directory itself."""
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         path = Path(self.context) / log_file(job.name, task.role, task.index)

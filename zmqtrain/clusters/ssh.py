@@ -9,12 +9,22 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
-from zmqtrain.clusters.engine import Mistakes, Reason, call, ended, meant, serving, summary, undone
+from zmqtrain.clusters.engine import (
+    Engine,
+    Mistakes,
+    Reason,
+    call,
+    ended,
+    meant,
+    serving,
+    summary,
+    undone,
+)
 from zmqtrain.clusters.hosts import address_of, file_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
@@ -60,22 +70,12 @@ MISTAKES: Mistakes = (
 LOST, UNREACHABLE = "lost", "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class Ssh:
+class Ssh(Engine):
     """Hosts with a shell; an engine of jobs. ``context``: the hosts, as --hosts names them."""
-
-    context: str
-    namespace: str = ""
-    has_our_paths: ClassVar[bool] = True
-    rotates_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
         return cls(",".join(f"{host.login}:{host.slots}" for host in asked.hosts))
-
-    @classmethod
-    def of(cls, job: Submitted) -> Self:
-        return cls(job.context)
 
     @staticmethod
     def rendered(plan: Plan) -> str:
