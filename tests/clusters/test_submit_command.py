@@ -168,6 +168,7 @@ SUBMITS = {
             ExitCode.USAGE,
             "sinfo",
         ),
+        ("slurm", "sbatch: error: Invalid generic resource (gres) specification", 2, "GPUs"),
         ("slurm", "slurm_load_jobs: Unable to contact slurm controller", 138, "try sinfo"),
         ("ssh", "ssh: Could not resolve hostname a: Name or service", ExitCode.USAGE, "--hosts"),
         ("ssh", "Host key verification failed.", ExitCode.REFUSED, "by hand"),

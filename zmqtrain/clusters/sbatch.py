@@ -47,7 +47,7 @@ MISTAKES: Mistakes = (
         "your quota on this cluster is used up; wait for other jobs, or ask for less",
     ),
     (
-        r"node configuration is not available|[Mm]emory specification can ?not be satisfied",
+        r"configuration is not available|generic resource|[Mm]emory specification can ?not be",
         ConfigError,
         (
             "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
