@@ -144,9 +144,20 @@ def test_process_with_which_others_would_end_is_not_killed(
     assert (len(report.skipped), report.done) == (1, [])
 
 
+def test_worker_that_hosts_ps_and_chief_is_killed_with_them(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = job.status()
+    worker = status.tasks[-1]
+    tasks = (task("ps", worker.process), task("chief", worker.process), worker)
+    monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
+    report = Chaos(job.status, lambda line: None).run(1, [KILL], 0.0)
+    assert (len(report.done), report.skipped) == (1, [])
+
+
 def test_job_that_ends_meanwhile_ends_the_chaos(job: Job) -> None:
     job.stop = "step 9999 of 9999 is done"
-    report = Chaos(job, lambda line: None).run(1, [KILL], 60)
+    report = Chaos(job.status, lambda line: None).run(1, [KILL], 60)
     assert report.ended == job.stop
     assert report.done == [] and report.lost() == []
 

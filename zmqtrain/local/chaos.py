@@ -216,12 +216,13 @@ class Chaos:
 def _runs_others(task: TaskStatus, status: Status) -> bool:
     """Say whether other tasks end with a task's process: `zmqtrain run` hosts the chief itself.
 
-    A worker's own ps does not count: both are started again.
+    The ps and the chief that a worker hosts do not count: all are started again.
     """
     host, _, pid = task.process.rpartition(":")
     for other in status.tasks:
         where, _, number = other.process.rpartition(":")
         is_own = (other.index, {other.role, task.role}) == (task.index, {Role.PS, Role.WORKER})
+        is_own |= task.role == Role.WORKER and other.role == Role.CHIEF
         if other.task == task.task or where != host or is_own:
             continue
         with contextlib.suppress(psutil.Error):
