@@ -38,34 +38,15 @@ def row_of(
         rows = json_lines_of(command, timeout_s=TIMEOUT_S)
         (times,) = [row for row in rows if row["mode"] == "in_place"]
     else:
-        times = measure(
-            PushPull(
-                "shm",
-                "in_place",
-                megabytes,
-                workers,
-                rule=rule,
-                policy="sync-replicas",
-                exchange="board" if exchange == "board" else DIRECT,
-                kill=kill,
-            )
-        )
-    of = {
-        "bench": "all-reduce",
-        "exchange": exchange,
-        "megabytes": megabytes,
-        "workers": workers,
-    }
-    if kill:
-        return {**of, "kill_to_step_ms": times["kill_to_step_ms"]}
-    return {
-        **of,
-        "median_ms": times["median_ms"],
-        "min_ms": times["min_ms"],
-        "per_second": times["per_second"],
-        "update": exchange != GLOO,
-        "bytes_over_bound": times.get("bytes_over_bound"),
-    }
+        kind = "board" if exchange == "board" else DIRECT
+        options: Any = {"rule": rule, "policy": "sync-replicas", "exchange": kind, "kill": kill}
+        times = measure(PushPull("shm", "in_place", megabytes, workers, **options))
+    sizes = {"exchange": exchange, "megabytes": megabytes, "workers": workers}
+    told = ("kill_to_step_ms",) if kill else ("median_ms", "min_ms", "per_second")
+    row = {"bench": "all-reduce", **sizes, **{name: times[name] for name in told}}
+    if not kill:
+        row |= {"update": exchange != GLOO, "bytes_over_bound": times.get("bytes_over_bound")}
+    return row
 
 
 def _between(hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str) -> dict[str, Any]:

@@ -23,12 +23,11 @@ import click
 import numpy as np
 import psutil
 
-from bench import headline_plot
 from bench.headline_job import BATCH_SIZE, job
 from bench.memory import ALLOWANCE_NBYTES, reading_of
 from bench.output import ROOT, headline, report
 from bench.peers.shared import free_ports
-from bench.plot import plot_option
+from bench.plot import draw_headline, plot_option
 from bench.processes import json_lines_of
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
@@ -238,7 +237,7 @@ def headline_command(
     rows = [{"bench": "headline", "seed": seed, **asdict(check)} for check in told]
     report(rows, as_json=as_json)
     if plot is not None:
-        headline_plot.draw(plot, watched.samples, chaos, watched.began, headline())
+        draw_headline(plot, watched.samples, chaos, watched.began, headline())
     if not all(check.kept for check in checks):
         raise SystemExit(1)
 

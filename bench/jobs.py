@@ -93,13 +93,7 @@ class Blob:
         return {"loss": 0.0}
 
 
-def blob_job(
-    megabytes: float,
-    steps: int,
-    rule: str,
-    mode: str = "in_place",
-    **fields: str,
-) -> Job:
+def blob_job(megabytes: float, steps: int, rule: str, mode: str = "in_place", **fields: str) -> Job:
     """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
     return dataless_job(
         Blob(megabytes, mode),

@@ -67,22 +67,32 @@ def measure(rule: str, megabytes: float) -> list[dict[str, Any]]:
 
 def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
     steps: dict[str, Callable[[], object]] = {
-        "compiled": _our_step(Update(RULES[rule]), size),
+        "compiled": _our_step(Update(RULES[rule]), *_arrays(size)),
         "crash-safe": _crash_safe_step(Update(RULES[rule]), size),
-        "numpy": _our_step(Update(RULES[rule], fused=False), size),
+        "numpy": _our_step(Update(RULES[rule], fused=False), *_arrays(size)),
     }
     with contextlib.suppress(ConfigError):
-        steps["cupy"] = _gpu_step(Update(RULES[rule]), size)
+        cupy = load_cupy("--device")
+        on_gpu, gradient = map(cupy.asarray, _arrays(size))
+        wait = cupy.cuda.get_current_stream().synchronize
+        steps["cupy"] = _our_step(Update(RULES[rule]), on_gpu, gradient, wait)
     with contextlib.suppress(ImportError):
         for way in TORCH[rule][2] if rule in TORCH else ():
             steps[f"torch {way}"] = _torch_step(rule, way, size)
     return steps
 
 
-def _our_step(update: Update, size: int) -> Callable[[], None]:
-    parameters, gradient = _arrays(size)
+def _our_step(
+    update: Update, parameters: Any, gradient: Any, wait: Callable[[], object] = lambda: None
+) -> Callable[[], None]:
+    """Return an update of these arrays; ``wait`` returns when it is done."""
     slots = new_slots(update, parameters)
-    return lambda: update.update(parameters, gradient, slots, step=10)
+
+    def step() -> None:
+        update.update(parameters, gradient, slots, step=10)
+        wait()
+
+    return step
 
 
 def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
@@ -93,23 +103,6 @@ def _crash_safe_step(update: Update, size: int) -> Callable[[], None]:
     shard.segment.gradient(0)[:] = gradient
     shard.stage(0, 0)
     return lambda: shard.apply(0)
-
-
-def _gpu_step(update: Update, size: int) -> Callable[[], None]:
-    """Update arrays that lie on the GPU.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    cupy = load_cupy("--device")
-    parameters, gradient = map(cupy.asarray, _arrays(size))
-    slots = new_slots(update, parameters)
-
-    def step() -> None:
-        update.update(parameters, gradient, slots, step=10)
-        cupy.cuda.get_current_stream().synchronize()
-
-    return step
 
 
 def _torch_step(rule: str, way: str, size: int) -> Callable[[], object]:

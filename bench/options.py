@@ -23,9 +23,7 @@ runs_option = click.option(
 )
 batch_size_option = click.option("--batch-size", type=click.IntRange(1), default=100)
 data_option = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="directory with MNIST's files",
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="directory with MNIST's files"
 )
 
 

@@ -30,14 +30,9 @@ def report(rows: Iterable[Row], *, as_json: bool, columns: Sequence[str] = ()) -
     """
     if as_json:
         return [_told(row) for row in rows]
-    if not sys.stdout.isatty():
-        collected = list(rows)
-        if collected:
-            table = page(headline(), collected, columns)
-            Console(width=FILE_WIDTH, highlight=False).print(table)
-        return collected
-    machine, collected = headline(), []
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+    machine, collected = headline(), list[Row]()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    with Live(console=console, auto_refresh=False) as live:
         for row in rows:
             collected.append(row)
             live.update(page(machine, collected, columns), refresh=True)

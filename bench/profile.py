@@ -12,7 +12,7 @@ import click
 from bench.counting import Counting
 from bench.options import json_option, lanes_option, list_of, spec_for
 from bench.output import headline, report
-from bench.plot import draw, plot_option
+from bench.plot import draw_profile, plot_option
 from bench.train import Training, training_options
 from zmqtrain.policies import make_policy
 from zmqtrain.wire.compression import FORMS, make_compression
@@ -73,10 +73,7 @@ def parts_of(counting: Counting) -> dict[str, float]:
 
 @click.command("profile")
 @click.option(
-    "--policy",
-    "policies",
-    type=list_of(spec_for(make_policy), "spec"),
-    default=",".join(POLICIES),
+    "--policy", "policies", type=list_of(spec_for(make_policy), "spec"), default=",".join(POLICIES)
 )
 @lanes_option
 @click.option(
@@ -118,4 +115,4 @@ def profile_command(
     if not as_json:
         click.echo("\n".join(f"{part:<9}{text}" for part, text in PARTS.items()))
     if plot is not None:
-        draw(plot, rows, PARTS, headline())
+        draw_profile(plot, rows, PARTS, headline())

@@ -9,13 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from bench.options import (
-    batch_size_option,
-    data_option,
-    json_option,
-    list_of,
-    sizes_type,
-)
+from bench.options import batch_size_option, data_option, json_option, list_of, sizes_type
 from bench.output import report
 from bench.peers.compare import compared
 from bench.peers.lineup import PEERS, POLICIES, Peer, Sides, push_pulls, trainings
@@ -41,9 +35,7 @@ COLUMNS = (
     help="workloads to compare",
 )
 @click.option(
-    "--only",
-    type=list_of(click.Choice(NAMES), "name"),
-    help=f"of {', '.join(NAMES)}; default: all",
+    "--only", type=list_of(click.Choice(NAMES), "name"), help=f"of {', '.join(NAMES)}; default: all"
 )
 @click.option("--megabytes", type=sizes_type, default="0.0003,13,100", help="sizes of a push+pull")
 @data_option

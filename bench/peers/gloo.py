@@ -83,16 +83,13 @@ def _train(rank: int, arguments: argparse.Namespace) -> tuple[float, float, int]
     torch.manual_seed(0)  # the same parameters on every rank
     model = Mlp(arguments)
     torch.manual_seed(rank)
-    steps_done = 0
 
     def step() -> None:
-        nonlocal steps_done
         model.compute_gradient(scale=1 / RANKS)
         distributed.all_reduce(model.gradient)
         model.apply_gradient()
-        steps_done += 1
 
-    per_second = shared.steps_per_second(step, lambda: steps_done, arguments.steps)
+    per_second = shared.steps_per_second(step, arguments.steps)
     return per_second, model.accuracy(), model.gradient.nbytes
 
 

@@ -41,7 +41,7 @@ def train(arguments: argparse.Namespace) -> Row:
 
         step, model = _training(arguments)
         per_second = shared.steps_per_second(
-            step, lambda: int(rpc.rpc_sync("ps", pushes)), arguments.steps, all_are_ready
+            step, arguments.steps, lambda: int(rpc.rpc_sync("ps", pushes)), all_are_ready
         )
     megabytes = model.gradient.nbytes / 1e6
     workload = Workload("torch.rpc", arguments.policy, megabytes, workers=TRAINERS)

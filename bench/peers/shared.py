@@ -113,23 +113,25 @@ def _began_at(traffic: Traffic, exchange: Step, steps: int) -> list[float]:
 
 def steps_per_second(
     step: Step,
-    global_step: Callable[[], int],
     steps: int,
+    global_step: Callable[[], int] | None = None,
     all_are_ready: Callable[[], bool] = lambda: True,
 ) -> float:
     """Train until all workers have warmed up and ``steps`` more global steps are done.
 
-    Returns the rate of those.
+    Returns the rate of those. Without ``global_step`` they are the worker's own.
     """
     for _ in range(WARM_UP):
         step()
     while not all_are_ready():
         step()
-    first, started = global_step(), time.perf_counter()
+    first, started = global_step() if global_step else 0, time.perf_counter()
+    own = 0
     while True:
         for _ in range(CHECK_EVERY):
             step()
-        done = global_step() - first
+        own += CHECK_EVERY
+        done = global_step() - first if global_step else own
         if done >= steps:
             return done / (time.perf_counter() - started)
 

@@ -95,14 +95,7 @@ def _train(
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     step = tf.function(lambda: strategy.run(compute))
-    steps_done = 0
-
-    def counted() -> None:
-        nonlocal steps_done
-        step()
-        steps_done += 1
-
-    per_second = shared.steps_per_second(counted, lambda: steps_done, arguments.steps)
+    per_second = shared.steps_per_second(step, arguments.steps)
     right = np.argmax(model(x_test), 1) == np.asarray(y_test)
     size = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
     return per_second, float(right.mean()), ITEM_NBYTES * size

@@ -69,8 +69,8 @@ def train(arguments: argparse.Namespace) -> Row:
         with graph.session() as session:
             per_second = shared.steps_per_second(
                 lambda: session.run(graph.step),
-                lambda: int(session.run(graph.global_step)),
                 arguments.steps,
+                lambda: int(session.run(graph.global_step)),
                 all_are_ready,
             )
             accuracy = float(session.run(graph.accuracy))
