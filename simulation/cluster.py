@@ -247,7 +247,8 @@ class SimulatedCluster:
                 self._network.break_connections(fault.names[0])
             case "storm":
                 self._network.weather = fault.weather or self.schedule.weather
-                self._loop.call_later(fault.lasts_s, self._clear_up)
+                calm = self.schedule.weather
+                self._loop.call_later(fault.lasts_s, setattr, self._network, "weather", calm)
             case "switch":
                 self._ask(SwitchPolicy(fault.spec))
             case "save":
@@ -306,9 +307,6 @@ class SimulatedCluster:
     def _continue(self, life: Life) -> None:
         if not life.is_killed:
             self._loop.resume(life.process)
-
-    def _clear_up(self) -> None:
-        self._network.weather = self.schedule.weather
 
     def _ask(self, message: Message) -> None:
         process = Process("client")

@@ -95,8 +95,8 @@ class Connection:
         return f"{self.end.process} -- {listener.process if listener else self.end.address}"
 
 
-class SimulatedEnd:
-    """A connected endpoint."""
+class _Endpoint:
+    """What both kinds of endpoints have."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network = network
@@ -104,6 +104,16 @@ class SimulatedEnd:
         self.address = address
         self.inbox = _Inbox()
         self.is_closed = False
+
+    def on_failure(self, callback: OnFailure) -> None:
+        """Nobody is refused here."""
+
+
+class SimulatedEnd(_Endpoint):
+    """A connected endpoint."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        super().__init__(network, process, address)
         self.connection = network.connected(self)
 
     def start(self, on_message: OnMessage) -> None:
@@ -120,9 +130,6 @@ class SimulatedEnd:
         else:
             self.network.carry(connection, _copied(frames), up=True)
 
-    def on_failure(self, callback: OnFailure) -> None:
-        """Nobody is refused here."""
-
     def close(self, *, discard: bool = False) -> None:
         """Stop receiving; what is on its way still arrives, ``discard`` or not."""
         if not self.is_closed:
@@ -135,18 +142,14 @@ class SimulatedEnd:
         self.network.lose(self.connection)
 
 
-class SimulatedListener:
+class SimulatedListener(_Endpoint):
     """A listening endpoint."""
 
     def __init__(
         self, network: Network, process: Process, address: str, high_water_mark: int
     ) -> None:
-        self.network = network
-        self.process = process
-        self.address = address
+        super().__init__(network, process, address)
         self.high_water_mark = high_water_mark
-        self.inbox = _Inbox()
-        self.is_closed = False
         self.connections: dict[RoutingId, Connection] = {}
 
     def start(self, on_message: OnMessage) -> None:
@@ -160,9 +163,6 @@ class SimulatedListener:
         if connection.under_way[False] >= self.high_water_mark:
             raise UnreachableError(f"{self.high_water_mark} messages wait for {peer!r}")
         self.network.carry(connection, _copied(frames), up=False)
-
-    def on_failure(self, callback: OnFailure) -> None:
-        """Nobody is refused here."""
 
     def close(self, *, discard: bool = False) -> None:
         """Stop receiving and give the address up; what is on its way still arrives.
