@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -417,7 +417,7 @@ class Chief(JobActor):
         is_complete = bool((status.stop and not status.stop_code) or status.failure or is_over)
         if not is_over:
             self._chosen = {}  # an interrupted job goes on where it was
-        conclusion = await conclude(
+        code, ended, measures = await conclude(
             *self._verdict(status),
             lambda: self._save(status.step),
             partial(self._evaluator.evaluate, status.step) if is_complete else None,
@@ -436,10 +436,12 @@ class Chief(JobActor):
             parameters=await self.read_parameters(),
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,
-            **asdict(conclusion),
+            exit_code=code,
+            ended=ended,
+            measures=measures,
         )
-        await self._broadcast_shutdown(conclusion.exit_code, conclusion.ended)
-        return conclusion.exit_code
+        await self._broadcast_shutdown(code, ended)
+        return code
 
     async def _close(self, exit_code: int, reason: str) -> None:
         """Let the workers finish their steps, so that the checkpoint holds all that was learned.

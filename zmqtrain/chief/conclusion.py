@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ZmqTrainError
 from zmqtrain.metrics import Measures
@@ -12,24 +11,16 @@ from zmqtrain.metrics import Measures
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """The result of a run: its exit code, why it ended, and how good the model is."""
-
-    exit_code: int
-    ended: str
-    measures: Measures = field(default_factory=dict)
-
-
 async def conclude(
     exit_code: int,
     ended: str,
     save: Callable[[], Awaitable[object]],
     evaluate: Callable[[], Awaitable[Measures]] | None,
-) -> Conclusion:
+) -> tuple[int, str, Measures]:
     """Save, then evaluate (None: not at all). The first failure of the two is the run's failure.
 
-    ``exit_code`` and ``ended`` are the result if both succeed.
+    Returns the run's exit code, why it ended (``exit_code`` and ``ended`` if both succeed), and how
+    good the model is.
     """
     failures: list[ZmqTrainError] = []
     measures: Measures = {}
@@ -45,4 +36,4 @@ async def conclude(
         failures.append(error)
     if failures:
         exit_code, ended = failures[0].exit_code, f"{ended}, but {failures[0]}"
-    return Conclusion(exit_code, ended, measures)
+    return exit_code, ended, measures

@@ -173,29 +173,23 @@ def connect_endpoint(address: str) -> str:
     return f"tcp://{Address(host, parsed.port)}"
 
 
-def bind_host(address: str) -> str:
-    """Return where a ps listens by default.
-
-    For a loopback address this is the address itself, so that other hosts cannot reach it. For any
-    other it is all interfaces, because the name may belong to a service in front of this host.
-    """
-    parsed = parse_address(address)
-    ip = ip_of(parsed.host)
-    if parsed.is_loopback:
-        return "127.0.0.1" if ip is None else parsed.host
-    return "::" if isinstance(ip, IPv6Address) else "0.0.0.0"
-
-
 def bind_endpoint(address: str, host: str | None = None) -> str:
     """Return the ZeroMQ endpoint that the ps of this address binds.
 
-    ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*``; it replaces the
-    result of :func:`bind_host`. ``ipc://`` addresses are bound unchanged.
+    ``host`` (flag ``--bind``) is an IP address, an interface's name or ``*``. By default a loopback
+    address is bound itself, so that other hosts cannot reach it. For any other it is all
+    interfaces, because the name may belong to a service in front of this host. ``ipc://`` addresses
+    are bound unchanged.
     """
     if address.startswith(IPC):
         return address
-    listening = host or bind_host(address)
-    return f"tcp://{_bracketed(listening.strip('[]'))}:{parse_address(address).port}"
+    parsed = parse_address(address)
+    ip = ip_of(parsed.host)
+    if host is None and parsed.is_loopback:
+        host = "127.0.0.1" if ip is None else parsed.host
+    elif host is None:
+        host = "::" if isinstance(ip, IPv6Address) else "0.0.0.0"
+    return f"tcp://{_bracketed(host.strip('[]'))}:{parsed.port}"
 
 
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:

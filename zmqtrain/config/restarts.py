@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
-from typing import TypeAlias
 
 from zmqtrain.errors import ExitCode
 
@@ -98,10 +97,7 @@ class End:
     reason: str = ""
 
 
-Decision: TypeAlias = Restart | End
-
-
-def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Decision:
+def decide(endings: Sequence[Ending], limits: Limits, jitter: float) -> Restart | End:
     """Return what to do after these endings, the oldest first.
 
     ``jitter`` from 0 to 1 shortens the delay by up to a half, so that processes that died together

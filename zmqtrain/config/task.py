@@ -136,10 +136,7 @@ class TaskConfig(Timing):
         description="directory of keys (made by zmqtrain keys new); with keys every tcp connection "
         "is encrypted and authenticated",
     )
-    insecure: bool = Field(
-        False,
-        description="whether to talk to other hosts without keys",
-    )
+    insecure: bool = Field(False, description="whether to talk to other hosts without keys")
     lane: Literal["auto", "memory", "shm", "tcp"] = Field(
         "auto",
         description="how tensors are sent: memory (one process), shm (one host), tcp; auto takes "

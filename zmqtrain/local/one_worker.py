@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,7 @@ class LocalRun:
             ended = status.stop or "stopped by a signal"
         if not status.stop or status.failure:
             self._chosen = {}  # an interrupted job goes on where it was
-        conclusion = await conclude(
+        code, ended, measures = await conclude(
             code,
             ended,
             lambda: self._saver.save(status.step, self.generation),
@@ -290,5 +290,7 @@ class LocalRun:
             workers=1,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,
-            **asdict(conclusion),
+            exit_code=code,
+            ended=ended,
+            measures=measures,
         )

@@ -349,7 +349,7 @@ async def _end(children: Sequence[Child], *, in_order: bool, hosted: bool) -> No
     if not in_order:
         for child in children:
             child.signal(signal.SIGKILL)
-    gone = [asyncio.ensure_future(_gone(group)) for group in (ps, workers)]
+    gone = [asyncio.gather(*(child.wait() for child in group)) for group in (ps, workers)]
     # A ps ends after its workers.
     first = asyncio.ALL_COMPLETED if hosted else asyncio.FIRST_COMPLETED
     await asyncio.wait(gone, timeout=END_TIMEOUT_S, return_when=first)
@@ -364,8 +364,3 @@ async def _end(children: Sequence[Child], *, in_order: bool, hosted: bool) -> No
     for child in ps:
         child.signal(signal.SIGKILL)  # it still waits for a worker that left without a message
     await asyncio.gather(*gone)
-
-
-async def _gone(children: Sequence[Child]) -> None:
-    for child in children:
-        await child.wait()

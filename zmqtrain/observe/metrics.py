@@ -20,14 +20,7 @@ from math import inf, nan
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import prometheus_client
-from prometheus_client import (
-    CollectorRegistry,
-    Gauge,
-    GCCollector,
-    Info,
-    Metric,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, Info, Metric, ProcessCollector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 

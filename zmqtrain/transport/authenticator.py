@@ -17,13 +17,7 @@ from typing import Any
 import zmq
 
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.transport.base import (
-    Endpoint,
-    OnFailure,
-    RoutingId,
-    UnreachableError,
-    ignore_failure,
-)
+from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, UnreachableError, ignore_failure
 from zmqtrain.transport.handshake import refusal_in
 from zmqtrain.transport.registry import KnownPeer, Registry
 from zmqtrain.wire.buffers import Buffer

@@ -51,12 +51,7 @@ class PeerWatch:
     """Finds out why a listener does not take this end's connection."""
 
     def __init__(
-        self,
-        events: Endpoint,
-        endpoint: str,
-        mechanism: str,
-        own_key: str,
-        patience_s: float = 0.0,
+        self, events: Endpoint, endpoint: str, mechanism: str, own_key: str, patience_s: float = 0.0
     ) -> None:
         """``mechanism`` is this end's, ``own_key`` says whose key it shows.
 

@@ -112,15 +112,10 @@ def read_registry(directory: Path) -> tuple[Entry, ...]:
             itself.
     """
     path = directory / REGISTRY
-    try:
+    with _readable(f"{path}", "zmqtrain keys new"):
         _refuse_open(directory, _OTHERS_WRITE, "700")
         _refuse_open(path, _OTHERS_WRITE, "600")
         lines = path.read_text("ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; expected the "
-            "registry of the job's keys; make it by zmqtrain keys new, or copy it here"
-        ) from None
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
     entries = tuple(_parsed(line, f"{path}, line {number}") for number, line in numbered)
     _check_registry(entries, path)
@@ -149,15 +144,9 @@ def read_secret(directory: Path, owner: Owner) -> bytes:
         ConfigError: it is not here, is no key, or others can read it.
     """
     path = secret_path(directory, owner)
-    try:
+    with _readable(f"{path}, the secret key of {owner},", f"zmqtrain keys add {owner}"):
         _refuse_open(path, _OTHERS_READ_OR_WRITE, "600")
         text = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}, the secret key of {owner}, cannot be read: "
-            f"{getattr(error, 'strerror', None) or error}; make it by zmqtrain keys add {owner}, "
-            "or copy it here from where it was made"
-        ) from None
     if not _KEY.fullmatch(text):
         raise ConfigError(f"{path} holds no secret key, which is 64 hexadecimal digits; revoke it")
     return bytes.fromhex(text)
@@ -282,6 +271,17 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
         raise ConfigError(
             f"{error.filename or directory}: {error.strerror or error}; expected a directory of "
             "keys that this user can write; correct --keys (or ZMQTRAIN_KEYS)"
+        ) from None
+
+
+@contextmanager
+def _readable(what: str, made_by: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{what} cannot be read: {getattr(error, 'strerror', None) or error}; make it by "
+            f"{made_by}, or copy it here from where it was made"
         ) from None
 
 

@@ -11,12 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from zmqtrain.errors import ProtocolError
-from zmqtrain.transport.base import (
-    COPIED_NBYTES,
-    OnMessage,
-    RoutingId,
-    UnreachableError,
-)
+from zmqtrain.transport.base import COPIED_NBYTES, OnMessage, RoutingId, UnreachableError
 from zmqtrain.transport.framing import Incoming, heading
 from zmqtrain.wire.buffers import Buffer
 
