@@ -1,4 +1,4 @@
-"""zmqtrain: a parameter-server training engine.
+"""zmqtrain: a training engine, with parameter servers or without.
 
 ``Trainer`` fits a model to data by epochs. ``Job`` says what is trained, ``run`` trains it inside
 this process, ``attach`` gives its batches to a loop of your own, ``load`` reads its weights from a
@@ -7,10 +7,11 @@ logdir; `zmqtrain run`, the roles and honcho train it in processes of their own.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from zmqtrain.callbacks.history import History
     from zmqtrain.job import Job
     from zmqtrain.local.in_process import run
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from zmqtrain.store.weights import load
 
 __all__ = ["History", "Job", "Summary", "Trainer", "__version__", "attach", "load", "run"]
-
-__version__ = version("zmqtrain")
 
 _HOMES = {
     "attach": "zmqtrain.local.own_loop",
@@ -36,6 +35,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: a ps has no use for what `run` needs."""
+    if name == "__version__":
+        from importlib.metadata import version  # slow
+
+        return version("zmqtrain")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -7,12 +7,11 @@ def main() -> int:
     """Run one command; return the process's exit code."""
     try:  # Ctrl-C may come while modules are imported
         from zmqtrain.cli.main import main as run
-        from zmqtrain.errors import ExitCode
 
         return run()
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped by Ctrl-C\n")
-        return ExitCode.INTERRUPTED
+        return 130  # ExitCode.INTERRUPTED, which may not be imported yet
 
 
 if __name__ == "__main__":

@@ -33,7 +33,11 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     may_differ = {"steps", EPOCHS, "placement", WORKERS, INITIAL}
     names = sorted((then.keys() & now.keys()) - may_differ)
     return "; ".join(
-        f"{name}: {then[name]} then, {now[name]} now" for name in names if then[name] != now[name]
+        f"{name}: another than then"
+        if name in (SOURCE, DATA)
+        else f"{name}: {then[name]} then, {now[name]} now"
+        for name in names
+        if then[name] != now[name]
     )
 
 

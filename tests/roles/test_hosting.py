@@ -87,4 +87,7 @@ async def test_workers_without_ps_must_agree_how_many_they_are() -> None:
     here = fingerprint(2, hosted=True)
     assert "workers: 3 there, 2 here" in fingerprint_difference(fingerprint(3, hosted=True), here)
     assert changes_since(fingerprint(3, hosted=True), here) == ""  # at a checkpoint
+    then = here | {"policy": "hogwild", "source": "50138ed1e192"}
+    changes = changes_since(then, here | {"policy": "test", "source": "111bba79e58f"})
+    assert changes == "policy: hogwild then, test now; source: another than then"
     assert fingerprint(3, hosted=False) == fingerprint(2, hosted=False)

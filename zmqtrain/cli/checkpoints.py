@@ -61,8 +61,8 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
 
 @click.command("export")
 @click.argument("logdir", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="of the checkpoint [default: the newest]")
-@click.option("--average", is_flag=True, help="moving averages of what was trained")
+@click.option("--step", type=click.IntRange(min=0), help="which checkpoint [default: the newest]")
+@click.option("--average", is_flag=True, help="write the moving averages")
 @click.option(
     "--to",
     required=True,
@@ -73,7 +73,7 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
 def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -> None:
     """Write the weights of a checkpoint in LOGDIR into a file.
 
-    It holds all variables by name.
+    The file holds all variables by name.
 
     \b
     Examples:

@@ -329,7 +329,8 @@ class _Plan:
             held = ", ".join(sorted(tensors.keys() - {PARAMETERS})) or "none"
             raise CheckpointError(
                 f"{self._path}: it has no optimizer slot {key!r}; its slots: {held}; it was "
-                "written with another optimizer; go back to that one, or train in a new logdir"
+                "written with another optimizer; go back to that one, or begin anew in another "
+                "logdir with its weights (zmqtrain export, Job(initial=FILE))"
             )
         return tensors[key]
 
