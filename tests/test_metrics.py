@@ -129,6 +129,22 @@ def test_outputs_or_labels_that_a_metric_cannot_use_are_refused(
         metric.update(outputs, batch)
 
 
+def test_sums_of_another_shape_than_before_are_refused() -> None:
+    class Each:
+        name = "each"
+
+        def update(self, outputs: Any, batch: Any) -> Any:
+            return np.zeros(len(outputs))
+
+        def result(self, sums: Any) -> float:
+            return float(sums.sum())
+
+    totals = Totals([Each()])
+    totals.add(SCORES, (SCORES, CLASS))
+    with pytest.raises(ConfigError, match="sums over its examples"):
+        totals.add(SCORES[:1], (SCORES[:1], CLASS[:1]))
+
+
 @pytest.mark.parametrize("metrics", [[Accuracy], ["accuracy"], [Accuracy(), Accuracy(0.3)]])
 def test_list_of_metrics_with_a_mistake_is_refused(metrics: Any) -> None:
     with pytest.raises(ConfigError):

@@ -8,6 +8,7 @@ TFJob's ``ExitCode`` restart policy: 1-127 are permanent, 128-255 are worth a re
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Collection, Mapping
 from enum import IntEnum
@@ -140,6 +141,25 @@ def expectation(mistake: Mapping[str, Any]) -> str:
     text = _EXPECTED[kind].format_map(context)
     choices = re.findall(r"'([^']+)'", context.get("expected", ""))
     return text + did_you_mean(str(mistake["input"]), choices)
+
+
+def not_installed(package: str, extra: str) -> ConfigError:
+    """Return the error of a part whose package is missing, which an extra of zmqtrain has."""
+    return ConfigError(
+        f"{package} is not installed; install it with pip install 'zmqtrain[{extra}]'"
+    )
+
+
+def imported(module: str, extra: str) -> Any:
+    """Return a module of an extra of zmqtrain.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise not_installed(module.partition(".")[0], extra) from None
 
 
 def did_you_mean(word: str, choices: Collection[str], prefix: str = "") -> str:

@@ -50,7 +50,7 @@ from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment_layout import COUNT_LIMIT
-from zmqtrain.store.weights import named_arrays, saved_frozen
+from zmqtrain.store.weights import difference, named_arrays, saved_frozen
 from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
 
@@ -564,14 +564,9 @@ class Job(BaseModel):
             for name, value in values.items()
             if name in self.initial and isinstance(value, np.ndarray | np.generic)
         }
-        differ = [
-            f"{name} {list(value.shape)} instead of {list(np.shape(values[name]))}"
-            for name, value in given.items()
-            if value.shape != np.shape(values[name])
-        ]
-        if differ:
+        if text := difference(given, {name: values[name] for name in given}):
             raise ConfigError(
-                f"initial has other shapes than {self.model!r}: {', '.join(differ)}; expected the "
+                f"initial has other shapes than {self.model!r}: {text}; expected the "
                 "weights of this model; leave these names out, with initial_strict=False"
             )
         return values | {name: value.astype(values[name].dtype) for name, value in given.items()}

@@ -278,8 +278,13 @@ class Totals:
         for metric in self._metrics:
             with user_code("update()", metric):
                 sums = metric.update(outputs, batch)
-            before = self._sums.get(metric.name)
-            self._sums[metric.name] = sums if before is None else before + sums
+            before = self._sums.setdefault(metric.name, np.zeros_like(sums))
+            if np.shape(sums) != before.shape:
+                raise ConfigError(
+                    f"update() of {metric!r} returned arrays of the shapes {before.shape} and "
+                    f"{np.shape(sums)}; expected the same for each batch: sums over its examples"
+                )
+            self._sums[metric.name] = before + sums
 
     def results(self) -> Measures:
         """Return each metric's result; there was at least one batch.

@@ -7,6 +7,7 @@ A model, a data set or a job file may raise anything. Only calls of these stand 
 from __future__ import annotations
 
 import logging
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -53,7 +54,8 @@ class user_code:
         if not isinstance(error, Exception) or isinstance(error, ZmqTrainError):
             return
         log.debug("%s of %r failed", self._what, self._owner, exc_info=error)
-        text = f"{self._what} of {self._owner!r} failed: {described(error)}"
+        owner = re.sub(" object at 0x[0-9a-f]+", "", repr(self._owner))
+        text = f"{self._what} of {owner} failed: {described(error)}"
         more = self._details()
         raise self._kind(f"{text.removesuffix('.')}. {more}" if more else text) from error
 

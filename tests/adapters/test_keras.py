@@ -422,6 +422,22 @@ def test_trainer_measures_as_keras_does_with_the_compiled_optimizer_and_metrics(
         zmqtrain.Trainer(KerasModel(lambda: net(optimizer=None)))
 
 
+def test_weighted_metrics_are_measured_by_the_weights_of_the_examples() -> None:
+    y, weights = (X[:, :1] > 0).astype(np.float32), np.arange(len(X), dtype=np.float32)
+
+    def build() -> Any:
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
+        metrics = [keras.metrics.AUC(name="auc"), keras.metrics.BinaryAccuracy(name="right")]
+        model.compile("adam", "binary_crossentropy", weighted_metrics=metrics)
+        return model
+
+    trainer = zmqtrain.Trainer(KerasModel(build))
+    model = build()
+    load_weights(model, trainer.weights)
+    expected = model.evaluate(X, y, sample_weight=weights, verbose=0, return_dict=True)
+    assert trainer.evaluate((X, y, weights), batch_size=5) == pytest.approx(expected, rel=1e-4)
+
+
 def named(is_dict: bool) -> Any:
     """Return a model of two inputs and two outputs, whose names are not in the order of letters."""
     inputs = {"b": keras.Input((5,), name="b"), "a": keras.Input((2,), name="a")}

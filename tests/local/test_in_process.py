@@ -367,6 +367,9 @@ def test_periodic_evaluation_and_moving_average_are_reported() -> None:
     _, evaluation = job.data.load(None)
     reference = evaluate(job.model, undisturbed(job, 2), evaluation)
     assert plain.loss == pytest.approx(reference["loss"], rel=1e-3)
+    assert parameters_sha256(plain.parameters) == plain.parameters_sha256
+    measured = evaluate(job.model, average.parameters, evaluation)
+    assert measured["loss"] == pytest.approx(average.loss)
 
 
 def read_checkpoint(summary: Summary) -> dict[str, NDArray[np.float32]]:

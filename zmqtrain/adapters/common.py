@@ -11,14 +11,6 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.store.weights import load
 
 
-def not_installed(framework: str, extra: str) -> ConfigError:
-    """Return the error of an adapter that is imported without its framework."""
-    return ConfigError(
-        f"{framework} is not installed, and zmqtrain.adapters.{extra} needs it; install "
-        f"zmqtrain[{extra}]"
-    )
-
-
 def name_of(function: Any) -> str:
     """Return a name without an address, so that all tasks have the same fingerprint."""
     while isinstance(function, partial):

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import name_of, not_installed, numbers_of, weights_of
-from zmqtrain.errors import ConfigError
+from zmqtrain.adapters.common import name_of, numbers_of, weights_of
+from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.store.weights import difference
 from zmqtrain.user_code import is_of
 
 try:
@@ -310,7 +311,7 @@ class JaxModel:
             ConfigError: it has others.
         """
         leaves = _leaves(tree)
-        if text := _difference(leaves, _leaves(outline)):
+        if text := difference(leaves, _leaves(outline)):
             raise ConfigError(
                 f"the {what} of {self!r}: {text}; expected a pytree like that of init"
             )
@@ -362,7 +363,7 @@ def load_pytree(
     values = weights_of(weights, average=average)
     tree = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), tree)
     plain = {n: jax.eval_shape(partial(_encoded, like=v), v) for n, v in _leaves(tree).items()}
-    if text := _difference({n: v for n, v in values.items() if n in plain}, plain):
+    if text := difference({n: v for n, v in values.items() if n in plain}, plain):
         raise ConfigError(f"the weights do not fit the pytree: {text}; expected those of its model")
     return jax.tree.map(jnp.asarray, _filled(tree, values))
 
@@ -391,16 +392,6 @@ def _filled(tree: Tree, values: Mapping[str, Any]) -> Tree:
     """Return a pytree like this one with the values of these names."""
     leaves = [_decoded(values[name], like) for name, like in _leaves(tree).items()]
     return jax.tree.unflatten(jax.tree.structure(tree), leaves)
-
-
-def _difference(found: Leaves, expected: Leaves) -> str:
-    """Say which leaves have other names or shapes than expected; "" if none have."""
-    shapes = [{n: list(np.shape(v)) for n, v in leaves.items()} for leaves in (found, expected)]
-    names = [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]
-    texts = [
-        f"{n} {shapes[0].get(n, 'missing')} instead of {shapes[1].get(n, 'none')}" for n in names
-    ]
-    return ", ".join(texts)
 
 
 def _is_key(leaf: Any) -> bool:

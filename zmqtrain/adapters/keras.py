@@ -12,9 +12,10 @@ from __future__ import annotations
 import copy
 import random
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -22,10 +23,11 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import check_build, name_of, not_installed, weights_of
-from zmqtrain.errors import CheckpointError, ConfigError, DataError
+from zmqtrain.adapters.common import check_build, name_of, weights_of
+from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import Rule
+from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
 
 try:
@@ -101,14 +103,15 @@ class KerasModel:
 
     @property
     def summed_metrics(self) -> list[SummedMetric]:
-        """The compiled metrics that are no means over examples, such as AUC; the others are among
-        :meth:`metrics`."""
+        """The compiled metrics that are no means over examples, such as AUC, and the weighted
+        ones; the others are among :meth:`metrics`."""
         network = self._ready
         return [
-            SummedMetric(metric, network, number)
-            for number, metrics in enumerate(network.metrics)
+            SummedMetric(metric, network, number, is_weighted)
+            for is_weighted, of_outputs in ((False, network.metrics), (True, network.weighted))
+            for number, metrics in enumerate(of_outputs)
             for metric in metrics
-            if not _is_mean(metric)
+            if is_weighted or not _is_mean(metric)
         ]
 
     def parameters(self, seed: int) -> Weights:
@@ -177,8 +180,13 @@ class KerasModel:
             ConfigError: it cannot be read, or is of another model.
         """
         network = self._built(0)
-        with _reading(path):
+        try:
             network.model.load_weights(path)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"weights cannot be read from {str(path)!r}: {error}; expected those of this "
+                "model, which keras.Model.save_weights has written"
+            ) from error
         return network.values()
 
     def save(self, path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
@@ -209,7 +217,10 @@ class KerasModel:
         return network
 
     def _built(self, seed: int) -> Network:
-        _limit_threads()
+        if BACKEND == "jax":
+            from zmqtrain.adapters.jax_memory import limit_threads
+
+            limit_threads()
         with _as_in_a_new_process(seed, self._policy):
             with user_code("build()", self):
                 model = self.build()
@@ -288,7 +299,9 @@ class Network:
         inputs = [one.name for one in getattr(model, "inputs", None) or ()]
         self.inputs = _names(self._inputs_like, inputs)
         self.outputs = _names(self._outputs_like, getattr(model, "output_names", ()))
-        self.metrics = _metrics_of(model, self.outputs)
+        compiled = model._compile_metrics
+        self.metrics = _metrics_of(getattr(compiled, "_user_metrics", None), self.outputs)
+        self.weighted = _metrics_of(getattr(compiled, "_user_weighted_metrics", None), self.outputs)
 
     def values(self) -> Weights:
         return _values(self.variables)
@@ -331,9 +344,12 @@ def _computer(network: Network, owner: KerasModel) -> Any:
 class SummedMetric:
     """A metric of Keras as one of zmqtrain: its variables are sums over examples."""
 
-    def __init__(self, metric: Any, network: Network, output: int) -> None:
-        """``output``: number of the one that is measured."""
+    def __init__(self, metric: Any, network: Network, output: int, is_weighted: bool) -> None:
+        """``output``: number of the one that is measured. ``is_weighted``: by weights of the
+        examples, if there are any."""
         self.metric, self._output, self._target = metric, output, len(network.inputs) + output
+        behind = len(network.inputs) + len(network.outputs)
+        self._weights = slice(behind, behind + is_weighted)
         is_only = len(network.outputs) == 1
         self.name = metric.name if is_only else f"{network.outputs[output]}_{metric.name}"
 
@@ -343,7 +359,7 @@ class SummedMetric:
     def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
         self.metric.reset_state()
         found = outputs[self._output] if isinstance(outputs, tuple) else outputs
-        self.metric.update_state(batch[self._target], found)
+        self.metric.update_state(batch[self._target], found, *batch[self._weights])
         return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
 
     def result(self, sums: NDArray[np.float64]) -> Any:
@@ -372,23 +388,10 @@ def load_weights(
     given = dict(zip(_renumbered(values), values.values(), strict=True))
     variables = _named(model.variables)
     own = dict(zip(_renumbered(variables), variables.values(), strict=True))
-    differ = [
-        f"{name} {_shape(given.get(name))} instead of {_shape(own.get(name))}"
-        for name in own | given
-        if _shape(given.get(name)) != _shape(own.get(name))
-    ]
-    if differ:
-        raise ConfigError(f"the weights do not fit the model: {', '.join(differ)}")
+    if text := difference(given, own):
+        raise ConfigError(f"the weights do not fit the model: {text}")
     for name, variable in own.items():
         variable.assign(given[name])
-
-
-def _limit_threads() -> None:
-    """Have XLA use the threads of this task, before it starts."""
-    if BACKEND == "jax":
-        from zmqtrain.adapters.jax_memory import limit_threads
-
-        limit_threads()
 
 
 @contextmanager
@@ -397,7 +400,8 @@ def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
     names = ["object_name_uids", "global_random_seed", "global_seed_generator", "dtype_policy"]
     kept = {name: global_state.get_global_attribute(name) for name in names}
     states = random.getstate(), np.random.get_state()
-    with _torch_generator():
+    # On torch, keras.src.backend has imported it.
+    with sys.modules["torch"].random.fork_rng() if BACKEND == "torch" else nullcontext():
         try:
             global_state.set_global_attribute("object_name_uids", defaultdict(int))
             keras.config.set_dtype_policy(policy)
@@ -408,30 +412,6 @@ def _as_in_a_new_process(seed: int, policy: Any) -> Iterator[None]:
             np.random.set_state(states[1])
             for name, value in kept.items():
                 global_state.set_global_attribute(name, value)
-
-
-@contextmanager
-def _torch_generator() -> Iterator[None]:
-    """Keep the state of torch's generator."""
-    if BACKEND != "torch":
-        yield
-        return
-    import torch
-
-    with torch.random.fork_rng():
-        yield
-
-
-@contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    """Say which file has weights that do not fit."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"weights cannot be read from {str(path)!r}: {error}; expected those of this model, "
-            "which keras.Model.save_weights has written"
-        ) from error
 
 
 def _named(variables: Iterable[Any]) -> dict[str, Any]:
@@ -499,12 +479,10 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _metrics_of(model: Any, outputs: Sequence[str]) -> list[list[Any]]:
-    """Return each output's compiled metrics, those left out that become a mean when they see
-    data."""
-    given = getattr(model._compile_metrics, "_user_metrics", None) or []
-    if len(outputs) == 1:
-        given = [given]
+def _metrics_of(given: Any, outputs: Sequence[str]) -> list[list[Any]]:
+    """Return each output's metrics as they were given to ``compile``, those left out that become a
+    mean when they see data."""
+    given = [given or []] if len(outputs) == 1 else given or []
     every = [given.get(name) for name in outputs] if isinstance(given, dict) else given
     return [[m for m in map(_metric, keras.tree.flatten(of_one)) if m] for of_one in every]
 
@@ -522,10 +500,6 @@ def _metric(given: Any) -> Any:
 def _is_mean(metric: Any) -> bool:
     """Return whether a metric is the mean of a number for each example."""
     return getattr(type(metric), "result", None) in (None, keras.metrics.Mean.result)
-
-
-def _shape(value: Any) -> str:
-    return "missing" if value is None else str(list(value.shape))
 
 
 def _names(tree: Any, names: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ Each pair computes the same update, up to rounding. What has no twin is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,16 +79,6 @@ def _adam(o: dict[str, Any]) -> Rule:
     return Adam(*numbers)
 
 
-def _rmsprop(o: dict[str, Any]) -> Rule:
-    numbers = o["learning_rate"], o["rho"], o["momentum"], o["epsilon"], o["centered"]
-    return RMSProp(*numbers, initial_mean_square=0.0)
-
-
-def _adagrad(o: dict[str, Any]) -> Rule:
-    numbers = o["learning_rate"], o["initial_accumulator_value"], o["epsilon"]
-    return Adagrad(*numbers, epsilon_inside_sqrt=True)
-
-
 def _ftrl(o: dict[str, Any]) -> Rule:
     return Ftrl(
         o["learning_rate"],
@@ -100,41 +91,27 @@ def _ftrl(o: dict[str, Any]) -> Rule:
     )
 
 
-def _lion(o: dict[str, Any]) -> Rule:
-    return Lion(o["learning_rate"], o["beta_1"], o["beta_2"], o["weight_decay"] or 0.0)
-
-
-def _lamb(o: dict[str, Any]) -> Rule:
-    return LAMB(o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"], weight_decay=0.0)
-
-
 _RULES: dict[str, Callable[[dict[str, Any]], Rule]] = {
     "SGD": _sgd,
     "Adam": _adam,
     "AdamW": _adam,
-    "RMSprop": _rmsprop,
-    "Adagrad": _adagrad,
+    "RMSprop": lambda o: RMSProp(
+        *(o["learning_rate"], o["rho"], o["momentum"], o["epsilon"], o["centered"]),
+        initial_mean_square=0.0,
+    ),
+    "Adagrad": lambda o: Adagrad(
+        o["learning_rate"], o["initial_accumulator_value"], o["epsilon"], epsilon_inside_sqrt=True
+    ),
     "Ftrl": _ftrl,
-    "Lion": _lion,
-    "Lamb": _lamb,
+    "Lion": lambda o: Lion(o["learning_rate"], o["beta_1"], o["beta_2"], o["weight_decay"] or 0.0),
+    "Lamb": lambda o: LAMB(
+        o["learning_rate"], o["beta_1"], o["beta_2"], o["epsilon"], weight_decay=0.0
+    ),
 }
 
 
-def _exponential(o: dict[str, Any]) -> Schedule:
-    return Exponential(
-        o["initial_learning_rate"], o["decay_steps"], o["decay_rate"], o["staircase"]
-    )
-
-
-def _inverse_time(o: dict[str, Any]) -> Schedule:
-    return InverseTime(
-        o["initial_learning_rate"], o["decay_steps"], o["decay_rate"], o["staircase"]
-    )
-
-
-def _polynomial(o: dict[str, Any]) -> Schedule:
-    numbers = o["decay_steps"], o["end_learning_rate"], o["power"], o["cycle"]
-    return Polynomial(o["initial_learning_rate"], *numbers)
+def _decay(kind: type[Exponential | InverseTime], o: dict[str, Any]) -> Schedule:
+    return kind(o["initial_learning_rate"], o["decay_steps"], o["decay_rate"], o["staircase"])
 
 
 def _cosine(o: dict[str, Any]) -> Schedule:
@@ -144,10 +121,13 @@ def _cosine(o: dict[str, Any]) -> Schedule:
 
 
 _SCHEDULES: dict[str, Callable[[dict[str, Any]], Schedule]] = {
-    "ExponentialDecay": _exponential,
-    "InverseTimeDecay": _inverse_time,
+    "ExponentialDecay": partial(_decay, Exponential),
+    "InverseTimeDecay": partial(_decay, InverseTime),
     "PiecewiseConstantDecay": lambda o: Piecewise(o["boundaries"], o["values"]),
-    "PolynomialDecay": _polynomial,
+    "PolynomialDecay": lambda o: Polynomial(
+        *(o["initial_learning_rate"], o["decay_steps"], o["end_learning_rate"]),
+        *(o["power"], o["cycle"]),
+    ),
     "CosineDecay": _cosine,
 }
 

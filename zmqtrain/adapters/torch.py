@@ -19,8 +19,8 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import check_build, name_of, not_installed, numbers_of, weights_of
-from zmqtrain.errors import ConfigError
+from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
+from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters
 
 try:

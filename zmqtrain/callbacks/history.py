@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
+from zmqtrain.observe.summary import as_json
 
 
 class History:
@@ -50,12 +50,7 @@ class History:
 
     def to_json(self, path: str | Path) -> None:
         """Write a list of objects, one an epoch; NaN and infinity become null."""
-        rows = [
-            {name: None if value != value or value in (np.inf, -np.inf) else value
-             for name, value in row.items()}
-            for row in self.rows()
-        ]  # fmt: skip
-        Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+        Path(path).write_text(as_json(self.rows()) + "\n")
 
     def to_csv(self, path: str | Path) -> None:
         """Write a line for each epoch under a line of names; arrays are left out."""
@@ -72,16 +67,12 @@ class History:
         Raises:
             ConfigError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ConfigError(
-                "history.plot() needs matplotlib; install it with pip install 'zmqtrain[plot]'"
-            ) from None
         rows = [numbers(row) for row in self.rows()]
         curves = [name for name in self.history if any(name in row for row in rows)]
         kinds = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
-        figure = Figure(figsize=(6, 3 * max(1, len(kinds))), layout="constrained")
+        figure = imported("matplotlib.figure", "plot").Figure(
+            figsize=(6, 3 * max(1, len(kinds))), layout="constrained"
+        )
         for place, kind in enumerate(kinds, 1):
             axes = figure.add_subplot(len(kinds), 1, place)
             for name, label in ((kind, "training"), (f"val_{kind}", "validation")):

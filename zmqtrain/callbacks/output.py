@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from rich.table import Table
 from zmqtrain.callbacks.base import Callback, Logs
 from zmqtrain.callbacks.history import plain
 from zmqtrain.metrics import numbers
+from zmqtrain.observe.summary import as_json
 
 REDRAW_S = 0.1
 
@@ -67,14 +66,10 @@ class JSONLogger(Callback):
         self.path = Path(path)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        measures = {name: plain(value) for name, value in (logs or {}).items()}
-        row = {"epoch": epoch} | {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in measures.items()
-        }
+        row = {"epoch": epoch} | {name: plain(value) for name, value in (logs or {}).items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(as_json(row) + "\n")
 
 
 class ProgressBar(Callback):

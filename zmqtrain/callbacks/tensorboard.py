@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqtrain.callbacks.base import Callback, Logs
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Batch
 from zmqtrain.observe.metrics import Phases
@@ -34,17 +34,10 @@ class TensorBoard(Callback):
             ConfigError: tensorboardX is not installed.
         """
         super().__init__()
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "TensorBoard needs tensorboardX; install it with pip install "
-                "'zmqtrain[tensorboard]'"
-            ) from None
         self.logdir, self.histograms_every = Path(logdir), histograms_every
         self._batch = gradients_of
         self._spent_s: dict[str, tuple[float, ...]] = {}  # by worker, in phases of its steps
-        self._make_writer = SummaryWriter
+        self._make_writer = imported("tensorboardX", "tensorboard").SummaryWriter
         self._writers: dict[str, Any] = {}
         self._began_at = 0.0
 

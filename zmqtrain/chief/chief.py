@@ -84,7 +84,6 @@ class Chief(JobActor):
         """``data``: training set and evaluation set, loaded from the job's data unless given."""
         super().__init__(config, job, transport)
         self.summary: Summary | None = None
-        self.weights: dict[str, Any] = {}  # at the end
         self.ending = False  # the shutdown is being broadcast
         self.learned_until = 0
         self._leaves_on_term = config.on_term == "leave" and not config.hosted
@@ -424,7 +423,6 @@ class Chief(JobActor):
         )
         final = await self.status()
         self._on_progress(final)
-        self.weights = await self.read_parameters(self.job.evaluate_average)
         asked = self.job.exchange
         self.summary = Summary.of(
             final,
@@ -433,7 +431,9 @@ class Chief(JobActor):
             exchange="board" if self.board else {"auto": "direct"}.get(asked, asked),
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
-            parameters=await self.read_parameters(),
+            last=await self.read_parameters(),
+            parameters=await self.read_parameters(self.job.evaluate_average),
+            history=self.history,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,
             exit_code=code,

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.data.files import needs
-from zmqtrain.errors import DataError
+from zmqtrain.errors import DataError, imported
 
 SCHEMA = """
 name: "example.proto" syntax: "proto3"
@@ -67,10 +66,10 @@ def _values(feature: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _example_class() -> Any:
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-    except ImportError:
-        raise needs("protobuf") from None
+    names = ("descriptor_pb2", "descriptor_pool", "message_factory", "text_format")
+    descriptor_pb2, descriptor_pool, message_factory, text_format = (
+        imported(f"google.protobuf.{name}", "data") for name in names
+    )
     pool = descriptor_pool.DescriptorPool()  # of its own: TensorFlow may be loaded, too
     pool.Add(text_format.Parse(SCHEMA, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import DataError
 
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file, a pattern such as ``train-*.csv``, or several of them."""
@@ -87,11 +87,3 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-def needs(library: str) -> ConfigError:
-    """Return the error of a reader whose library is not installed."""
-    return ConfigError(
-        f"{library} is not installed, and this reader needs it; "
-        "install it with pip install 'zmqtrain[data]'"
-    )

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.data.files import needs, reading
-from zmqtrain.errors import DataError
+from zmqtrain.data.files import reading
+from zmqtrain.errors import DataError, imported
 from zmqtrain.models.base import Array, Batch
 
 ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -75,18 +75,10 @@ class ImageFolder:
         ]
 
     def _pixels(self, path: Path) -> NDArray[np.float32]:
-        library = _pillow()
+        library = imported("PIL.Image", "data")
         height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
         with reading(path), library.open(path) as image:
             resized = image.convert(self.mode).resize((width, height), library.Resampling.BILINEAR)
         pixels = np.asarray(resized, np.float32).reshape(height, width, -1)
         pixels = pixels / np.float32(255)
         return pixels.transpose(2, 0, 1) if self.channels == "first" else pixels
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise needs("Pillow") from None
-    return Image

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.data.arrays import as_dataset
-from zmqtrain.data.subset import stacked, take_seeded
+from zmqtrain.data.subset import Seeded, stacked, take_seeded
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
 
 
-class Mapped:
+class Mapped(Seeded):
     """A data set whose examples go through a function: ``map`` of other libraries.
 
     ``function(features, label)`` gets the arrays of one example and returns those of the new one:
@@ -31,10 +31,6 @@ class Mapped:
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def take(self, indices: Array) -> Batch:
-        """Return these examples as in the first pass of a job with seed 0."""
-        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         rows = zip(*take_seeded(self.dataset, indices, seed, passes), strict=True)

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from zmqtrain.data.arrays import as_dataset
-from zmqtrain.data.subset import take_seeded
+from zmqtrain.data.subset import Seeded, take_seeded
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 from zmqtrain.user_code import user_code
@@ -28,7 +28,7 @@ ALIVE_S = 1.0
 """A process looks this often whether its parent is still there."""
 
 
-class Parallel:
+class Parallel(Seeded):
     """A data set of which ``processes`` read a share of each batch.
 
     They are forked when the first batch is read. They end with their parent, however it ends, once
@@ -51,14 +51,6 @@ class Parallel:
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def take(self, indices: Array) -> Batch:
-        """Return these examples.
-
-        Raises:
-            DataError: an example cannot be read, or a process has died.
-        """
-        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         count = max(1, min(self.processes, len(indices)))

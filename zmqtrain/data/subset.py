@@ -40,6 +40,21 @@ def stacked(examples: Iterable[Any]) -> Batch:
     return tuple(np.stack(column) for column in columns)
 
 
+class Seeded:
+    """A data set that has random numbers of the seed, the pass and the example."""
+
+    def take(self, indices: Array) -> Batch:
+        """Return these examples as in the first pass of a job with seed 0."""
+        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
+
+    def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
+        """
+        Raises:
+            DataError: an example cannot be read or made.
+        """
+        raise NotImplementedError
+
+
 class Subset:
     """Some examples of a data set."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset, check_seed
 from zmqtrain.errors import ConfigError
@@ -42,8 +41,4 @@ class NoisyLine:
     def _points(self, count: int, random: np.random.Generator) -> ArrayDataset:
         x = random.uniform(-1, 1, (count, 1))
         y = self.slope * x + self.intercept + random.normal(0, self.noise, (count, 1))
-        return ArrayDataset(_float32(x), _float32(y))
-
-
-def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    return values.astype(np.float32)
+        return ArrayDataset(x.astype(np.float32), y.astype(np.float32))

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.arrays import ArrayDataset
-from zmqtrain.data.files import Paths, files_of, needs, reading
-from zmqtrain.errors import DataError, did_you_mean
+from zmqtrain.data.files import Paths, files_of, reading
+from zmqtrain.errors import DataError, did_you_mean, imported
 from zmqtrain.models.base import Array, Batch
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Table(_InMemory):
     target: Names = None
 
     def _read(self) -> Batch:
-        arrow = _arrow()
-        table = self.table
+        arrow, table = imported("pyarrow", "data"), self.table
         if not isinstance(table, arrow.Table):
             table = arrow.Table.from_pandas(table, preserve_index=False)
         return _batch(table, Columns(table.column_names, self.inputs, self.target, "the table"))
@@ -83,9 +82,7 @@ class CSV(_InMemory):
     delimiter: str = ","
 
     def _read(self) -> Batch:
-        arrow = _arrow()
-        from pyarrow import csv
-
+        arrow, csv = imported("pyarrow", "data"), imported("pyarrow.csv", "data")
         files = files_of(self.paths)
         options = csv.ParseOptions(delimiter=self.delimiter)
         tables = []
@@ -142,9 +139,7 @@ class Parquet:
     @cached_property
     def _groups(self) -> list[tuple[Path, int, int]]:
         """File, number and rows of each row group."""
-        _arrow()
-        from pyarrow import parquet
-
+        parquet = imported("pyarrow.parquet", "data")
         groups = []
         for file in files_of(self.paths):
             with reading(file):
@@ -298,11 +293,3 @@ def _array(column: pyarrow.Array, name: str) -> NDArray[Any]:
 
 def _nbytes(arrays: Batch) -> int:
     return sum(int(array.nbytes) for array in arrays)
-
-
-def _arrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise needs("pyarrow") from None
-    return pyarrow

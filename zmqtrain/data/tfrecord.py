@@ -25,13 +25,12 @@ from zmqtrain.data.files import (
     DAMAGED,
     Paths,
     files_of,
-    needs,
     one_task_at_a_time,
     reading,
     write_whole,
 )
 from zmqtrain.data.subset import stacked
-from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.errors import ConfigError, DataError, imported
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
 
@@ -144,17 +143,8 @@ def masked_crc(data: bytes) -> int:
     Raises:
         ConfigError: google-crc32c is not installed.
     """
-    crc = _crc32c()(data)
+    crc: int = imported("google_crc32c", "data").value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@lru_cache(maxsize=1)
-def _crc32c() -> Callable[[bytes], int]:
-    try:
-        import google_crc32c
-    except ImportError:
-        raise needs("google-crc32c") from None
-    return google_crc32c.value  # type: ignore[no-any-return]
 
 
 def _indexed(source: Path, cache: Path | None, skip: bool) -> _Indexed:

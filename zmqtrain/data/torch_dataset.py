@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from zmqtrain.data.parallel import Parallel
-from zmqtrain.data.subset import stacked
+from zmqtrain.data.subset import Seeded, stacked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
 from zmqtrain.user_code import user_code
 
 
-class TorchDataset:
+class TorchDataset(Seeded):
     """A map-style data set (``__len__`` and ``__getitem__``), as torch has it, with its transforms.
 
     ``num_workers``: processes that read the examples of a batch in parallel, see
@@ -54,14 +54,6 @@ class TorchDataset:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def take(self, indices: Array) -> Batch:
-        """Return these examples as one batch.
-
-        Raises:
-            DataError: the data set or ``collate_fn`` raises, or a process has died.
-        """
-        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
-
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         arrays = self._reader.take_seeded(indices, seed, passes)
         if self.collate_fn is None:
@@ -74,7 +66,7 @@ class TorchDataset:
         return f"TorchDataset({self._examples!r})"
 
 
-class _Examples:
+class _Examples(Seeded):
     """Examples by number; not stacked, they are one array of objects."""
 
     def __init__(self, dataset: Any, stack: bool) -> None:
@@ -82,9 +74,6 @@ class _Examples:
 
     def __len__(self) -> int:
         return len(self._dataset)
-
-    def take(self, indices: Array) -> Batch:
-        return self.take_seeded(indices, 0, np.zeros(len(indices), np.int64))
 
     def take_seeded(self, indices: Array, seed: int, passes: Array) -> Batch:
         examples = np.empty(len(indices), object)

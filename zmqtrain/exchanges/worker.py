@@ -36,7 +36,7 @@ class Worker(JobActor):
         self._dataset = dataset
         self._exchange: ParameterServerExchange | BoardExchange | None = None
         self._training: TrainingLoop | None = None
-        self.shutdown: Shutdown | None = None
+        self.end: Shutdown | None = None
         self._failure = "it ended with an error"
         self.handlers = {Shutdown: self._on_shutdown}
 
@@ -70,14 +70,14 @@ class Worker(JobActor):
             raise
 
     def _leave(self, loop: TrainingLoop, exchange: ParameterServerExchange | BoardExchange) -> int:
-        reason = self.shutdown.reason if self.shutdown is not None else "stopped by a signal"
+        reason = self.end.reason if self.end is not None else "stopped by a signal"
         exchange.leave(reason)
         log.info("leaving after %d steps: %s", loop.steps, reason)
         return self.stop_code
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
-        if self.shutdown is None:
-            self.shutdown = message
+        if self.end is None:
+            self.end = message
             self.stop(message.exit_code)
 
     def heartbeat(self) -> Heartbeat:

@@ -13,12 +13,11 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from zmqtrain.actors.actor import first_of
 from zmqtrain.actors.task import JobActor
-from zmqtrain.callbacks.history import History
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.cluster import Cluster, Role
@@ -68,20 +67,10 @@ def run(
             instance by too many non-finite gradients, returns its summary with an exit code.
     """
     job = job_of_script(job)
-    outcome = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
-    summary = outcome.summary
+    summary = train_here(job, workers=workers, ps=ps, timing=timing, on_progress=on_progress)
     if summary.exit_code:
         log.warning("the job ended with exit code %d: %s", summary.exit_code, summary.ended)
     return summary
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a training leaves: its summary, the measures of its epochs, the weights by name."""
-
-    summary: Summary
-    history: History
-    weights: dict[str, Any]
 
 
 def train_here(
@@ -91,8 +80,8 @@ def train_here(
     ps: int | None = None,
     timing: Timing | None = None,
     on_progress: Progress | None = None,
-) -> Outcome:
-    """Train ``job`` as :func:`run` does, and return more of what came out."""
+) -> Summary:
+    """Train ``job`` as :func:`run` does, whatever file is being run."""
     refuse_while_loading()
     for name, count, least in (("workers", workers, 1), ("ps", 0 if ps is None else ps, 0)):
         if type(count) is not int or count < least:
@@ -112,7 +101,7 @@ def train_here(
         return _in_a_thread(training, stop)
 
 
-def _in_a_thread(training: Coroutine[Any, Any, Outcome], stop: Stop) -> Outcome:
+def _in_a_thread(training: Coroutine[Any, Any, Summary], stop: Stop) -> Summary:
     """Run it while this thread's loop stands still: in a notebook Ctrl-C reaches only this one."""
     with ThreadPoolExecutor(1, thread_name_prefix="zmqtrain") as thread:
         future = thread.submit(asyncio.run, training)
@@ -151,19 +140,18 @@ class Stop:
                 self._loop.call_soon_threadsafe(self._stop, int(code))
 
 
-async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Outcome:
+async def run_alone(job: Job, on_progress: Progress, stop: Stop) -> Summary:
     job = job.hosted(is_mirrored(job, alone=True))
     train, evaluation = await asyncio.to_thread(job.load_data)
     run = LocalRun(job, evaluation, on_progress)
     stop.reach(run.stop)
     with claimed(job.logdir):
-        summary = await run.train(train)
-    return Outcome(summary, run.history, run.weights)
+        return await run.train(train)
 
 
 async def _run_cluster(
     job: Job, workers: int, ps: int, timing: Timing, on_progress: Progress, stop: Stop
-) -> Outcome:
+) -> Summary:
     """Train on so many ps; 0: workers host them, which is the same within a process."""
     job = job.hosted(not ps)
     addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps or job.shards_on(workers)))
@@ -203,4 +191,4 @@ async def _run_cluster(
         transport.close()
     if chief.summary is None:
         raise KeyboardInterrupt  # Ctrl-C came before the job began
-    return Outcome(chief.summary, chief.history, chief.weights)
+    return chief.summary

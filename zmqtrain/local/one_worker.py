@@ -66,7 +66,6 @@ class LocalRun:
         self._epochs: Epochs | None = None
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
-        self.weights: dict[str, Any] = {}  # at the end
         metrics = Metrics(Role.CHIEF)
         self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
         self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
@@ -278,11 +277,12 @@ class LocalRun:
             lambda: self._saver.save(status.step, self.generation),
             partial(self._evaluator.evaluate, step) if is_complete else None,
         )
-        self.weights = await self.read_parameters(self._job.evaluate_average)
         self._on_progress(status)
         return Summary.of(
             status,
-            parameters=await self.read_parameters(),
+            last=await self.read_parameters(),
+            parameters=await self.read_parameters(self._job.evaluate_average),
+            history=self.history,
             job=self._job.name,
             strategy=MIRRORED if self._job.devices else "local",
             exchange="local",

@@ -145,8 +145,7 @@ class Session:
                 serving = self._task.serve(self._job, lambda actor: self._stop.reach(actor.stop))
                 self._exit_code = uvloop.run(serving)
             else:
-                outcome = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
-                self.summary = outcome.summary
+                self.summary = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
         except BaseException as error:
             self._error = error
         finally:

@@ -155,12 +155,12 @@ class Trainer:
         if task is not None:
             return self._fit_as(task, job)
         # Callbacks show the progress.
-        outcome = train_here(
+        self.summary = train_here(
             job, workers=self._workers, ps=self._ps, on_progress=lambda status: None
         )
-        self.history, self.summary = outcome.history, outcome.summary
+        self.history = self.summary.history
         if not fast_dev_run:
-            self._weights = outcome.weights
+            self._weights = self.summary.parameters
         if self.summary.exit_code == ExitCode.INTERRUPTED:
             raise KeyboardInterrupt(self.summary.ended)
         if self.summary.exit_code != ExitCode.OK:
@@ -173,12 +173,11 @@ class Trainer:
             raise SystemExit(code)
         first = actors[0]
         self._is_elsewhere = not isinstance(first, Chief)
-        if isinstance(first, Chief):
-            self.history, self.summary, self._weights = first.history, first.summary, first.weights
+        if isinstance(first, Chief) and first.summary is not None:
+            self.summary = first.summary
+            self.history, self._weights = self.summary.history, self.summary.parameters
             return self.history
-        end = first.shutdown if isinstance(first, Worker) else None
-        if isinstance(first, ParameterServer):
-            end = first.end
+        end = first.end if isinstance(first, Worker | ParameterServer) else None
         if end is not None:
             self.history = History.of(json.loads(end.history))
         return self.history

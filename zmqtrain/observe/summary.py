@@ -6,14 +6,17 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zmqtrain.errors import ExitCode
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.wire.messages import Status
+
+if TYPE_CHECKING:
+    from zmqtrain.callbacks.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Summary:
     ``measures`` are of the evaluation set, {} if it was not evaluated; ``train_loss`` is that of
     the last push. ``staleness`` counts the updates by all workers between a gradient's pull and its
     push. ``ended`` says why the run ended. ``evaluations`` are all of this process: ``step`` and
-    the measures.
+    the measures. ``parameters``: the variables by name, or their moving averages if these are
+    evaluated; ``history``: the measures of epochs. JSON leaves both out.
     """
 
     job: str
@@ -49,11 +53,13 @@ class Summary:
     checkpoint: str | None
     ended: str
     exit_code: int
-    evaluations: tuple[dict[str, Any], ...] = ()
+    evaluations: tuple[dict[str, Any], ...]
+    parameters: Mapping[str, Any] = field(repr=False, compare=False)
+    history: History = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, status: Status, *, parameters: Mapping[str, Any], **fields: Any) -> Summary:
-        """Return the summary of a run with this last status and these parameters, no averages.
+    def of(cls, status: Status, *, last: Mapping[str, Any], **fields: Any) -> Summary:
+        """Return the summary of a run with this status and these variables at the end.
 
         ``fields`` are the others.
         """
@@ -67,7 +73,7 @@ class Summary:
             staleness=status.staleness,
             pushes=status.pushes,
             examples=status.examples,
-            parameters_sha256=parameters_sha256(parameters),
+            parameters_sha256=parameters_sha256(last),
             **fields,
         )
 
@@ -83,7 +89,9 @@ class Summary:
 
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity become null."""
-        return as_json(asdict(self) | {"loss": self.loss, "accuracy": self.accuracy})
+        names = [field.name for field in fields(self)[:-2]]
+        values = {name: getattr(self, name) for name in names}
+        return as_json(values | {"loss": self.loss, "accuracy": self.accuracy})
 
     def lines(self) -> list[str]:
         """Return the figures for a person."""

@@ -116,6 +116,16 @@ def named_arrays(value: Any, model: Any = None) -> dict[str, NDArray[Any]]:
         raise TypeError(f"expected NumPy arrays: {error}") from None
 
 
+def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Say which arrays have other names or shapes than expected; "" if none have."""
+    shapes = [{n: list(np.shape(v)) for n, v in arrays.items()} for arrays in (found, expected)]
+    return ", ".join(
+        f"{name} {shapes[0].get(name, 'missing')} instead of {shapes[1].get(name, 'none')}"
+        for name in shapes[0] | shapes[1]
+        if shapes[0].get(name) != shapes[1].get(name)
+    )
+
+
 def save(path: str | Path, weights: Mapping[str, Any], *, overwrite: bool = True) -> None:
     """Write arrays by name into one file, ``.safetensors`` or ``.npz``; directories are made.
 
