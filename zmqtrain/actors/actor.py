@@ -292,13 +292,8 @@ class Actor:
             # A heartbeat comes again every second, and its sender is answered. The others wait for
             # who wants to join.
             levels = {Heartbeat: logging.DEBUG, Join: logging.WARNING}
-            log.log(
-                levels.get(kind, logging.INFO),
-                "refused %s of %s: %s",
-                kind.__name__,
-                request.sender,
-                error,
-            )
+            level = levels.get(kind, logging.INFO)
+            log.log(level, "refused %s of %s: %s", kind.__name__, request.sender, error)
             request.refuse(error)
         except Exception as error:
             self.crash(error)

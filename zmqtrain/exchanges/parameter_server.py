@@ -163,9 +163,8 @@ class ParameterServerExchange:
         """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
         source, reached = self._sources[shard], self.lanes[shard].reached
         tail = slice(len(source) - len(exact), None)
-        is_copy = self._actor.job.consistent_reads
-        # On a board it changes when this worker's next gradient is ready.
-        if reached is None or is_copy or reached.board[IN_FORCE]:
+        # A copy; or a board's, which changes when this worker's next gradient is ready.
+        if reached is None or self._actor.job.consistent_reads or reached.board[IN_FORCE]:
             np.copyto(exact, source[tail])
         elif not copy_consistently(reached.words, source[tail], exact):
             whole = zeros(len(source))
