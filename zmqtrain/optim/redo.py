@@ -39,11 +39,11 @@ class Redo:
     @property
     def done(self) -> int:
         """Elements that have their new values."""
-        return int(self.progress[DONE])
+        return self.progress.item(DONE)
 
     def begin(self) -> None:
         """Begin a change: no element is done."""
-        self.progress[:] = 0
+        self.progress.fill(0)
 
     def resume(self) -> None:
         """Finish the block at which a process was killed."""

@@ -212,7 +212,7 @@ class Executor:
         reply = worker.reply = pending.reply(order, state.version)
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, worker, reply)
-        state.keep(worker)  # who is killed before that carries this order out once more
+        state.keep(worker)  # a ps that is killed before this carries the order out again
 
     def send_parameters(
         self, request: Request, worker: Worker, reply: PullReply | PushReply

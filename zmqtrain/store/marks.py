@@ -31,7 +31,7 @@ class Marks:
         if len(mark) > MAX_MARK_NBYTES:
             return False
         if worker < MAX_WORKERS:
-            row = worker * MARK_NBYTES // _WORD
+            row = self._row(worker)
             half = 2 if self._words[row] == 1 else 1
             content = _SIZE.pack(len(mark)) + mark
             at = self._at(worker, half)

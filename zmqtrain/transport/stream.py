@@ -215,7 +215,7 @@ class Connection:
     def _read(self, *, onwards: bool) -> None:
         """Handle one message; further ones wait for later turns, after the loop's other work."""
         try:
-            # What is complete is read onwards, so nothing is when more comes.
+            # Complete messages are read onwards: when the socket becomes readable, none is left.
             message = (self._incoming.next() if onwards else None) or self._receive()
         except BlockingIOError:
             return
