@@ -219,7 +219,7 @@ def headline_command(
         stage = Stage(Path(name), steps, 0 if without_ps else PS)
         acts = schedule(seed, seconds, stage.tasks, kills, {}, 0.0)
         if without_ps:
-            acts.append(Act(kills["chief"], "kill", "worker", 0))
+            acts.append(Act(seconds / 5, "kill", "worker", 0))
             acts.sort(key=lambda act: act.at_s)
         try:
             stage.start()
