@@ -114,10 +114,23 @@ def test_run_that_fails_raises_and_has_a_summary() -> None:
     assert session.summary.exit_code == raised.value.exit_code == ExitCode.DIVERGED
 
 
+def test_error_of_the_data_reaches_the_loop() -> None:
+    data = Arrays((X, X[:, :1]), (X, X[:, :1]))
+    broken = Job(model=Regression(3), data=data, optimizer=Adam(0.1), batch_size=1000)
+    with pytest.raises(ConfigError, match="batch_size"), zmqtrain.attach(broken) as session:
+        train(session)
+
+
 def test_model_without_an_adapter_is_refused() -> None:
     model = LinearRegression(3)
     with pytest.raises(ConfigError, match="adapter"):
         zmqtrain.attach(Job(model=model, data=DATA, optimizer=Adam(0.1)))
+
+
+def test_batches_end_at_once_when_the_job_has_ended() -> None:
+    with zmqtrain.attach(job()) as session:
+        train(session)
+        assert list(session.batches()) == []
 
 
 def test_batch_that_a_broken_loop_has_left_is_an_error() -> None:
