@@ -127,7 +127,7 @@ MISTAKES = [
         "run",
         "model_raises.py --logdir logdir",
         USAGE,
-        "loss_and_gradients() of <model_raises.Model object at ",
+        "loss_and_gradients() of <model_raises.Model> failed",
     ),
     Mistake(
         "run",
