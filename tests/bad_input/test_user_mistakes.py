@@ -218,8 +218,8 @@ SETS = NoisyLine().load(None)
     ("loads", "text"),
     [
         (bad_sector, rf"^load\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector"),
-        (lambda: SETS[0], r"^load\(\) of ShakyData\(\) returned ArrayDataset.*; expected"),
-        (lambda: (SETS[0], 3), r"^load\(\) of ShakyData\(\) returned \(ArrayDataset"),
+        (lambda: SETS[0], r"^load\(\) of ShakyData\(\) returned an? ArrayDataset; expected"),
+        (lambda: (SETS[0], 3), r"^load\(\) of ShakyData\(\) returned a tuple of .'ArrayDataset"),
         (
             lambda: (Shaky(bad_sector), SETS[1]),
             rf"^take\(\) of ShakyData\(\) failed: {PLACE}: OSError: bad sector\. .*batch \d+$",
