@@ -15,6 +15,7 @@ from simulation.schedule import Schedule, draw
 from zmqtrain.policies import make_policy
 
 SHOWN = 10  # failed seeds that are shown
+_KINDS = {"hosted": "--without-ps", "board": "--board", "hosts": "--hosts"}
 
 
 @click.command("simulation", context_settings={"max_content_width": 100})
@@ -29,6 +30,7 @@ SHOWN = 10  # failed seeds that are shown
 @click.option("--seed", type=click.IntRange(0), help="run this one, and print all that happens")
 @click.option("--policy", default="", help="run every schedule under this policy")
 @click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
+@click.option("--hosts", is_flag=True, help="each worker is on a host of its own; some are lost")
 @click.option("--board", is_flag=True, help="worker 0 hosts the only shard, with a board for all")
 @click.option(
     "--jobs",
@@ -37,9 +39,7 @@ SHOWN = 10  # failed seeds that are shown
     show_default="one for each core",
     help="processes that share the work",
 )
-def main(
-    seeds: int, first: int, seed: int | None, policy: str, hosted: bool, board: bool, jobs: int
-) -> None:
+def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int, **kind: bool) -> None:
     """Run clusters in virtual time over a network that misbehaves, and check what must hold.
 
     A seed says everything: the cluster, its policy, and what goes wrong when. A schedule that
@@ -52,22 +52,23 @@ def main(
       python -m simulation --policy my_policies:Mine --seeds 1000
       python -m simulation --without-ps
       python -m simulation --board
+      python -m simulation --hosts
     """
     if policy:
         make_policy(policy)
     if seed is not None:
-        sys.exit(_replay(draw(seed, policy, hosted=hosted, board=board)))
+        sys.exit(_replay(draw(seed, policy, **kind)))
     started = time.perf_counter()
     failed, messages = [], 0
     with get_context("spawn").Pool(jobs) as pool:
-        run = partial(run_seed, policy=policy, hosted=hosted, board=board)
+        run = partial(run_seed, policy=policy, **kind)
         for report in pool.imap(run, range(first, first + seeds), chunksize=10):
             messages += report.messages
             if report.broken:
                 failed.append(report)
                 if len(failed) <= SHOWN:
                     options = [f"--policy {policy}"] * bool(policy)
-                    options += ["--without-ps"] * hosted + ["--board"] * board
+                    options += [flag for name, flag in _KINDS.items() if kind[name]]
                     replay = ["replay: python -m simulation --seed", str(report.schedule.seed)]
                     click.echo(f"{report}\n{' '.join([*replay, *options])}\n")
     seconds = time.perf_counter() - started

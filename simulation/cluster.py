@@ -23,11 +23,12 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import RETRYABLE, ExitCode, ZmqTrainError
+from zmqtrain.errors import RETRYABLE, ExitCode, OccupiedError, ZmqTrainError
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.hosting import run_all
+from zmqtrain.roles.regroup import CLAIM_S, serve_groups
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
@@ -91,6 +92,8 @@ class SimulatedCluster:
         self._asking: list[asyncio.Task[None]] = []
         self._train: Dataset = job.data.load(None)[0]
         self._may_start = True
+        self._chiefs: list[Chief] = []  # all lives
+        self._claims: set[str] = set()  # of the logdir, by live workers and dead ones
 
     def start_all(self) -> None:
         self._network.commit = self._commit
@@ -99,7 +102,7 @@ class SimulatedCluster:
                 self._start(name)
         self._expired_before = self._expired()
         for fault in self.schedule.faults:
-            self._loop.call_later(fault.at, self._commit, fault)
+            self._loop.call_later(fault.at, self._commit_in_time, fault)
 
     def give_up(self, objection: str) -> None:
         """End the run: something has happened that must not."""
@@ -109,8 +112,7 @@ class SimulatedCluster:
     @property
     def chiefs(self) -> list[Chief]:
         """All lives of the chief."""
-        every = (actor for life in self.lives for actor in life.actors)
-        return [actor for actor in every if isinstance(actor, Chief)]
+        return self._chiefs
 
     @property
     def is_ended(self) -> bool:
@@ -129,7 +131,7 @@ class SimulatedCluster:
 
     def _expired(self) -> float:
         """Count since the first run in this process: metrics are the same in all of them."""
-        servers = map(self.server, range(self.schedule.shards))
+        servers = map(self.server, range(0 if self.schedule.hosts else self.schedule.shards))
         counters = [server.metrics.lease_expirations for server in servers]
         return sum(
             sample.value
@@ -140,9 +142,23 @@ class SimulatedCluster:
 
     def server(self, index: int) -> ParameterServer:
         """Return the last life of a ps."""
+        if self.schedule.hosts:
+            return self._parts()[index]
         actor = self._current[self.schedule.host(index)].actors[0]
         assert isinstance(actor, ParameterServer)
         return actor
+
+    @property
+    def shards(self) -> int:
+        """How many there are, in the last group of workers."""
+        return len(self._parts()) if self.schedule.hosts else self.schedule.shards
+
+    def _parts(self) -> dict[int, ParameterServer]:
+        """Return the ps of the last group of workers."""
+        every = [actor for life in self.lives for actor in life.actors]
+        found = [actor for actor in every if isinstance(actor, ParameterServer)]
+        newest = max((actor.group for actor in found), default=0)
+        return {actor.task.index: actor for actor in found if actor.group == newest}
 
     async def clean_up(self) -> None:
         """Let what was stopped or killed clean up after itself."""
@@ -173,8 +189,12 @@ class SimulatedCluster:
             return
         process = Process(name, self.schedule.work_s(name))
         transport = self._network.transport(process)
-        actors = process.context.run(self._make, name, transport)
-        running = self._loop.spawn(process, _run(actors))
+        if self.schedule.hosts:
+            actors: list[JobActor] = []
+            running = self._loop.spawn(process, self._serve_groups(name, transport, actors))
+        else:
+            actors = process.context.run(self._make, name, transport)
+            running = self._loop.spawn(process, _run(actors))
         life = Life(name, process, transport, actors, running)
         self.lives.append(life)
         self._current[name] = life
@@ -188,20 +208,65 @@ class SimulatedCluster:
         if config.as_ps is not None:
             actors.append(ParameterServer(config.as_ps, self.job, transport))
         if config.role is Role.CHIEF:
-            actors.append(Chief(config, self.job, transport, lambda status: None))
+            self._chiefs.append(Chief(config, self.job, transport, lambda status: None))
+            actors.append(self._chiefs[-1])
         if config.role is Role.WORKER:
             actors.append(Worker(config, self.job, transport, self._train))
         return actors
 
+    async def _serve_groups(
+        self, name: str, transport: SimulatedTransport, actors: list[JobActor]
+    ) -> int:
+        """Do what a worker's process does on a host of its own."""
+        config = self._config(Role.WORKER, int(name.split()[1]))
+
+        async def serve(in_group: TaskConfig, actors: list[JobActor]) -> int:
+            if in_group.hosts_chief:
+                await self._claim(name, in_group)
+                as_chief = in_group.model_copy(update={"role": Role.CHIEF, "index": 0})
+                self._chiefs.append(Chief(as_chief, self.job, transport, lambda status: None))
+                actors.append(self._chiefs[-1])
+            if in_group.as_ps is not None:
+                actors.append(ParameterServer(in_group.as_ps, self.job, transport))
+            actors.append(Worker(in_group, self.job, transport, self._train))
+            try:
+                return await _run(actors)
+            finally:
+                self._claims.discard(name)
+
+        return await serve_groups(
+            config, self.job, serve, actors, lambda gatherer: gatherer.run(), lambda _: transport
+        )
+
+    async def _claim(self, name: str, config: TaskConfig) -> None:
+        """Claim the logdir, as long as no live process has it; a dead one's claim lasts a while."""
+        until = self._loop.time() + config.peer_timeout_s
+        while self._chief_lives_beside(name):
+            if self._loop.time() > until:
+                self.give_up(f"{name} waits in vain for the chief of the group before to end")
+            if config.group == 1 or self._loop.time() > until:
+                raise OccupiedError("the logdir is claimed by chief 0 of another process")
+            await asyncio.sleep(CLAIM_S)
+        self._claims.add(name)
+
+    def _chief_lives_beside(self, name: str) -> bool:
+        return any(
+            life.name in self._claims and life.name != name and not life.is_killed
+            for life in self._current.values()
+        )
+
     def _config(self, role: Role, index: int) -> TaskConfig:
         schedule = self.schedule
+        addresses = tuple(f"ipc://simulated/{i}" for i in range(schedule.ps or schedule.workers))
         return TaskConfig(
             role=role,
             job="simulated",
             index=index,
-            ps=tuple(f"ipc://simulated/{shard}" for shard in range(schedule.shards)),
+            ps=addresses[: schedule.shards],
             workers=schedule.workers,
             hosted=not schedule.ps,
+            chief=not schedule.hosts,
+            members=addresses if schedule.hosts else (),
             board=schedule.board,
             lane=schedule.lane,
             segment_dir=self._directory,
@@ -230,11 +295,22 @@ class SimulatedCluster:
 
     # What happens to them
 
+    def _commit_in_time(self, fault: Fault) -> None:
+        """Commit a fault, but not before the job has begun if until then it waits for all hosts."""
+        every = (actor for life in self.lives for actor in life.actors)
+        has_begun = any(isinstance(actor, Worker) and actor.generation for actor in every)
+        if has_begun or not self.schedule.hosts:
+            self._commit(fault)
+        else:
+            self._loop.call_later(RESTART_S, self._commit_in_time, fault)
+
     def _commit(self, fault: Fault) -> None:
         self._note(str(fault))
         match fault.kind:
             case "kill":
                 self._kill(fault)
+            case "lose":
+                self._lose(self._current.pop(fault.names[0]))
             case "terminate":
                 life = self._current[fault.names[0]]
                 life.process.context.run(life.actors[0].stop, int(ExitCode.TERMINATED))
@@ -258,9 +334,15 @@ class SimulatedCluster:
                 if not chief.is_killed:
                     chief.process.context.run(chief.actors[0].stop, int(ExitCode.INTERRUPTED))
 
+    def _lose(self, life: Life) -> None:
+        self._gone(life)
+        life.transport.vanish()
+        unlock(life.process)
+
     def _kill(self, fault: Fault) -> None:
         life = self._current[fault.names[0]]
-        if life.is_killed or life.running.done() or self._current["chief 0"].running.done():
+        chief = self._current.get("chief 0", life)
+        if life.is_killed or life.running.done() or chief.running.done() or self.is_ended:
             return  # who starts after the end of a job waits for it in vain
         # Who is stopped runs no lines; nor is who is to die stopped before: that adds up to more
         # than others wait for a ps.
@@ -294,6 +376,7 @@ class SimulatedCluster:
 
     def _gone(self, life: Life) -> None:
         self._note(f"{life.name} is killed")
+        self._claims.discard(life.name)
         self.killed += (life.name,)
         life.is_killed = True
         life.process.spare()

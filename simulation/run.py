@@ -77,9 +77,9 @@ def _simulate(schedule: Schedule, on_line: OnLine | None) -> Report:
     return Report(schedule, broken, observer.messages, tuple(network.matched), cluster.killed)
 
 
-def run_seed(seed: int, policy: str = "", *, hosted: bool = False, board: bool = False) -> Report:
-    """Run the schedule of a seed."""
-    return simulate(draw(seed, policy, hosted=hosted, board=board))
+def run_seed(seed: int, policy: str = "", **kind: bool) -> Report:
+    """Run the schedule of a seed; see :func:`simulation.schedule.draw`."""
+    return simulate(draw(seed, policy, **kind))
 
 
 def smallest(schedule: Schedule) -> Schedule:
@@ -150,7 +150,7 @@ async def _live(cluster: SimulatedCluster, observer: _Observer, loop: VirtualLoo
 
 
 def _job(schedule: Schedule, directory: Path) -> Job:
-    return counting_job(
+    job = counting_job(
         schedule.shards,
         schedule.bad,
         examples=schedule.examples,
@@ -164,3 +164,4 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         logdir=str(directory) if schedule.keeps else None,
         save_secs=schedule.save_secs,
     )
+    return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

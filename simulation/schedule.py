@@ -35,6 +35,7 @@ class Fault:
     """Something that goes wrong, or that somebody does. Times are in virtual seconds.
 
     ``kind``:
+      lose        the process is gone for good
       kill        the process is gone, and starts again after ``lasts_s``: at once, or in the
                   middle of what it does next, once so many ``lines`` of its code have run;
                   ``mild``: its connections look alive for a while; ``returns_as``: the name under
@@ -88,7 +89,9 @@ class Schedule:
     set, after which the run ends, instead of ``steps``. ``sets_weights``: whether a callback sets
     the weights, to what they are, and the learning rate after each of them. ``board``: whether
     worker 0 hosts the only shard, with a board that all workers share. ``leaves``: whether an
-    engine terminates tasks, and starts them elsewhere: nothing acknowledged may be lost.
+    engine terminates tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``:
+    whether each worker is alone on its host, and hosts a ps, or one of them alone if the model is
+    ``small``; the lowest hosts the chief; who is lost is done without.
     """
 
     seed: int
@@ -113,6 +116,8 @@ class Schedule:
     sets_weights: bool = False
     board: bool = False
     leaves: bool = False
+    hosts: bool = False
+    small: bool = False
 
     @property
     def examples(self) -> int:
@@ -124,13 +129,13 @@ class Schedule:
         """The names of all tasks."""
         return [
             *(f"ps {index}" for index in range(self.ps)),
-            "chief 0",
+            *(["chief 0"] * (not self.hosts)),
             *(f"worker {index}" for index in range(self.workers)),
         ]
 
     @property
     def shards(self) -> int:
-        return self.ps or (1 if self.board else self.workers)
+        return self.ps or (1 if self.board or self.small else self.workers)
 
     def host(self, shard: int) -> str:
         """Return the name of the task in whose process a shard is."""
@@ -164,6 +169,7 @@ class Schedule:
         words = [
             f"seed {self.seed}: {self.ps or 'no'} ps, {self.workers} workers, {self.policy}",
             "a board" if self.board else "",
+            f"{'one part' if self.small else 'parts'} on hosts" if self.hosts else "",
             f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
             "consistent reads" if self.consistent_reads else "",
@@ -177,12 +183,17 @@ class Schedule:
         return "\n".join([", ".join(filter(None, words)), *faults])
 
 
-def draw(seed: int, policy: str = "", *, hosted: bool = False, board: bool = False) -> Schedule:
+def draw(
+    seed: int, policy: str = "", *, hosted: bool = False, board: bool = False, hosts: bool = False
+) -> Schedule:
     """Return the schedule of a seed; under another policy than it would have, if one is given.
 
     ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
-    ``board``: the same on a board, under sync-replicas unless a policy is given.
+    ``board``: the same on a board, under sync-replicas unless a policy is given. ``hosts``: each on
+    a host of its own, of which some are lost.
     """
+    if hosts:
+        return _on_hosts(draw(seed, policy, hosted=True))
     random = Random(seed)
     ps, workers = random.choice((1, 1, 2, 2, 3)), random.choice((1, 2, 2, 3, 3, 4, 6))
     drawn = _policy(random, workers)
@@ -217,6 +228,32 @@ def draw(seed: int, policy: str = "", *, hosted: bool = False, board: bool = Fal
         schedule = replace(schedule, board=True, lane=lane, policy=spec, consistent_reads=False)
         schedule = _with_sleep(random, schedule)
     return _without_oblivion(schedule)
+
+
+def _on_hosts(drawn: Schedule) -> Schedule:
+    """Have hosts be lost, cut off, and come back, also after they were given up, and no more.
+
+    What is left is a quorum of the workers that carried the job.
+    """
+    random = Random(f"{drawn.seed} hosts")
+    drawn = replace(drawn, workers=random.choice((3, 3, 4, 5)))
+    names = [f"worker {index}" for index in range(drawn.workers)]
+    at = random.uniform(0.3, SPAN_S)
+    faults = []
+    kinds = random.sample(("lose", "kill", "cut"), random.choice((1, 1, 2)))
+    # Who came back has no vote in the group that went on without it.
+    for kind in sorted(kinds, key=lambda kind: kind != "lose"):
+        who = tuple(sorted(random.sample(names, 1)))
+        lasts_s = 0.0 if kind == "lose" else random.choice((0.5, 4.0, 20.0, 35.0))
+        faults.append(Fault(round(at, 3), kind, who, lasts_s, _coin(random)))
+        if kind == "lose":
+            names.remove(*who)
+        at += random.choice((random.uniform(0, 3), random.uniform(3, 14), 30.0))
+    timing = drawn.timing.model_copy(update={"heartbeat_s": 0.3, "lease_s": 1.2})
+    return replace(
+        drawn, hosts=True, small=_coin(random), keeps=True, lane="tcp", timing=timing,
+        save_secs=random.choice((0.1, 0.3)), steps=2 * drawn.steps, faults=tuple(faults),
+    )  # fmt: skip
 
 
 def _hosted(drawn: Schedule) -> Schedule:

@@ -86,6 +86,10 @@ class PeerLostError(ZmqTrainError):
     exit_code = ExitCode.PEER_LOST
 
 
+class GroupOverError(PeerLostError):
+    """The group of workers that carried this job, which has no ps, is over."""
+
+
 class OccupiedError(ZmqTrainError):
     """Another process holds a resource that only one can hold; restart when it has ended."""
 

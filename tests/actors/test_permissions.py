@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.actors.permissions import check_identity, check_permission
+from zmqtrain.config.cluster import Role
+from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import RefusedError
 from zmqtrain.transport.keys import ROLES, Owner
 from zmqtrain.wire.codec import Envelope, Sender
@@ -18,6 +20,7 @@ from zmqtrain.wire.messages import (
     Chunk,
     Close,
     Extend,
+    Gather,
     Initialize,
     Message,
     Pull,
@@ -35,12 +38,12 @@ from zmqtrain.wire.messages import (
 )
 
 FOR_SOME = {
-    "worker": {Pull, Push, Chunk},
+    "worker": {Pull, Push, Chunk, Gather},
     "chief": {
         *(Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
-        *(SwitchPolicy, RequestSave, RequestStop),
+        *(SwitchPolicy, RequestSave, RequestStop, Gather),
     },
-    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave},
+    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave, Gather},
     "client": {SwitchPolicy, RequestSave, RequestStop},
 }
 KINDS = get_args(Message)
@@ -75,14 +78,34 @@ def test_key_serves_its_owner_alone(
     is_own = role == claimed and (index == claimed_index or role == "client")
     refused = pytest.raises(RefusedError, match=f"{role} {index} is not that of {claimed}")
     with contextlib.nullcontext() if is_own else refused:
-        check_identity(Owner(role, index), Sender(claimed, claimed_index))
+        check_identity(
+            Owner(role, index), Sender(claimed, claimed_index), Owner(claimed, claimed_index)
+        )
+
+
+ALL, WITHOUT_0 = (1, (0, 1, 2)), (2, (1, 2))
 
 
 @pytest.mark.parametrize(
-    ("role", "index", "is_own"),
-    [("worker", 1, True), ("ps", 1, True), ("ps", 0, False), ("worker", 0, False),
-     ("chief", 0, False)],
-)  # fmt: skip
-def test_key_of_a_worker_serves_the_ps_that_it_hosts(role: str, index: int, is_own: bool) -> None:
+    ("group", "role", "index", "is_own"),
+    [
+        (ALL, "worker", 1, True),
+        (ALL, "ps", 1, True),
+        (ALL, "ps", 0, False),
+        (ALL, "worker", 0, False),
+        (ALL, "chief", 0, False),
+        (WITHOUT_0, "ps", 0, True),
+        (WITHOUT_0, "chief", 0, True),
+        (WITHOUT_0, "ps", 1, False),
+        (WITHOUT_0, "worker", 0, False),
+    ],
+)
+def test_key_of_a_worker_serves_what_it_hosts(
+    group: tuple[int, tuple[int, ...]], role: str, index: int, is_own: bool
+) -> None:
+    config = TaskConfig(
+        role=Role.PS, job="j", ps=("a:1", "b:1", "c:1"), members=("a:1", "b:1", "c:1"), workers=3,
+        hosted=True, chief=False,
+    ).in_group(*group, shards=3)  # fmt: skip
     with contextlib.nullcontext() if is_own else pytest.raises(RefusedError):
-        check_identity(Owner("worker", 1), Sender(role, index), hosted=True)
+        check_identity(Owner("worker", 1), Sender(role, index), config.owner_of(role, index))

@@ -42,6 +42,14 @@ def test_everything_holds_without_ps_whatever_is_drawn() -> None:
     assert not [str(report) for report in reports if report.broken]
 
 
+def test_everything_holds_when_hosts_are_lost_whatever_is_drawn() -> None:
+    traces: list[list[str]] = [[] for _ in range(8)]
+    reports = [simulate(draw(seed, hosts=True), traces[seed].append) for seed in range(8)]
+    assert not [str(report) for report in reports if report.broken]
+    regrouped = [any("group 2 of workers carries" in line for line in trace) for trace in traces]
+    assert sum(regrouped) > 3
+
+
 def test_everything_holds_on_a_board_whatever_is_drawn() -> None:
     reports = [run_seed(seed, board=True) for seed in range(8)]
     assert not [str(report) for report in reports if report.broken]

@@ -25,7 +25,7 @@ HINT = (
 JOIN = Envelope(Join("5eed", {"seed": "0"}, "host:7", "", "", 0), Sender("worker", 3), 1)
 JOIN_BYTES = (
     b"\x97\x0f\xa4Join\x01\x93\xa6worker\x03\x00\x00"
-    b"\x96\xa45eed\x81\xa4seed\xa10\xa6host:7\xa0\xa0\x00\x90"
+    b"\x97\xa45eed\x81\xa4seed\xa10\xa6host:7\xa0\xa0\x00\x00\x90"
 )
 
 WELCOME = Envelope(Welcome(7, "/dev/shm/0", 1 << 23), Sender("ps", 0), 1, 1)

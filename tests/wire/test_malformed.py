@@ -91,7 +91,7 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
             "Orders.orders: Order.workers",
         ),
         *(
-            ({"kind": "Join", "body": ["nonce", given, "host:7", "", "", 0]}, "Join.fingerprint")
+            ({"kind": "Join", "body": ["nonce", given, "host:7", "", "", 0, 0]}, "Join.fingerprint")
             for given in ([], {b"k": "v"}, {"k": 1})
         ),
         ({"kind": "Initialize", "body": [1, ""]}, "Initialize.checkpoint"),

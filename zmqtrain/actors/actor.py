@@ -29,6 +29,7 @@ from zmqtrain.transport.base import (
     Transport,
     UnreachableError,
 )
+from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.wire.buffers import Buffer, Tensor
 from zmqtrain.wire.chunks import split
@@ -102,8 +103,6 @@ class Request:
 
 class Actor:
     """Base of the roles. A subclass fills ``handlers``, by type of message, and has a ``main``."""
-
-    hosted = False  # whether worker i hosts ps i
 
     def __init__(self, task: Task, transport: Transport, metrics: Metrics, timing: Timing) -> None:
         self.task = task
@@ -211,6 +210,10 @@ class Actor:
         """Return (this life of this task, its generation) for an envelope's label."""
         return Sender(self.task.role, self.task.index, self.incarnation), self.generation
 
+    def owner_of(self, sender: Sender) -> Owner:
+        """Return whose key a sender has."""
+        return Owner(sender.role, sender.index)
+
     def heartbeat(self) -> Heartbeat:
         """Return the next heartbeat of a link."""
         self.metrics.connected_peers["ps"].set(sum(link.is_alive for link in self.links))
@@ -261,13 +264,17 @@ class Actor:
         request = Request(self, endpoint, peer, envelope)
         try:
             if type(peer) is KnownPeer and not may_ask_for_a_client(envelope):
-                check_identity(peer.key.owner, envelope.sender, hosted=self.hosted)
+                check_identity(peer.key.owner, envelope.sender, self.owner_of(envelope.sender))
             check_permission(envelope)
         except RefusedError as error:
-            self._on_refused(str(error))
-            request.refuse(error)
+            self.on_stranger(request, error)
             return
         self._dispatch(request)
+
+    def on_stranger(self, request: Request, error: RefusedError) -> None:
+        """Take what its sender must not send, by its key or its role."""
+        self._on_refused(str(error))
+        request.refuse(error)
 
     def _on_refused(self, reason: str) -> None:
         """Count a refusal; log each reason once, since refused peers try again."""

@@ -62,6 +62,7 @@ async def join(actor: JobActor, link: Link) -> Joined:
         actor.metrics_address,
         process_identity(),
         actor.last_incarnation,
+        actor.group,
     )
     host = f"{link.peer.replace('ps', 'worker')}, which hosts it," if actor.hosted else link.peer
     envelope = await link.request(

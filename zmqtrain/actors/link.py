@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Protocol
 
@@ -252,6 +253,11 @@ class Link:
         for outstanding in self._outstanding.values():
             if not outstanding.future.done():
                 outstanding.future.set_exception(error)
+
+    def ask_again(self) -> None:
+        """Send every request again with the next heartbeat: the peer was not ready."""
+        for outstanding in self._outstanding.values():
+            outstanding.attempt.at = -math.inf
 
     def close(self) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))

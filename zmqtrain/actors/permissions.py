@@ -10,6 +10,7 @@ from zmqtrain.wire.messages import (
     Chunk,
     Close,
     Extend,
+    Gather,
     GetStatus,
     Initialize,
     Pull,
@@ -31,6 +32,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push),
+        ("worker", "ps", "chief"): (Gather,),
         ("chief",): (Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestStop),
@@ -46,17 +48,13 @@ def may_ask_for_a_client(envelope: Envelope) -> bool:
     return envelope.sender.role == _CLIENT and type(envelope.message) is GetStatus
 
 
-def check_identity(owner: Owner, sender: Sender, *, hosted: bool = False) -> None:
-    """Check that the holder of a key is this sender.
-
-    ``hosted``: whether worker i hosts ps i, with its own key.
+def check_identity(owner: Owner, sender: Sender, expected: Owner) -> None:
+    """Check that the holder of a key is this sender, whose key is ``expected``; any client may be.
 
     Raises:
         RefusedError: it is another task's key.
     """
-    role = "worker" if hosted and sender.role == "ps" else sender.role
-    is_own = role == owner.role and (sender.index == owner.index or owner.role == _CLIENT)
-    if not is_own:
+    if owner != expected and not owner.role == sender.role == _CLIENT:
         raise RefusedError(
             f"the key of {owner} is not that of {sender}: give each task its own secret key"
         )

@@ -7,17 +7,22 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
-from zmqtrain.actors.actor import Actor
+from zmqtrain.actors.actor import Actor, Request
 from zmqtrain.actors.joining import process_name
 from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
+from zmqtrain.errors import GroupOverError, ProtocolError, RefusedError
 from zmqtrain.fingerprint import DATA, WORKERS
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Transport
+from zmqtrain.transport.keys import Owner
+from zmqtrain.transport.registry import KnownPeer
+from zmqtrain.wire.codec import Sender
+from zmqtrain.wire.messages import Gather
 
 
 class JobActor(Actor):
@@ -30,6 +35,8 @@ class JobActor(Actor):
         self.job_name = config.job
         self.workers = config.workers
         self.hosted = config.hosted
+        self.group, self.hosts = config.group, config.hosts
+        self._owner_of = config.owner_of
         self.board = config.board
         self.lane = config.lane
         self.security = config.security
@@ -74,6 +81,32 @@ class JobActor(Actor):
         self.incarnation = 0
         self._lives += 1
         self.nonce = f"{self._process_nonce}/{self._lives}"
+
+    def owner_of(self, sender: Sender) -> Owner:
+        return self._owner_of(sender.role, sender.index)
+
+    def on_stranger(self, request: Request, error: RefusedError) -> None:
+        """Refuse, or tell a ps or chief of an older group, where another worker hosted it."""
+        is_of_worker = type(request.peer) is KnownPeer and request.peer.key.owner.role == "worker"
+        if self.group and is_of_worker and request.sender.role in (Role.PS, Role.CHIEF):
+            request.send(Gather(self.group, self.hosts))
+        else:
+            super().on_stranger(request, error)
+
+    def on_gather(self, request: Request, message: Gather) -> None:
+        """Another worker gives this group up, or does not know it, or knows a later one."""
+        if not self.group:
+            raise ProtocolError(f"{self.task} is of no group of workers")
+        carries = request.sender.index in self.hosts[: self.shards]  # else it is not needed
+        if message.group > self.group or (
+            message.group == self.group and message.gives_up and carries
+        ):
+            self.crash(GroupOverError(f"{request.sender}: group {self.group} of workers is over"))
+        elif message.gives_up or message.group < self.group:
+            request.send(Gather(self.group, self.hosts))
+            for link in self.links:
+                if link.endpoint is request.endpoint:  # what it was asked is lost with its group
+                    link.ask_again()
 
     def tasks_with_metrics(self) -> Iterable[tuple[str, int, str]] | None:
         """Return role, index and metrics address of all tasks; None: this task does not know."""

@@ -50,6 +50,7 @@ from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
     Extend,
+    Gather,
     GetStatus,
     Heartbeat,
     Initialize,
@@ -100,6 +101,7 @@ class Chief(JobActor):
         self._epochs_failure: ZmqTrainError | None = None  # of a callback or an evaluation
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
+        self.handlers = {Gather: self.on_gather}
 
     @property
     def history(self) -> History:

@@ -112,6 +112,8 @@ class TaskConfig(Timing):
     )
     hosted: bool = False  # whether worker i hosts ps i, if there is one
     board: bool = False  # whether the workers share a board, in the memory of the only ps
+    group: int = 0  # number of the group of workers; 0: the job ends if one is lost for good
+    group_members: tuple[int, ...] = ()  # of it, if they are not all workers
     chief: bool = Field(
         True,
         description="whether the chief is a separate task; if not, worker 0 hosts it "
@@ -273,18 +275,48 @@ class TaskConfig(Timing):
 
     def with_shards(self, shards: int) -> TaskConfig:
         """Return this configuration with so many shards, if workers host them: the first ones."""
-        return self.model_copy(update={"ps": self.ps[:shards]}) if self.hosted else self
+        update = {"ps": self.ps[:shards], "members": self.members or self.ps}
+        return self.model_copy(update=update) if self.hosted else self
+
+    def in_group(self, number: int, members: tuple[int, ...], shards: int) -> TaskConfig:
+        """Return this configuration, whose ``members`` have addresses, in a group of workers.
+
+        Who is not among them is a worker that hosts nothing.
+        """
+        update = {
+            "group": number,
+            "group_members": members,
+            "ps": tuple(self.members[worker] for worker in members[:shards]),
+            "workers": len(members),
+            "max_workers": max(self.most_workers, len(self.members)),
+        }
+        return self.model_copy(update=update)
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The workers of which each hosts a ps, as far as there is one, and the first the chief."""
+        return (self.group_members or tuple(range(self.workers))) if self.hosted else ()
+
+    def owner_of(self, role: str, index: int) -> Owner:
+        """Return whose key a task has: what a worker hosts has that worker's."""
+        is_hosted = role == Role.PS or (role == Role.CHIEF and not self.chief)
+        if is_hosted and index < len(self.hosts):
+            return Owner(Role.WORKER.value, self.hosts[index])
+        return Owner(role, index)
 
     @property
     def hosts_chief(self) -> bool:
         """Whether the chief runs in this task."""
+        if self.hosted and not self.chief:
+            return self.task == Task(Role.WORKER, self.hosts[0])
         return self.task == self.cluster.chief_host
 
     @property
     def as_ps(self) -> TaskConfig | None:
         """The configuration of the ps that this task is, or hosts beside its worker, if any."""
-        if self.role is Role.WORKER and self.hosted and self.index < len(self.ps):
-            return self.model_copy(update={"role": Role.PS})
+        hosts = self.hosts[: len(self.ps)]
+        if self.role is Role.WORKER and self.index in hosts:
+            return self.model_copy(update={"role": Role.PS, "index": hosts.index(self.index)})
         return self if self.role is Role.PS else None
 
     @property
@@ -294,17 +326,15 @@ class TaskConfig(Timing):
 
     @property
     def security(self) -> Security:
-        """The key of this task, and the keys that it expects of the ps.
-
-        A ps that a worker hosts has that worker's key.
-        """
-        host = Role.WORKER if self.hosted else Role.PS
-        owner = host if self.role is Role.PS else self.role
+        """The key of this task, and the keys that it expects of the ps."""
         return Security(
-            Owner(owner.value, self.index),
+            self.owner_of(self.role.value, self.index),
             None if self.keys is None else Path(self.keys),
             self.insecure,
-            {connect_endpoint(address): Owner(host.value, i) for i, address in enumerate(self.ps)},
+            {
+                connect_endpoint(address): self.owner_of(Role.PS.value, index)
+                for index, address in enumerate(self.ps)
+            },
             PREDECESSOR_S,
         )
 

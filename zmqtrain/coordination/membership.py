@@ -38,6 +38,7 @@ class Peer:
     contact: Request | None  # the last request, for messages that are no reply
     heard_at: float
     gone: bool = False  # it left, or its lease expired
+    left: bool = False  # it said so
     died: bool = False  # its process has ended without a Leave
     lanes: str = "tcp"  # to every ps, as a worker says
     pushes: int = 0  # of a worker, to the leader's host; it begins where the slowest one was
@@ -69,6 +70,11 @@ class Peer:
     @property
     def silent_s(self) -> float:
         return time.monotonic() - self.heard_at
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is gone, and may be alive elsewhere."""
+        return self.gone and not self.left and not self.died
 
     @property
     def orders(self) -> int:

@@ -19,7 +19,7 @@ from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.transport.base import Transport
-from zmqtrain.wire.messages import Heartbeat, Shutdown
+from zmqtrain.wire.messages import Gather, Heartbeat, Shutdown
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Worker(JobActor):
         self._training: TrainingLoop | None = None
         self.end: Shutdown | None = None
         self._failure = "it ended with an error"
-        self.handlers = {Shutdown: self._on_shutdown}
+        self.handlers = {Shutdown: self._on_shutdown, Gather: self.on_gather}
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         is_in = self._training is not None and self._training.has_joined
@@ -57,7 +57,8 @@ class Worker(JobActor):
             await self.stopping.wait()
             return self._leave(loop, exchange)
         except asyncio.CancelledError:
-            exchange.leave(self._failure)  # otherwise its lease would have to expire
+            if not (self.group and any(link.lost for link in self.links)):  # it may yet go on
+                exchange.leave(self._failure)  # otherwise its lease would have to expire
             raise
         finally:
             loop.close()

@@ -55,8 +55,9 @@ from zmqtrain.roles.hosting import (
     serve_health,
     stop_on_signals,
 )
+from zmqtrain.roles.regroup import Gatherer, claim, may_regroup, serve_groups
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.store.logdir import checkpoints, claimed, step_of
+from zmqtrain.store.logdir import checkpoints, forget_groups, step_of
 from zmqtrain.training.own_loop import Meeting
 from zmqtrain.transport.by_address import TransportByAddress
 
@@ -305,16 +306,43 @@ async def _serve(
     *,
     actors: list[JobActor] | None = None,
 ) -> int:
-    """Run the task's actor, and those of the chief and the ps that it hosts.
+    """Run the task, for one group of workers after another if it can; return its exit code.
 
-    ``actors``: a list that gets them.
+    ``actors``: a list that gets its actors.
     """
     actors = [] if actors is None else actors
     job = job.hosted(config.hosted)
+
+    async def serve(in_group: TaskConfig, actors: list[JobActor]) -> int:
+        return await _serve_group(in_group, job, on_start, actors)
+
+    async def gather(gatherer: Gatherer) -> int:
+        with contextlib.ExitStack() as stack:
+            stack.callback(gatherer.transport.close)
+            serve_health(gatherer, config, stack)
+            on_start(gatherer)
+            return await gatherer.run()
+
+    def transport(of_all: TaskConfig) -> TransportByAddress:
+        return TransportByAddress(of_all.security)
+
+    try:
+        with _key_of_one_life(config):
+            if may_regroup(config, job):
+                return await serve_groups(config, job, serve, actors, gather, transport)
+            return await serve(config, actors)
+    finally:
+        ignore_signals()
+
+
+async def _serve_group(
+    config: TaskConfig, job: Job, on_start: script.OnStart, actors: list[JobActor]
+) -> int:
+    """Run the task's actor, and those of the chief and the ps that it hosts."""
     if config.hosts_chief:
         own = job if isinstance(job.model, Meeting) else job.with_own_model()
         as_chief = config.model_copy(update={"role": Role.CHIEF, "index": 0})
-        # The chief has a key of its own, so a transport of its own.
+        # The chief may have a key of its own, so a transport of its own.
         actors.append(Chief(as_chief, own, TransportByAddress(as_chief.security), ProgressLog()))
     transport = TransportByAddress(config.security)
     if config.as_ps is not None:
@@ -325,21 +353,21 @@ async def _serve(
         since = float(ENVIRON.get(SUPERVISED_SINCE) or "inf")
         worker.add_background_task(partial(_leave_with_the_job, worker, actors, config, since))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_key_of_one_life(config))
         for actor in actors:
             stack.callback(actor.transport.close)
             serve_health(actor, config, stack)
         _publish(actors[0].task, config, stack)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
-            stack.enter_context(claimed(job.logdir))
+            await claim(stack, job.logdir, config)
         try:
             # zmqtrain run ends with the first mistake of a worker, and needs to see it.
             is_of_run = config.ps[0].startswith(IPC)
             results = await run_all(actors, serve_on=config.as_ps is not None and not is_of_run)
         finally:
-            ignore_signals()
             _note_end(actors, config)
+        if config.group and job.logdir and getattr(actors[0], "summary", None) is not None:
+            forget_groups(job.logdir)
     chief = actors[0]
     if isinstance(chief, Chief) and chief.summary is not None:
         sys.stdout.write("\n".join(["", *chief.summary.lines(), ""]))

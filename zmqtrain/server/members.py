@@ -82,7 +82,7 @@ class Members:
 
     def on_leave(self, request: Request, message: Leave) -> None:
         peer = self._peers.member(request)
-        peer.gone = True
+        peer.gone = peer.left = True
         log.info("%s left: %s", peer, message.reason)
         self._gone(peer)
         if request.envelope.request_id:

@@ -21,10 +21,11 @@ from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.delivery import OrderDelivery
+from zmqtrain.coordination.group import Group
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
-from zmqtrain.errors import FencedError, ZmqTrainError
+from zmqtrain.errors import FencedError, GroupOverError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.buffers import GradientBuffers, has_dropped_its_lock
@@ -61,6 +62,7 @@ from zmqtrain.wire.messages import (
     Close,
     Done,
     Extend,
+    Gather,
     GetStatus,
     Heartbeat,
     Initialize,
@@ -118,7 +120,7 @@ class ParameterServer(JobActor):
             self._config.bind_endpoint, HIGH_WATER_MARK + 2 * chunks.count(layout.size)
         )
         safe = is_crash_safe(self._config, self.job)
-        digest = digest_of(self.fingerprint, self.shards, self.task.index)
+        digest = digest_of(self.fingerprint, self.shards, self.task.index, self.group)
         segment, is_left = open_segment(
             segment_layout(layout, update), bound.address, self._config, safe=safe, digest=digest
         )
@@ -153,6 +155,7 @@ class ParameterServer(JobActor):
             self._chief.check(self.peers)
             if self.leader is not None:
                 self.leader.watch()
+                self._check_group()
             if self._board_host is not None:
                 self._board_host.report()
 
@@ -160,6 +163,31 @@ class ParameterServer(JobActor):
     def end(self) -> Shutdown | None:
         """How the chief has ended the run, once it has."""
         return self._shutdown
+
+    def _on_join(self, request: Request, message: Join) -> None:
+        if message.group == self.group:
+            self._members.on_join(request, message)
+        else:
+            self.on_gather(request, Gather(message.group, ()))
+
+    def _check_group(self) -> None:
+        """End the group if it can go on without those that are silent, and they without it.
+
+        They do so once they give this ps up. If they host parts, it cannot.
+
+        Raises:
+            GroupOverError: they could.
+        """
+        limit_s = self.timing.peer_timeout_s / 2
+        silent = [
+            peer.index
+            for peer in self.peers
+            if peer.is_worker and peer.is_missing and peer.silent_s >= limit_s
+        ]
+        is_needless = not set(silent).intersection(self.hosts[: self.shards])
+        if self.group and is_needless and Group(self.group, self.hosts).is_quorum(silent):
+            names = ", ".join(f"worker {worker}" for worker in silent)
+            raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
         if self.peers.get(Role.CHIEF, 0) is not None:  # else it was stopped before it joined here
@@ -214,6 +242,7 @@ class ParameterServer(JobActor):
         if self._executor is not None:
             self._executor.close()
             goes_on = may_go_on(error, is_over=self._shutdown is not None)
+            goes_on = goes_on and not (self.group and isinstance(error, PeerLostError))
             keep = goes_on and self.state.initialised and self.state.shard.safe
         if self._segment is not None:
             close_or_remove(self._segment, keep=keep)
@@ -255,7 +284,8 @@ class ParameterServer(JobActor):
         )
         parameters = ParameterAccess(state, peers, self._decider, executor, metrics, job)
         self.handlers = {
-            Join: self._members.on_join,
+            Join: self._on_join,
+            Gather: self.on_gather,
             Leave: self._members.on_leave,
             Heartbeat: self._members.on_heartbeat,
             MapSegment: buffers.on_map_segment,

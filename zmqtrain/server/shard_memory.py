@@ -126,9 +126,12 @@ def log_memory(shard: Shard, address: str, workers: int) -> None:
     )
 
 
-def digest_of(fingerprint: Mapping[str, str], shards: int, index: int) -> int:
-    """Return a digest of the job and its partitioning, the same for every life of a ps."""
-    known = msgpack.packb((sorted(fingerprint.items()), shards, index))
+def digest_of(fingerprint: Mapping[str, str], *numbers: int) -> int:
+    """Return a digest of the job and its partitioning, the same for every life of a ps.
+
+    ``numbers``: of shards, of this one, of the group of workers.
+    """
+    known = msgpack.packb((sorted(fingerprint.items()), numbers))
     return int.from_bytes(hashlib.blake2b(known, digest_size=7).digest(), "big")
 
 

@@ -13,19 +13,29 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
 from zmqtrain.store.checkpoint import checkpoints_directory
-from zmqtrain.store.durable import deleting, discard, reading, replace_file, sync_path, writing
+from zmqtrain.store.durable import (
+    deleting,
+    discard,
+    new_token,
+    reading,
+    replace_file,
+    sync_path,
+    writing,
+)
 from zmqtrain.store.manifest import Manifest, read_manifest, verify, verify_sizes
 
 GENERATION_FILE = "EPOCH"  # as checkpoints of version 0.1 have it
 LOCK_FILE = "LOCK"
+GROUP_FILE = "GROUP"
 
+_GROUP = re.compile(rf"{GROUP_FILE}-(\d{{1,9}})")
 _NUMBER = re.compile(rb"\d{1,18}\s*")
 # A name with ".replaced-" is left when a commit dies while it takes the place of an older
 # checkpoint of the same step.
@@ -177,6 +187,48 @@ def note_generation(root: Path, generation: int) -> None:
         root.mkdir(parents=True, exist_ok=True)
         replace_file(file, f"{generation}\n".encode())
         sync_path(root)
+
+
+def newest_group(logdir: str) -> tuple[int, tuple[str, ...]]:
+    """Return the last group of workers that was written, by number and addresses; 0 and none.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    root = checkpoints_directory(Path(logdir))
+    numbers = [_GROUP.fullmatch(path.name) for path in _entries(Path(logdir))]
+    last = max((int(number[1]) for number in numbers if number), default=0)
+    file = root / f"{GROUP_FILE}-{last}"
+    with reading(file), suppress(FileNotFoundError):
+        return last, tuple(file.read_text().split())
+    return 0, ()
+
+
+def write_group(logdir: str, number: int, addresses: Sequence[str]) -> None:
+    """Write the group of workers of this number, unless there is one.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    file = checkpoints_directory(Path(logdir)) / f"{GROUP_FILE}-{number}"
+    own = file.with_name(f"{file.name}.tmp-{new_token()}")
+    with writing(file):
+        own.write_text("\n".join(addresses))
+        with suppress(FileExistsError):
+            os.link(own, file)  # whole, and of one writer
+        own.unlink()
+
+
+def forget_groups(logdir: str) -> None:
+    """Delete what was written of groups: the job has ended.
+
+    Raises:
+        CheckpointError: one cannot be deleted.
+    """
+    for path in _entries(Path(logdir)):
+        if _GROUP.match(path.name):
+            with deleting(path):
+                path.unlink()
 
 
 @contextmanager

@@ -49,6 +49,7 @@ class Join:
     metrics: str  # address of the task's metrics, "" if none
     process_identity: str  # of the process, for those of the same kernel, "" if unknown
     after: int  # incarnation of its life before, 0 if it had none
+    group: int = 0  # number of the group of workers that it knows, 0 if there are none
 
 
 @dataclass(slots=True)
@@ -87,6 +88,20 @@ class Leave:
     """The task leaves; its leases go to other workers."""
 
     reason: str
+
+
+@dataclass(slots=True)
+class Gather:
+    """Worker to workers, where these host the ps: the newest group that it knows is this one.
+
+    ``gives_up``: the worker has given it up, and ``hears`` these others, who have, too. Else it
+    goes on: so answers who does not give it up, or knows a later one.
+    """
+
+    group: int
+    members: tuple[int, ...]
+    gives_up: bool = False
+    hears: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -494,8 +509,8 @@ class Status:
 
 
 Message = (
-    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Initialize | Pull | Push
-    | PullReply | PushReply | Chunk | ChunksReceived | Read | Parameters | Heartbeat
+    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | Initialize | Pull
+    | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Parameters | Heartbeat
     | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
     | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | SetRate | Shutdown
     | GetStatus | Status

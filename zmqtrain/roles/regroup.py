@@ -1,0 +1,242 @@
+"""Going on without a worker that is lost for good, where workers on several hosts host the ps.
+
+Each worker's process runs its actors for one group of workers after another. A group is over when a
+part of the parameters is lost, with the worker that hosted it. Then the workers that are left agree
+on the next one (`coordination/group.py`), parts are cut anew, and the chief, hosted by the lowest
+of them, begins a new generation from the newest checkpoint. So only the logdir outlives a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
+from zmqtrain.config.cluster import IPC, Role, Task, bind_endpoint, connect_endpoint
+from zmqtrain.config.task import TaskConfig
+from zmqtrain.coordination.group import Gathering, Group
+from zmqtrain.errors import OccupiedError, PeerLostError, RefusedError
+from zmqtrain.job import Job
+from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
+from zmqtrain.transport.base import Transport
+from zmqtrain.wire.messages import Gather, Message
+
+CLAIM_S = 1.0  # between two attempts to claim the logdir
+
+log = logging.getLogger(__name__)
+
+Serve = Callable[[TaskConfig, list[JobActor]], Awaitable[int]]
+"""Runs the actors of this process for one group, adds them to the list, returns the exit code."""
+
+
+def may_regroup(config: TaskConfig, job: Job) -> bool:
+    """Say whether a job goes on without a worker that is lost: its hosts share only the logdir."""
+    return (
+        config.hosted
+        and not config.board
+        and not config.chief
+        and job.logdir is not None
+        and len(config.members) > 1
+        and not config.members[0].startswith(IPC)
+    )
+
+
+class Gatherer(JobActor):
+    """A worker that has given its group up, and looks for the next one, or makes it with others.
+
+    ``found`` is that group, once :meth:`main` has returned without a signal.
+    """
+
+    def __init__(self, config: TaskConfig, job: Job, transport: Transport, group: Group) -> None:
+        super().__init__(config, job, transport)
+        self.found: Group | None = None
+        self._config, self._logdir = config, job.logdir or ""
+        self._give_up(group)
+        self._is_found = asyncio.Event()
+        self.handlers = dict.fromkeys(get_args(Message), self._tell) | {Gather: self.on_gather}
+
+    async def main(self) -> int:
+        """Gather.
+
+        Raises:
+            PeerLostError: there is no quorum of the group.
+            CheckpointError: what was agreed on cannot be read or written.
+        """
+        config, timing = self._config, self.timing
+        self.listen(bind_endpoint(config.members[config.index], config.bind))
+        for worker, address in enumerate(config.members):
+            if worker != config.index:
+                self.link(Task(Role.WORKER, worker), connect_endpoint(address))
+        # Others may be restarted meanwhile, and first wait to join the group that is over.
+        until = time.monotonic() + timing.join_timeout_s + 3 * timing.lease_s
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        found = asyncio.ensure_future(self._is_found.wait())
+        try:
+            while not (stopped.done() or found.done()):
+                for link in self.links:
+                    link.send(self._state())
+                await asyncio.wait(
+                    [stopped, found], timeout=timing.heartbeat_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )  # fmt: skip
+                await self._propose()
+                if not self.found and time.monotonic() > until:
+                    raise PeerLostError(self._lack())
+        finally:
+            stopped.cancel()
+            found.cancel()
+        return self.stop_code
+
+    async def _propose(self) -> None:
+        proposal = self._gathering.proposal(time.monotonic())
+        if proposal is not None and not self.found:
+            members = self._config.members
+            addresses = [members[worker] for worker in proposal.members]
+            await asyncio.to_thread(write_group, self._logdir, proposal.number, addresses)
+            self._find(await asyncio.to_thread(_newest, self._logdir, members))
+
+    def _give_up(self, group: Group) -> None:
+        self._known = group
+        self._gathering = Gathering(
+            self._config.index, group, self.timing.lease_s, time.monotonic()
+        )
+
+    def _find(self, group: Group) -> None:
+        self.found = group
+        self._is_found.set()
+
+    def _state(self) -> Gather:
+        hears = self._gathering.heard(time.monotonic())
+        return Gather(self._known.number, self._known.members, True, hears)
+
+    def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
+        return False, "looking for the workers that are left"
+
+    def on_stranger(self, request: Request, error: RefusedError) -> None:
+        self._tell(request, request.envelope.message)
+
+    def _tell(self, request: Request, message: Message) -> None:
+        """Who talks to a part that was here learns that its group is over; a person learns why."""
+        if request.sender.role == "client":
+            request.refuse(
+                PeerLostError(f"{self.task} looks for workers to go on with: {self._lack()}")
+            )
+        else:
+            request.send(self._state())
+
+    def on_gather(self, request: Request, message: Gather) -> None:
+        theirs = Group(message.group, message.members)
+        if self.found or theirs.number < self._known.number:
+            self._tell(request, message)
+        elif not message.gives_up:
+            self._find(theirs)  # it goes on, in this group or a later one
+        elif theirs.number > self._known.number:
+            self._give_up(theirs)
+        if message.gives_up and theirs == self._known:
+            self._gathering.hear(request.sender.index, message.hears, time.monotonic())
+
+    def _lack(self) -> str:
+        heard = self._gathering.heard(time.monotonic())
+        names = ", ".join(f"worker {worker}" for worker in heard) or "no other worker"
+        members = self._known.members
+        missing = [each for each in members if each not in heard and each != self.task.index]
+        absent = ", ".join(f"worker {worker}" for worker in missing) or "none of them"
+        half = f", or {len(members) // 2} with worker {members[0]}" * (len(members) % 2 == 0)
+        return (
+            f"heard of {names}, but not of {absent}; it takes {len(members) // 2 + 1} of the "
+            f"{len(members)} workers of group {self._known.number}{half}, to go on without the rest"
+        )
+
+
+async def serve_groups(
+    config: TaskConfig,
+    job: Job,
+    serve: Serve,
+    actors: list[JobActor],
+    gather: Callable[[Gatherer], Awaitable[int]],
+    transport: Callable[[TaskConfig], Transport],
+) -> int:
+    """Serve one group after another; return the exit code of the process.
+
+    ``actors``: gets those of the last group. ``gather`` runs the actor between two groups, over a
+    ``transport`` that reaches all workers.
+
+    Raises:
+        ZmqTrainError: as ``serve`` does, and if there is no quorum for another group.
+    """
+    logdir, everyone = job.logdir or "", tuple(range(len(config.members)))
+    of_all = config.in_group(1, everyone, len(everyone))
+    group = await asyncio.to_thread(_newest, logdir, config.members)
+    while True:
+        members = group.members
+        if group.number > 1:
+            workers = ", ".join(f"worker {worker}" for worker in members)
+            log.warning("group %d of workers carries the job: %s", group.number, workers)
+        in_group = config.in_group(group.number, members, job.shards_on(len(members)))
+        actors.clear()
+        try:
+            return await serve(in_group, actors)
+        except PeerLostError as lost:
+            generation = max((max(a.generation, a.known_generation) for a in actors), default=0)
+            await asyncio.to_thread(_check_begun, logdir, generation, lost)
+            log.warning("%s; looking for the workers that are left", lost)
+            gatherer = Gatherer(of_all, job, transport(of_all), group)
+            try:
+                code = await gather(gatherer)
+            except PeerLostError as lack:
+                raise PeerLostError(f"{lost}; {lack}") from None
+            if gatherer.found is None:
+                return code
+            group = gatherer.found
+
+
+def _newest(logdir: str, addresses: Sequence[str]) -> Group:
+    """Return the group that carries the job of these workers, as the logdir says; else all of them.
+
+    Another number of workers, or others, begin anew.
+    """
+    number, found = newest_group(logdir)
+    if found and set(found) <= set(addresses):
+        return Group(number, tuple(sorted(map(addresses.index, found))))
+    return Group(number + 1, tuple(range(len(addresses))))
+
+
+def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
+    """Check that a new chief in this process finds what the job, in this generation, has saved.
+
+    Raises:
+        PeerLostError: it would not; or the job never began: some task was never started.
+    """
+    known = last_generation(checkpoints_directory(Path(logdir)))
+    if not known and not generation:
+        raise lost
+    if known < generation:
+        raise PeerLostError(
+            f"{lost}; the job cannot go on here, for {logdir} is of generation {known} instead of "
+            f"{generation}; expected the logdir of worker 0; put it where all hosts see it"
+        )
+
+
+async def claim(stack: contextlib.ExitStack, logdir: str | None, config: TaskConfig) -> None:
+    """Claim the logdir for the chief of a group; the claim of a dead host may last for a while.
+
+    Raises:
+        OccupiedError: another job's chief runs there.
+    """
+    until = time.monotonic() + (config.peer_timeout_s if config.group > 1 else 0.0)
+    while True:
+        try:
+            stack.enter_context(claimed(logdir))
+        except OccupiedError:
+            if time.monotonic() >= until:
+                raise
+            await asyncio.sleep(CLAIM_S)
+        else:
+            return
