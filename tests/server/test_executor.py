@@ -12,10 +12,12 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
+from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
+from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
 from zmqtrain.wire.messages import Order, Pull, PullReply, PushReply
 
@@ -45,7 +47,7 @@ class Ears:
 
 @pytest.fixture
 def state() -> ShardState:
-    return make_state()
+    return make_state(safe=True)
 
 
 @pytest.fixture
@@ -87,6 +89,21 @@ async def test_push_is_applied_and_answered_with_the_next_lease(
     executor.count()
     (report,) = ears.reports
     assert report[:3] == ("applied", 1, {0: pending.message.version})
+
+
+async def test_answer_is_kept_before_it_is_sent(state: ShardState, executor: Executor) -> None:
+    answered: list[int] = []
+
+    class Asking(Asked):
+        def reply(self, message: Any, tensors: Any = ()) -> None:
+            again = ShardState(state.task, state.shard, state.marks)
+            recover(again, PeerTable(5.0, 2, lambda peer: False))
+            answered.append(again.workers[0].answered)
+
+    add_worker(state, buffer=0)
+    add_push(state, 7, Asking())
+    executor.carry_out([(1, Order("apply", (0,))), (2, release(7))])
+    assert answered == [7]
 
 
 async def test_release_of_a_push_that_has_not_come_is_noted(

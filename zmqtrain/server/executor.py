@@ -210,9 +210,9 @@ class Executor:
             return
         worker.pending = None
         reply = worker.reply = pending.reply(order, state.version)
+        state.keep(worker)  # first: the next push may come before another life does this again
         if pending.request is not None:  # else the worker will ask again
             self.send_parameters(pending.request, worker, reply)
-        state.keep(worker)  # a ps that is killed before this carries the order out again
 
     def send_parameters(
         self, request: Request, worker: Worker, reply: PullReply | PushReply
