@@ -21,7 +21,7 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import IPC, Role, Task, bind_endpoint, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Gathering, Group
-from zmqtrain.errors import OccupiedError, PeerLostError, RefusedError
+from zmqtrain.errors import OccupiedError, PeerLostError, ProtocolError, RefusedError
 from zmqtrain.job import Job
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
@@ -132,6 +132,9 @@ class Gatherer(JobActor):
             request.send(self._state())
 
     def on_gather(self, request: Request, message: Gather) -> None:
+        count = len(self._config.members)
+        if not message.members or not all(0 <= each < count for each in message.members):
+            raise ProtocolError(f"{message.members} is no group of {count} workers")
         theirs = Group(message.group, message.members)
         if self.found or theirs.number < self._known.number:
             self._tell(request, message)
