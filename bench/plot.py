@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -126,10 +126,10 @@ def _mark_kills(axes: Axes, chaos: Report, began: float, *, with_names: bool) ->
             axes.axvline(at_s, color=colour, linewidth=1.0, alpha=0.8, label=label)
 
 
-def tidy(axes: Axes, grid: str = "both") -> None:
+def tidy(axes: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
     """Draw nothing but the data and a light grid."""
     axes.tick_params(labelsize=8, colors=QUIET)
-    axes.grid(axis=grid, color=GRID, linewidth=0.6)  # type: ignore[arg-type]
+    axes.grid(axis=grid, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
