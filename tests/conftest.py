@@ -8,10 +8,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.harness import check_counts_fixture, stage
 
 __all__ = ["check_counts_fixture", "stage"]
+
+settings.register_profile("machines differ", deadline=None)
+settings.load_profile("machines differ")
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ TENSORS = st.lists(
         st.tuples(st.sampled_from(["stranger", "worker", "ps"]), MESSAGES, TENSORS), max_size=8
     )
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
     table: Table, make_job: MakeJob, said: list[tuple[str, Message, list[Tensor]]]
 ) -> None:

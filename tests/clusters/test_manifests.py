@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clusters.examples import ROOT, example_plan, examples
@@ -87,7 +87,6 @@ def environment_of(template: Manifest) -> dict[str, str]:
 
 
 @given(plans(), st.sampled_from(list(KINDS)))
-@settings(deadline=None)
 def test_every_task_is_told_a_configuration_that_it_takes(plan: Plan, kind: str) -> None:
     found = dict(pods_of(manifests(of_kind(plan, kind))))
     assert set(found) == set(plan.counts)

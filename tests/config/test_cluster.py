@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.config.cluster import (
@@ -69,14 +69,12 @@ HOSTS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(HOSTS, st.integers(1, 65535))
 def test_address_is_read_back_as_it_is_written(host: str, port: int) -> None:
     address = Address(host, port)
     assert parse_address(str(address)) == address
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
     try:
@@ -86,7 +84,6 @@ def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
     assert canonical_address(canonical) == canonical
 
 
-@settings(deadline=None)
 @given(st.ip_addresses())
 def test_endpoints_of_an_ip_keep_the_port_and_the_family(
     ip: IPv4Address | IPv6Address,

@@ -188,7 +188,7 @@ def test_accumulated_batch_of_a_worker_that_leaves_stays_counted(play: Play) -> 
     assert run.ledger.open_batches() == (3,)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     workers=st.integers(1, 5),
     shards=st.integers(1, 2),

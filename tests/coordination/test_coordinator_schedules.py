@@ -355,7 +355,7 @@ worlds = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(world=worlds, schedule=schedules)
 def test_run_ends_at_its_last_step_whatever_happens(world: World, schedule: list[Event]) -> None:
     world.play(schedule)
@@ -364,7 +364,7 @@ def test_run_ends_at_its_last_step_whatever_happens(world: World, schedule: list
     assert world.lives
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     tokens=st.integers(0, 5),
     shards=st.integers(1, 2),

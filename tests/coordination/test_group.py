@@ -114,7 +114,7 @@ class World:
                 self.gatherings[who] = Gathering(who, group, LEASE_S, now)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.floats(0, 0.6))
 def test_each_group_has_one_successor_and_that_shares_a_quorum_with_it(
     seed: int, count: int, loss: float

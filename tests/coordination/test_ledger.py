@@ -30,7 +30,7 @@ operations = st.tuples(
 schedules = st.integers(0, 60).flatmap(lambda n: st.lists(operations, min_size=n, max_size=n))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(before=schedules, after=schedules)
 def test_every_batch_is_counted_once_or_open(
     before: list[tuple[str, int]], after: list[tuple[str, int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.coordination.coordinator import Coordinator
@@ -165,7 +165,6 @@ class Cluster:
 
 
 @pytest.mark.parametrize("spec", POLICIES)
-@settings(deadline=None)
 @given(
     workers=st.integers(1, 4),
     lookahead=st.integers(0, 2),

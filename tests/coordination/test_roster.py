@@ -95,7 +95,7 @@ def state(made: Coordinator) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     lookahead=st.integers(0, 3),

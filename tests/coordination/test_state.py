@@ -53,7 +53,7 @@ def play(coordinator: Coordinator, events: list[tuple[str, int]]) -> list[Order]
     return orders
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(SPECS), st.lists(EVENT, max_size=40), st.lists(EVENT, max_size=40))
 def test_coordinator_from_its_state_gives_the_same_orders(
     spec: str, before: list[tuple[str, int]], after: list[tuple[str, int]]

@@ -23,7 +23,7 @@ def test_staleness_of_nothing_is_zero() -> None:
     assert Staleness().summary() == {"mean": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     values=st.integers(1, 300).flatmap(
         lambda n: st.lists(st.integers(0, 40), min_size=n, max_size=n)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.data import BatchPlan
@@ -22,7 +22,6 @@ def positions(plan: BatchPlan, passes: int) -> np.ndarray:
     return np.concatenate([plan.indices(number) for number in range(batches)])
 
 
-@settings(deadline=None)
 @given(plans, st.integers(1, 4))
 def test_each_pass_holds_each_example_exactly_once(plan: BatchPlan, passes: int) -> None:
     order = positions(plan, passes)[: passes * plan.examples].reshape(passes, plan.examples)
@@ -31,7 +30,6 @@ def test_each_pass_holds_each_example_exactly_once(plan: BatchPlan, passes: int)
     )
 
 
-@settings(deadline=None)
 @given(plans, st.integers(0, 50))
 def test_every_batch_is_full(plan: BatchPlan, number: int) -> None:
     batch = plan.indices(number)
@@ -39,7 +37,6 @@ def test_every_batch_is_full(plan: BatchPlan, number: int) -> None:
     assert batch.shape == (plan.batch_size,)
 
 
-@settings(deadline=None)
 @given(plans, st.lists(st.integers(0, 50), max_size=8))
 def test_batch_depends_on_its_number_alone(plan: BatchPlan, numbers: list[int]) -> None:
     twin = BatchPlan(plan.examples, plan.batch_size, plan.seed)
@@ -48,7 +45,6 @@ def test_batch_depends_on_its_number_alone(plan: BatchPlan, numbers: list[int]) 
         np.testing.assert_array_equal(twin.indices(number), forwards[number])
 
 
-@settings(deadline=None)
 @given(plans, st.integers(1, 90))
 def test_batch_size_does_not_change_the_order_of_the_examples(
     plan: BatchPlan, other_size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("google.protobuf")
@@ -46,7 +46,6 @@ def test_empty_feature_has_no_values(kind: str, dtype: type | None) -> None:
     assert getattr(found["a"], "dtype", None) == dtype
 
 
-@settings(deadline=None)
 @given(
     st.binary(max_size=30)
     | st.builds(lambda cut: GOLDEN[:cut], st.integers(1, len(GOLDEN) - 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -33,7 +33,6 @@ def scratch_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("idx") / "file"
 
 
-@settings(deadline=None)
 @given(array=arrays, zipped=st.booleans())
 def test_what_was_written_is_read_back(array: Any, zipped: bool, scratch_file: Path) -> None:
     content = idx_bytes(array)
@@ -45,7 +44,6 @@ def test_what_was_written_is_read_back(array: Any, zipped: bool, scratch_file: P
     np.testing.assert_array_equal(result, array)
 
 
-@settings(deadline=None)
 @given(array=arrays, zipped=st.booleans(), data=st.data())
 def test_file_cut_anywhere_is_refused(
     array: Any, zipped: bool, data: st.DataObject, scratch_file: Path
@@ -56,7 +54,6 @@ def test_file_cut_anywhere_is_refused(
         read_idx(scratch_file)
 
 
-@settings(deadline=None)
 @given(
     start=st.sampled_from([b"", b"\0\0", b"\0\0\x08", b"\0\0\x0e\x03"]),
     content=st.binary(max_size=64),

@@ -65,7 +65,7 @@ def test_checksum_is_the_masked_crc32c(data: bytes, crc: int) -> None:
     assert masked_crc(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     files=st.lists(
         st.lists(st.binary(max_size=40), min_size=1, max_size=9), min_size=1, max_size=3
@@ -159,7 +159,7 @@ def test_damaged_record_is_named_or_left_out(place: int, left: Any, tmp_path: Pa
         assert read(TFRecord(path, summary, on_error="skip")) == [len(r) // 3 for r in left]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cut=st.integers(1, 200))
 def test_file_that_was_cut_is_a_data_error_or_has_fewer_records(
     cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -95,7 +95,7 @@ def small_chunks() -> Any:
         yield
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
     shards=st.integers(1, 3),

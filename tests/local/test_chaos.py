@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.cli.chaos import chaos_json, chaos_view
@@ -28,7 +28,6 @@ TASKS = {"ps": 2, "worker": 4, "chief": 1}
 INTERVALS = st.dictionaries(st.sampled_from(sorted(TASKS)), st.floats(1, 50))
 
 
-@settings(deadline=None)
 @given(st.integers(), st.floats(1, 500), INTERVALS, INTERVALS)
 def test_schedule_is_repeated_by_its_seed_and_keeps_its_bounds(
     seed: int, seconds: float, kill: dict[str, float], pause: dict[str, float]

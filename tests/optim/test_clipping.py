@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.optim import clip_by_global_norm, global_norm
@@ -94,7 +94,6 @@ def test_gradient_whose_squares_overflow_float32_is_clipped() -> None:
     np.testing.assert_allclose(gradients["w"], [0.6, -0.8], rtol=1e-6)
 
 
-@settings(deadline=None)
 @given(
     values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20),
     norm=st.floats(1e-3, 1e6),

@@ -103,7 +103,7 @@ def test_rule_on_a_parabola_finds_its_minimum(rule: Rule) -> None:
 
 
 @every_rule
-@settings(deadline=None, max_examples=25)  # the first may compile a kernel
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 50), max_size=6))
 def test_rule_block_by_block_equals_the_whole_bit_for_bit(rule: Rule, cuts: list[int]) -> None:
     whole, cut = Run(rule, 50), Run(rule, 50)

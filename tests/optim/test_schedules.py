@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.errors import ConfigError
@@ -65,7 +65,6 @@ def test_schedule_written_as_text_and_read_back_is_equal(schedule: Schedule) -> 
     assert hash(eval(repr(schedule))) == hash(schedule)
 
 
-@settings(deadline=None)
 @given(step=st.integers(0, 10**7), index=st.integers(0, len(HAND_VALUES) - 1))
 def test_schedule_at_any_step_stays_within_its_first_and_last_rate(step: int, index: int) -> None:
     schedule = HAND_VALUES[index][0]

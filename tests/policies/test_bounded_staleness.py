@@ -46,7 +46,7 @@ events = st.tuples(
 schedules = st.integers(0, 80).flatmap(lambda n: st.lists(events, min_size=n, max_size=n))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(bound=st.integers(0, 3), schedule=schedules)
 def test_worker_proceeds_iff_the_slowest_is_within_the_bound(
     bound: int, schedule: list[tuple[int, str]]

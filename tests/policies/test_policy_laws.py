@@ -139,7 +139,7 @@ class World:
 
 
 @every_policy
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(schedule=schedules)
 def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec), version=10)
@@ -151,7 +151,7 @@ def test_every_push_counts_once_or_is_dropped(spec: str, schedule: list[tuple[in
 
 
 @every_policy
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(schedule=schedules)
 def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[int, str]]) -> None:
     world = World(make_policy(spec))
@@ -171,7 +171,7 @@ def test_someone_computes_while_anyone_is_live(spec: str, schedule: list[tuple[i
 
 
 @every_policy
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(before=schedules, after=schedules)
 def test_policy_that_starts_again_forgets_everything(
     spec: str, before: list[tuple[int, str]], after: list[tuple[int, str]]

@@ -113,7 +113,7 @@ schedules = st.integers(0, 60).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     workers=st.integers(1, 6),
     aggregate=st.integers(1, 9),
@@ -134,7 +134,7 @@ def test_tokens_and_gradients_are_conserved(
     assert initial + max(workers, aggregate) * steps == replicas.taken + len(policy.tokens)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(workers=st.integers(1, 6), backups=st.integers(0, 3), schedule=schedules)
 def test_strict_replicas_average_exactly_what_they_are_told(
     workers: int, backups: int, schedule: list[int]

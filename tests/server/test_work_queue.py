@@ -222,7 +222,7 @@ CHUNKS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(chunks=CHUNKS)
 def test_every_piece_is_done_once_in_order_whatever_came_before_it(
     chunks: list[tuple[str, int, bool]],

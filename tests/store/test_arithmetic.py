@@ -71,7 +71,7 @@ every_rule = pytest.mark.parametrize("rule", [SGD(0.1), Momentum(0.1), Adam(0.1)
 
 
 @every_rule
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(changes=CHANGES)
 def test_shard_on_a_device_holds_what_one_in_place_holds(
     rule: Rule, changes: list[tuple[str, list[int]]]

@@ -314,7 +314,7 @@ class Member:
         self.pushes[self.seat.place] = self.seat.steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(members=st.integers(1, 4), seed=st.integers(0, 2**32), dying=st.integers(0, 2))
 def test_members_in_any_order_that_die_anywhere_agree_on_every_step(
     members: int, seed: int, dying: int

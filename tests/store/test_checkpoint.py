@@ -55,7 +55,7 @@ def test_checkpoint_of_any_placement_is_read_bit_for_bit_into_any_other(
     _assert_restored(job, path, place(job.variables, after, "round-robin", 40))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 7), max_size=3).map(tuple), min_size=1, max_size=4),
     st.tuples(st.integers(1, 6), st.integers(1, 6)),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -112,7 +112,6 @@ shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8
 strategies = st.sampled_from(["round-robin", "greedy", "contiguous"])
 
 
-@settings(deadline=None)
 @given(shapes, st.integers(1, 9), strategies, st.integers(0, 200))
 def test_every_element_is_held_exactly_once(
     shapes: list[tuple[int, ...]], shards: int, strategy: str, partition_nbytes: int
@@ -135,7 +134,6 @@ def test_every_element_is_held_exactly_once(
     assert all((counts == 1).all() for counts in held.values())
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=6

@@ -44,7 +44,7 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(size=st.integers(0, 60), chunk_size=st.integers(1, 20), data=st.data())
 def test_flat_of_any_size_arrives_whole_in_whatever_order(
     size: int, chunk_size: int, data: st.DataObject
@@ -66,7 +66,7 @@ def test_flat_of_any_size_arrives_whole_in_whatever_order(
     assert out.tobytes() == flat.tobytes()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(size=st.integers(0, 60), chunk_size=st.integers(1, 20))
 def test_chunks_are_views_that_follow_one_another_and_only_the_last_is_smaller(
     size: int, chunk_size: int

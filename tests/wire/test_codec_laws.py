@@ -80,7 +80,7 @@ def assert_same(received: Envelope, sent: Envelope) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
     sent = Envelope(
@@ -138,7 +138,7 @@ def decode_or_refuse(frames: list[Buffer]) -> Envelope | None:
         return None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(frames=st.lists(st.binary(max_size=64), max_size=3))
 def test_random_bytes_are_refused(frames: list[Buffer]) -> None:
     assert decode_or_refuse(frames) is None
@@ -166,7 +166,7 @@ def mutated(draw: st.DrawFn) -> list[Buffer]:
     return frames
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(frames=mutated())
 def test_damaged_message_decodes_or_is_refused(frames: list[Buffer]) -> None:
     envelope = decode_or_refuse(frames)
@@ -185,7 +185,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(envelope=ENVELOPES, part=st.integers(0, 6), value=ANYTHING, data=st.data())
 def test_wrong_value_in_any_place_decodes_or_is_refused(
     envelope: Envelope, part: int, value: Any, data: st.DataObject

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.config.cluster import Role
@@ -250,7 +250,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_any_json_is_read_or_refused(document: Any) -> None:
     with contextlib.suppress(ConfigError):
