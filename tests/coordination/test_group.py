@@ -48,8 +48,8 @@ def proposals(links: set[tuple[int, int]], members: tuple[int, ...]) -> dict[int
     found = {}
     for now in range(12):
         for a, b in links:
-            made[b].hear(a, made[a].heard(now), now)
-            made[a].hear(b, made[b].heard(now), now)
+            made[b].note(a, made[a].heard(now), now)
+            made[a].note(b, made[b].heard(now), now)
         for member, gathering in made.items():
             if proposal := gathering.proposal(now):
                 found[member] = proposal
@@ -76,11 +76,11 @@ def test_the_lowest_of_a_quorum_that_hears_one_another_proposes_it(
 def test_who_is_not_a_member_is_taken_in_but_has_no_say() -> None:
     gathering = Gathering(0, Group(2, (1, 2, 3)), LEASE_S, 0.0)
     for now in range(9):
-        gathering.hear(1, (0,), now)
+        gathering.note(1, (0,), now)
         assert gathering.proposal(now) is None
     for now in range(9, 18):
-        gathering.hear(1, (0, 2), now)
-        gathering.hear(2, (0, 1), now)
+        gathering.note(1, (0, 2), now)
+        gathering.note(2, (0, 1), now)
         found = gathering.proposal(now)
     assert found == Group(3, (0, 1, 2))
 
@@ -106,7 +106,7 @@ class World:
             self.on_way.remove(message)
             _, to, who, number, hears = message
             if number == self.gatherings[to].group.number:
-                self.gatherings[to].hear(who, hears, now)
+                self.gatherings[to].note(who, hears, now)
         for who, mine in self.gatherings.items():
             if proposal := mine.proposal(now):
                 assert mine.group.is_quorum(proposal.members)

@@ -39,7 +39,7 @@ class Gathering:
         self._circle: tuple[int, ...] = (worker,)
         self._since = now  # when the circle became this one
 
-    def hear(self, worker: int, hears: Collection[int], now: float) -> None:
+    def note(self, worker: int, hears: Collection[int], now: float) -> None:
         """Another worker says that it gives this group up, and whom it hears."""
         self._hears[worker] = now, hears
 

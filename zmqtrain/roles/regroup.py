@@ -60,7 +60,7 @@ class Gatherer(JobActor):
         self._config, self._logdir = config, job.logdir or ""
         self._give_up(group)
         self._is_found = asyncio.Event()
-        self.handlers = dict.fromkeys(get_args(Message), self._tell) | {Gather: self.on_gather}
+        self.handlers = dict.fromkeys(get_args(Message), self._answer) | {Gather: self.on_gather}
 
     async def main(self) -> int:
         """Gather.
@@ -120,9 +120,9 @@ class Gatherer(JobActor):
         return False, "looking for the workers that are left"
 
     def on_stranger(self, request: Request, error: RefusedError) -> None:
-        self._tell(request, request.envelope.message)
+        self._answer(request, request.envelope.message)
 
-    def _tell(self, request: Request, message: Message) -> None:
+    def _answer(self, request: Request, message: Message) -> None:
         """Who talks to a part that was here learns that its group is over; a person learns why."""
         if request.sender.role == "client":
             request.refuse(
@@ -137,13 +137,13 @@ class Gatherer(JobActor):
             raise ProtocolError(f"{message.members} is no group of {count} workers")
         theirs = Group(message.group, message.members)
         if self.found or theirs.number < self._known.number:
-            self._tell(request, message)
+            self._answer(request, message)
         elif not message.gives_up:
             self._find(theirs)  # it goes on, in this group or a later one
         elif theirs.number > self._known.number:
             self._give_up(theirs)
         if message.gives_up and theirs == self._known:
-            self._gathering.hear(request.sender.index, message.hears, time.monotonic())
+            self._gathering.note(request.sender.index, message.hears, time.monotonic())
 
     def _lack(self) -> str:
         heard = self._gathering.heard(time.monotonic())
