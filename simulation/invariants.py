@@ -214,10 +214,14 @@ class _Learned:
 
         Or was taken for dead, although the end came before it knew.
         """
-        if len(self._monitor.lives) > self._schedule.workers or self._cluster.expirations:
+        schedule = self._schedule
+        if len(self._monitor.lives) > schedule.workers or self._cluster.expirations:
             return True
+        cuts = [fault.lasts_s for fault in schedule.faults if fault.kind == "cut"]
+        if schedule.hosts and max(cuts, default=0.0) > schedule.timing.lease_s:
+            return True  # whose lease ran out is not counted over groups
         stayed = [end for end in self._cluster.ends if end.name.startswith("worker")]
-        return [end.code for end in stayed] != [self._summary.exit_code] * self._schedule.workers
+        return [end.code for end in stayed] != [self._summary.exit_code] * schedule.workers
 
     def _may_be_uneven(self) -> bool:
         """Say whether a push may have counted on some shards alone.
