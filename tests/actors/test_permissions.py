@@ -98,6 +98,9 @@ ALL, WITHOUT_0 = (1, (0, 1, 2)), (2, (1, 2))
         (WITHOUT_0, "chief", 0, True),
         (WITHOUT_0, "ps", 1, False),
         (WITHOUT_0, "worker", 0, False),
+        (WITHOUT_0, "chief", 1, False),
+        (WITHOUT_0, "ps", -2, False),
+        (WITHOUT_0, "client", 1, False),
     ],
 )
 def test_key_of_a_worker_serves_what_it_hosts(

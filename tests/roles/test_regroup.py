@@ -32,6 +32,7 @@ JOB = counting_job(3, frozenset(), logdir="somewhere")
         ({"chief": True}, False),
         ({"board": True}, False),
         ({"hosted": False}, False),
+        ({"index": 3}, False),
         ({"members": ("ipc://a", "ipc://b", "ipc://c")}, False),
     ],
 )
@@ -42,13 +43,15 @@ def test_only_workers_on_hosts_of_their_own_do_without_one(
     assert not may_regroup(CONFIG, JOB.with_overrides(steps=1).model_copy(update={"logdir": None}))
 
 
-@pytest.mark.parametrize("members", [(), (0, 3), (-1, 0)])
-async def test_group_of_workers_that_are_not_there_is_refused(members: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sender", "members"), [(1, ()), (1, (0, 3)), (1, (-1, 0)), (3, (0, 1))])
+async def test_group_of_workers_that_are_not_there_is_refused(
+    sender: int, members: tuple[int, ...]
+) -> None:
     config = CONFIG.in_group(1, (0, 1, 2), 3)
     gatherer = Gatherer(config, JOB, MemoryTransport(), Group(1, (0, 1, 2)))
     message = Gather(2, members)
     end = gatherer.transport.connect("memory://x")
-    request = Request(gatherer, end, b"", Envelope(message, Sender("worker", 1), 0))
+    request = Request(gatherer, end, b"", Envelope(message, Sender("worker", sender), 0))
     with pytest.raises(ProtocolError):
         gatherer.on_gather(request, message)
     assert gatherer.found is None

@@ -299,8 +299,8 @@ class TaskConfig(Timing):
 
     def owner_of(self, role: str, index: int) -> Owner:
         """Return whose key a task has: what a worker hosts has that worker's."""
-        is_hosted = role == Role.PS or (role == Role.CHIEF and not self.chief)
-        if is_hosted and index < len(self.hosts):
+        hosted: dict[str, int] = {Role.PS: len(self.hosts), Role.CHIEF: 0 if self.chief else 1}
+        if self.hosts and 0 <= index < hosted.get(role, 0):
             return Owner(Role.WORKER.value, self.hosts[index])
         return Owner(role, index)
 

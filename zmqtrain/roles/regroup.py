@@ -44,6 +44,7 @@ def may_regroup(config: TaskConfig, job: Job) -> bool:
         and not config.chief
         and job.logdir is not None
         and len(config.members) > 1
+        and config.index < len(config.members)  # others have no address, and can wait for none
         and not config.members[0].startswith(IPC)
     )
 
@@ -132,8 +133,8 @@ class Gatherer(JobActor):
             request.send(self._state())
 
     def on_gather(self, request: Request, message: Gather) -> None:
-        count = len(self._config.members)
-        if not message.members or not all(0 <= each < count for each in message.members):
+        count, named = len(self._config.members), {*message.members, request.sender.index}
+        if not message.members or not all(0 <= each < count for each in named):
             raise ProtocolError(f"{message.members} is no group of {count} workers")
         theirs = Group(message.group, message.members)
         if self.found or theirs.number < self._known.number:
@@ -189,13 +190,15 @@ async def serve_groups(
         except PeerLostError as lost:
             generation = max((max(a.generation, a.known_generation) for a in actors), default=0)
             await asyncio.to_thread(_check_begun, logdir, generation, lost)
+            if any(actor.stopping.is_set() for actor in actors):
+                raise  # a signal, or the end of the job, came first
             log.warning("%s; looking for the workers that are left", lost)
             gatherer = Gatherer(of_all, job, transport(of_all), group)
             try:
                 code = await gather(gatherer)
             except PeerLostError as lack:
                 raise PeerLostError(f"{lost}; {lack}") from None
-            if gatherer.found is None:
+            if gatherer.found is None or gatherer.stopping.is_set():
                 return code
             group = gatherer.found
 
