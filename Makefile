@@ -84,7 +84,7 @@ $(VENV)/.bench: $(STAMP)
 
 headline: $(VENV)/.bench  ## kill everything for two minutes while it trains; check every promise
 	$(BIN)/python -m bench headline --plot headline.png
-	$(BIN)/python -m bench headline --without-ps --steps 40000
+	$(BIN)/python -m bench headline --without-ps
 
 MINUTES ?= 10
 soak: $(STAMP)  ## simulated and real jobs under faults for MINUTES=10; SEED=N repeats them

@@ -195,7 +195,7 @@ class Stage:
 
 @click.command("headline")
 @click.option("--seconds", type=FiniteRange(1), default=120.0, show_default=True)
-@click.option("--steps", type=click.IntRange(100), default=20_000, show_default=True)
+@click.option("--steps", type=click.IntRange(100), default=40_000, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="of the schedule of kills")
 @click.option("--without-ps", is_flag=True, help="workers share a board; worker 0 dies, too")
 @plot_option
