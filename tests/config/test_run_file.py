@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from zmqtrain.config.run_file import RunningJob, published, running_jobs
+from zmqtrain.config.run_file import RunningJob, end_since, note_end, published, running_jobs
 from zmqtrain.errors import ConfigError
 
 
@@ -39,6 +39,15 @@ def test_job_is_known_once_by_its_chief_or_else_by_its_ps(directory: Path) -> No
     with published("job.py", ("a:1",), "chief 0"):
         assert [(job.ps, job.task) for job in running_jobs()] == [(("a:1",), "chief 0")]
     assert running_jobs() == [of_ps]
+
+
+def test_end_can_be_noted_by_several_tasks_at_once(directory: Path) -> None:
+    note_end(("a:1",), 1)
+    (note,) = directory.iterdir()
+    with note.open("r+") as other:
+        note_end(("a:1",), 0)
+        other.write(" " * 1000 + "}")
+    assert end_since(("a:1",), 0.0) == 0
 
 
 def test_no_directory_for_small_files_is_told_with_the_remedy(
@@ -89,7 +98,7 @@ def test_directory_that_cannot_be_ours_is_told_with_the_remedy(
 def test_full_disk_is_told_with_the_remedy_and_leaves_nothing(directory: Path) -> None:
     directory.mkdir()
     path = directory / f"{os.getpid()}.json"
-    path.symlink_to("/dev/full")
+    path.with_suffix(f".{os.getpid()}").symlink_to("/dev/full")
     expected = (
         "No space left on device; expected room for a small file; free some space, or set TMPDIR"
     )

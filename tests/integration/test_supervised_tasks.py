@@ -115,9 +115,9 @@ def test_worker_that_comes_back_after_the_end_of_its_job_leaves_with_it(stage: S
     worker = " ".join(cluster.command("worker", 1))
     first = "touch lived; while ! test -e over; do sleep 0.05; done; kill -9 $$"
     late = supervise(stage, "sh", "-c", f"test -e lived || {{ {first}; }}; exec {worker}")
+    stage.until((stage.directory / "lived").exists, "the first life")
     tasks = [cluster.start(role) for role in ("ps", "chief", "worker")]
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
-    stage.until((stage.directory / "lived").exists, "the first life")
     (stage.directory / "over").touch()
     assert late.exit_code() == 0, str(late)
 

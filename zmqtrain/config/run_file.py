@@ -114,13 +114,18 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a whole file, also if several tasks of a job note its end at once."""
+    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        path.write_text(text)
+        draft.write_text(text)
+        draft.replace(path)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be written: {error.strerror}; expected room for a small file; free "
             "some space, or set TMPDIR"
         ) from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _directory() -> Path:
