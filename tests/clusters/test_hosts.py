@@ -65,6 +65,13 @@ def test_host_of_worker_0_has_the_key_of_the_chief_that_it_hosts() -> None:
     assert ["chief-0.secret" in script for script in scripts.values()] == [True, False]
 
 
+def test_host_without_secrets_has_a_script_that_runs() -> None:
+    """Its keys are revoked, or it has no task."""
+    plan = example_plan()
+    for script in keyed(render(plan, [A, B]), plan, {"registry": "r"}).values():
+        subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+
+
 def test_address_that_peers_do_not_reach_is_refused() -> None:
     with pytest.raises(ConfigError):
         render(example_plan(), [Host("localhost", 2, "127.0.0.1"), B])

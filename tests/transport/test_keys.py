@@ -89,6 +89,11 @@ def test_renewed_key_replaces_the_former_one(directory: Path) -> None:
     }
     assert read_secret(directory, WORKER).hex() == C
     assert allowed_key(directory, PS).hex() == A
+    assert {path.name for path in directory.iterdir()} == {
+        "registry",
+        "ps-0.secret",
+        "worker-3.secret",
+    }
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,11 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
 def rotate_command(*, name: str) -> None:
     """Give the workers, the chief and the people of a submitted job new keys while it runs.
 
-    Also brings the registry to its tasks, after a revoke or an add in its directory of keys. Tasks
-    with new keys are started again by their supervisors within seconds; nothing is lost. The ps
-    keep theirs, by which all know them.
+    Also brings the registry to its tasks, after a revoke or an add in its directory of keys (see
+    zmqtrain jobs --json). Tasks with new keys are started again by their supervisors within
+    seconds; nothing is lost. On Kubernetes the command takes two minutes. If it fails, repeat it.
+
+    The ps keep their keys, by which all know them; so do all tasks on Ray, or without ps.
 
     \b
     Examples:

@@ -73,12 +73,13 @@ def keyed(
     def of_tasks(host: Host) -> str:
         files = keys_of(keys, *(task for task in where if where[task] == host))
         lines = {
-            name: f'  printf %s {shlex.quote(text)} >"$own/new"\n'
-            f'  mv "$own/new" "$own/keys/{name}"\n'
+            name: f'  printf %s {shlex.quote(text)} >"$own/new" || return\n'
+            f'  mv "$own/new" "$own/keys/{name}" || return\n'
             for name, text in files.items()
         }
         registry = lines.pop(REGISTRY)
-        return f"secrets() {{\n{''.join(lines.values())}}}\nregistry() {{\n{registry}}}\n"
+        written = "".join(lines.values()) or "  :\n"  # no task may be here
+        return f"secrets() {{\n{written}}}\nregistry() {{\n{registry}}}\n"
 
     return {host: of_tasks(host) + script for host, script in scripts.items()}
 

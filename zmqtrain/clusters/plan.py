@@ -292,14 +292,15 @@ class Plan:
 
 
 def keys_of(keys: Mapping[str, str], *tasks: Task) -> dict[str, str]:
-    """Return those of the files of keys that these tasks need.
+    """Return those of the files of keys that these tasks need; a revoked key has no secret.
 
     Without ps worker 0 hosts the chief, which has a key of its own.
     """
     owners = [Owner(task.role, task.index) for task in tasks]
     if Task(Role.WORKER, 0) in tasks and secret_name(Owner(Role.PS)) not in keys:
         owners.append(Owner(Role.CHIEF))
-    return {name: keys[name] for name in (REGISTRY, *map(secret_name, owners))}
+    names = (REGISTRY, *map(secret_name, owners))
+    return {name: keys[name] for name in names if name in keys}
 
 
 def port_of(number: int) -> int:

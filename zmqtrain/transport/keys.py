@@ -221,10 +221,7 @@ def renew_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
             if entry.owner in pairs:
                 entries[number] = replace(entry, revoked=True)
         for owner, pair in pairs.items():
-            path = secret_path(directory, owner)
-            draft = path.with_suffix(".new")
-            _write_private(draft, f"{pair.secret}\n")
-            os.replace(draft, path)
+            _replace(secret_path(directory, owner), f"{pair.secret}\n")
             entries.append(Entry(owner, pair.public))
 
 
@@ -261,9 +258,7 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
             path = directory / REGISTRY
             entries = list(read_registry(directory)) if path.exists() else []
             yield entries
-            draft = directory / f".{REGISTRY}-{secrets.token_hex(4)}"
-            _write_private(draft, _HEADING + "".join(f"{entry}\n" for entry in entries))
-            os.replace(draft, path)
+            _replace(path, _HEADING + "".join(f"{entry}\n" for entry in entries))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -283,6 +278,12 @@ def _readable(what: str, made_by: str) -> Iterator[None]:
             f"{what} cannot be read: {getattr(error, 'strerror', None) or error}; make it by "
             f"{made_by}, or copy it here from where it was made"
         ) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    _write_private(draft, text)
+    os.replace(draft, path)
 
 
 def _write_private(path: Path, text: str) -> None:
