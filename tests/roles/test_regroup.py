@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
 from zmqtrain.errors import ProtocolError
-from zmqtrain.roles.regroup import Gatherer, may_regroup
-from zmqtrain.store.logdir import forget_groups, newest_group, write_group
+from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
+from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Gather
@@ -43,18 +45,68 @@ def test_only_workers_on_hosts_of_their_own_do_without_one(
     assert not may_regroup(CONFIG, JOB.with_overrides(steps=1).model_copy(update={"logdir": None}))
 
 
+def hear(gatherer: Gatherer, role: str, index: int, message: Gather) -> None:
+    end = gatherer.transport.connect("memory://x")
+    request = Request(gatherer, end, b"", Envelope(message, Sender(role, index), 0))
+    gatherer.on_gather(request, message)
+
+
 @pytest.mark.parametrize(("sender", "members"), [(1, ()), (1, (0, 3)), (1, (-1, 0)), (3, (0, 1))])
 async def test_group_of_workers_that_are_not_there_is_refused(
     sender: int, members: tuple[int, ...]
 ) -> None:
     config = CONFIG.in_group(1, (0, 1, 2), 3)
     gatherer = Gatherer(config, JOB, MemoryTransport(), Group(1, (0, 1, 2)))
-    message = Gather(2, members)
-    end = gatherer.transport.connect("memory://x")
-    request = Request(gatherer, end, b"", Envelope(message, Sender("worker", sender), 0))
     with pytest.raises(ProtocolError):
-        gatherer.on_gather(request, message)
+        hear(gatherer, "worker", sender, Gather(2, members))
     assert gatherer.found is None
+
+
+ON, OVER, LATER = Gather(3, (1, 2, 0)), Gather(3, (1, 2, 0), gives_up=True), Gather(4, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("heard", "goes_on"),
+    [
+        ([("ps", 0, ON)], False),
+        ([("ps", 0, ON), ("ps", 0, ON)], False),
+        ([("ps", 0, ON), ("ps", 1, ON)], True),
+        ([("ps", 0, ON), ("worker", 1, OVER), ("ps", 1, ON)], False),
+        ([("ps", 0, ON), ("worker", 0, OVER), ("ps", 1, ON)], True),  # it has no part
+        ([("ps", 0, LATER)], True),
+    ],
+)
+async def test_worker_without_a_part_goes_back_once_all_parts_go_on(
+    heard: list[tuple[str, int, Gather]], goes_on: bool
+) -> None:
+    job = JOB.with_overrides(partition_nbytes=sum(v.nbytes for v in JOB.variables()) // 2)
+    assert job.shards_on(3) == 2
+    gatherer = Gatherer(CONFIG, job, MemoryTransport(), Group(3, ON.members))
+    for role, index, message in heard:
+        hear(gatherer, role, index, message)
+    assert gatherer.found == (Group(heard[-1][2].group, heard[-1][2].members) if goes_on else None)
+
+
+async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = CONFIG.model_copy(update={"insecure": True, "heartbeat_s": 0.01, "lease_s": 0.02})
+    job = JOB.model_copy(update={"logdir": str(tmp_path)})
+    gatherer = Gatherer(config, job, MemoryTransport(), Group(1, (0,)))
+    running = asyncio.ensure_future(gatherer.run())
+    while "trying again" not in caplog.text and not running.done():
+        await asyncio.wait([running], timeout=0.01)
+    (tmp_path / "checkpoints").mkdir()
+    await asyncio.wait_for(running, 20)
+    assert gatherer.found == Group(2, (0,))
+
+
+async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path) -> None:
+    stopping, logdir = asyncio.Event(), str(tmp_path)
+    asyncio.get_running_loop().call_soon(stopping.set)
+    with claimed(logdir), ExitStack() as stack:
+        waiting = claim(stack, logdir, CONFIG.in_group(2, (0, 1), 2), stopping)
+        await asyncio.wait_for(waiting, CONFIG.peer_timeout_s / 2)
 
 
 def test_first_group_that_is_written_counts_until_the_job_has_ended(tmp_path: Path) -> None:

@@ -429,10 +429,10 @@ class Leader:
 
         A pass need not be a multiple of the workers: those that get one batch less are not slow.
         """
-        workers = [peer for peer in self.peers.workers() if not peer.gone]
-        most = max((peer.pushes for peer in workers), default=0)
         if make_policy(self.policy).staleness_bound is None:
             return
+        workers = list(self.peers.workers())
+        most = max((peer.pushes for peer in workers), default=0)
         for peer in workers:
             peer.joined_at += most - peer.pushes
             peer.pushes = most

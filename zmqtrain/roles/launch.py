@@ -359,7 +359,9 @@ async def _serve_group(
         _publish(actors[0].task, config, stack)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
-            await claim(stack, job.logdir, config)
+            await claim(stack, job.logdir, config, actors[0].stopping)
+            if actors[0].stopping.is_set():
+                return actors[0].stop_code
         try:
             # zmqtrain run ends with the first mistake of a worker, and needs to see it.
             is_of_run = config.ps[0].startswith(IPC)

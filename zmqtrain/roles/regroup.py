@@ -21,11 +21,19 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import IPC, Role, Task, bind_endpoint, connect_endpoint
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Gathering, Group
-from zmqtrain.errors import OccupiedError, PeerLostError, ProtocolError, RefusedError
+from zmqtrain.errors import (
+    CheckpointError,
+    OccupiedError,
+    PeerLostError,
+    ProtocolError,
+    RefusedError,
+)
 from zmqtrain.job import Job
+from zmqtrain.observe.logs import StateLogger
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
 from zmqtrain.transport.base import Transport
+from zmqtrain.wire.codec import Sender
 from zmqtrain.wire.messages import Gather, Message
 
 CLAIM_S = 1.0  # between two attempts to claim the logdir
@@ -68,9 +76,9 @@ class Gatherer(JobActor):
 
         Raises:
             PeerLostError: there is no quorum of the group.
-            CheckpointError: what was agreed on cannot be read or written.
+            CheckpointError: what was agreed on cannot be read or written in time.
         """
-        config, timing = self._config, self.timing
+        config, timing, states = self._config, self.timing, StateLogger(log)
         self.listen(bind_endpoint(config.members[config.index], config.bind))
         for worker, address in enumerate(config.members):
             if worker != config.index:
@@ -87,8 +95,14 @@ class Gatherer(JobActor):
                     [stopped, found], timeout=timing.heartbeat_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )  # fmt: skip
-                await self._propose()
-                if not self.found and time.monotonic() > until:
+                is_late = time.monotonic() > until
+                try:
+                    await self._propose()
+                except CheckpointError as error:  # of a file server, it may pass
+                    if is_late:
+                        raise
+                    states.state("logdir", f"{error}; trying again", logging.WARNING)
+                if not self.found and is_late:
                     raise PeerLostError(self._lack())
         finally:
             stopped.cancel()
@@ -105,6 +119,7 @@ class Gatherer(JobActor):
 
     def _give_up(self, group: Group) -> None:
         self._known = group
+        self._going_on: set[int] = set()  # who says of its part that it goes on in this group
         self._gathering = Gathering(
             self._config.index, group, self.timing.lease_s, time.monotonic()
         )
@@ -140,11 +155,24 @@ class Gatherer(JobActor):
         if self.found or theirs.number < self._known.number:
             self._answer(request, message)
         elif not message.gives_up:
-            self._find(theirs)  # it goes on, in this group or a later one
+            if theirs.number > self._known.number or self._all_go_on(request.sender):
+                self._find(theirs)
         elif theirs.number > self._known.number:
             self._give_up(theirs)
         if message.gives_up and theirs == self._known:
+            self._going_on.discard(request.sender.index)
             self._gathering.note(request.sender.index, message.hears, time.monotonic())
+
+    def _all_go_on(self, sender: Sender) -> bool:
+        """Say whether all parts have said that they go on, now that the sender does.
+
+        One alone may not know yet that another one is lost.
+        """
+        members = self._known.members
+        hosts = members[: self.job.shards_on(len(members))]
+        if sender.role == Role.PS and sender.index < len(hosts):
+            self._going_on.add(hosts[sender.index])
+        return len(self._going_on) == len(hosts)
 
     def _lack(self) -> str:
         heard = self._gathering.heard(time.monotonic())
@@ -204,9 +232,9 @@ async def serve_groups(
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:
-    """Return the group that carries the job of these workers, as the logdir says; else all of them.
+    """Return the group that carries the job, as the logdir says.
 
-    Another number of workers, or others, begin anew.
+    All workers begin anew if it says nothing, or names an address that is none of theirs.
     """
     number, found = newest_group(logdir)
     if found and set(found) <= set(addresses):
@@ -230,19 +258,24 @@ def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
         )
 
 
-async def claim(stack: contextlib.ExitStack, logdir: str | None, config: TaskConfig) -> None:
-    """Claim the logdir for the chief of a group; the claim of a dead host may last for a while.
+async def claim(
+    stack: contextlib.ExitStack, logdir: str | None, config: TaskConfig, stopping: asyncio.Event
+) -> None:
+    """Claim the logdir for the chief of a group, unless it is ``stopping`` first.
+
+    The claim of a dead host may last for a while.
 
     Raises:
         OccupiedError: another job's chief runs there.
     """
     until = time.monotonic() + (config.peer_timeout_s if config.group > 1 else 0.0)
-    while True:
+    while not stopping.is_set():
         try:
             stack.enter_context(claimed(logdir))
         except OccupiedError:
             if time.monotonic() >= until:
                 raise
-            await asyncio.sleep(CLAIM_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), CLAIM_S)
         else:
             return

@@ -8,7 +8,7 @@ import time
 from zmqtrain.actors.waits import PATIENCE_S
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import Peer, PeerTable
-from zmqtrain.errors import OrphanedError, PeerLostError
+from zmqtrain.errors import GroupOverError, OrphanedError, PeerLostError
 from zmqtrain.observe.logs import StateLogger
 
 log = logging.getLogger(__name__)
@@ -17,8 +17,10 @@ log = logging.getLogger(__name__)
 class ChiefWatch:
     """Watches for the chief's silence at a ps."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, group: int) -> None:
+        """``group``: of the workers that host the ps; 0: they do not go on without the chief."""
         self._timing = timing
+        self._group = group
         self._states = StateLogger(log)
         self.began_at = time.monotonic()
 
@@ -27,6 +29,7 @@ class ChiefWatch:
 
         Raises:
             PeerLostError: none has joined in time.
+            GroupOverError: it has been silent for too long, and another worker can host it.
             OrphanedError: it has been silent for too long.
         """
         chief = peers.get("chief", 0)
@@ -40,7 +43,8 @@ class ChiefWatch:
                 f"no chief has joined within {silent_s:.0f} s: start one (python -m "
                 "zmqtrain.roles.chief), or raise --join-timeout-s"
             )
-        raise OrphanedError(f"the chief has been silent for {silent_s:.0f} s and ended no run")
+        lost = GroupOverError if self._group else OrphanedError
+        raise lost(f"the chief has been silent for {silent_s:.0f} s and ended no run")
 
     def _log(self, chief: Peer | None, silent_s: float) -> None:
         """Log once that there is no chief, and not too early."""

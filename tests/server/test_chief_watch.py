@@ -1,0 +1,25 @@
+"""Whether there is a chief: how a ps ends without one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.coordination.parts import add_peer
+from zmqtrain.config.timing import Timing
+from zmqtrain.coordination.membership import PeerTable
+from zmqtrain.errors import GroupOverError, OrphanedError, ZmqTrainError
+from zmqtrain.server.chief_watch import ChiefWatch
+
+
+@pytest.mark.parametrize(("group", "error"), [(0, OrphanedError), (1, GroupOverError)])
+def test_silent_chief_ends_a_ps_and_in_a_group_only_the_group(
+    peers: PeerTable, group: int, error: type[ZmqTrainError]
+) -> None:
+    watch = ChiefWatch(Timing(), group)
+    chief = add_peer(peers, "chief 0")
+    watch.check(peers)
+    chief.heard_at = -math.inf
+    with pytest.raises(error):
+        watch.check(peers)
