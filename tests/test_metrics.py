@@ -64,6 +64,7 @@ CASES: list[tuple[Any, Any, Any, Any]] = [
     (TopK(1), SCORES, CLASS, np.mean(BEST == CLASS)),
     (TopK(2), SCORES, ONE_HOT, AMONG_TWO),
     (TopK(CLASSES), SCORES, CLASS, 1.0),
+    (TopK(1), np.full((ROWS, CLASSES), np.nan), CLASS, 0.0),
     (Precision(), CHANCE, YES, TRUE / (TRUE + FALSE)),
     (Recall(), CHANCE[:, None], YES, TRUE / (TRUE + MISSED)),
     (Precision(class_id=2), SCORES, CLASS, MATRIX[2][2] / sum(row[2] for row in MATRIX)),

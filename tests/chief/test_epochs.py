@@ -52,6 +52,19 @@ def make_epochs(host: Host, *callbacks: Callback, **options: Any) -> Epochs:
     return Epochs(job, 4, evaluator, host)
 
 
+async def test_job_that_goes_back_is_evaluated_anew() -> None:
+    data = Arrays((np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)), None)
+    job = Job(model=LinearRegression(2), data=data, optimizer=SGD(0.1), evaluate_every=10)
+    evaluator = Evaluator(job, data.load(None)[0], Metrics("chief"), Host().read_parameters)
+    for step in (10, 20, 30):
+        assert evaluator.is_due(step) and not evaluator.is_due(step - 1)
+        await evaluator.report(step)
+    evaluator.forget()
+    assert evaluator.is_due(20)
+    await evaluator.report(20)
+    assert [row["step"] for row in evaluator.evaluations] == [10, 20]
+
+
 def at(batch: int, learning_rate: float | None = None) -> Progress:
     return Progress(batch, batch, 1.0, learning_rate)
 

@@ -21,6 +21,7 @@ from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.models import LinearRegression
+from zmqtrain.observe.summary import parameters_sha256
 from zmqtrain.optim import SGD
 from zmqtrain.policies import Decision, Held
 from zmqtrain.store.manifest import read_manifest
@@ -44,9 +45,13 @@ def figures(summary: Summary) -> dict[str, Any]:
 )
 def test_one_worker_alone_comes_to_what_it_comes_to_with_a_ps(policy: str) -> None:
     job = digits_job(policy=policy, l2=0.001, moving_average=0.9, clip_norm=1.0)
+    job = job.with_overrides(evaluate_average=True)
     alone, with_ps = zmqtrain.run(job), zmqtrain.run(job, ps=1)
     assert (alone.ps, with_ps.ps) == (0, 1)
     assert figures(alone) == figures(with_ps)
+    averages = [one.parameters for one in (alone, with_ps)]
+    assert parameters_sha256(averages[0]) == parameters_sha256(averages[1])
+    assert parameters_sha256(averages[0]) != alone.parameters_sha256
 
 
 def test_job_goes_on_alone_and_with_ps_as_if_it_had_never_stopped(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class Telling:
         self, *, replaces: bool = False, copies: bool = False, extra: str = "", b: str = "whole"
     ) -> None:
         self.replaces, self.copies, self.extra, self.b = replaces, copies, extra, b
+        self.loss = 0.5
 
     def parameters(self, seed: int) -> dict[str, Any]:
         return {"a": np.zeros((4, 2), np.float32), "b": np.zeros(3, np.float32)}
@@ -49,7 +51,7 @@ class Telling:
         if self.extra:
             out[self.extra] = np.zeros(1)
         written(out, "a", "b")
-        return 0.5
+        return self.loss
 
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
         return {}
@@ -110,5 +112,9 @@ def test_gradient_of_no_parameter_is_an_error() -> None:
 
 @pytest.mark.parametrize("b", ["not at all", "in part", "added"])
 def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> None:
+    model = Telling(b=b)
+    runner, model.loss = Bench(model).runner, math.nan
+    assert not runner.compute(BATCH, 0)[1]  # what has no finite loss may have no gradient
+    model.loss = 0.5
     with pytest.raises(ConfigError, match=r"'b' .* is not written"):
-        Bench(Telling(b=b)).runner.compute(BATCH, 0)
+        runner.compute(BATCH, 1)

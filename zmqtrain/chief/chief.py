@@ -260,6 +260,7 @@ class Chief(JobActor):
     async def _initialize(self, path: Path | None, generation: int) -> None:
         """Begin a generation from a checkpoint; None: from the seed."""
         self.generation = generation
+        self._evaluator.forget()
         await self._saver.note_generation(generation)
         async with self._saver.shared_directory() as logdir:
             message = Initialize(str(path) if path is not None else None, logdir)
@@ -425,6 +426,7 @@ class Chief(JobActor):
         )
         final = await self.status()
         self._on_progress(final)
+        last, average = await self.read_parameters(), self.job.evaluate_average
         asked = self.job.exchange
         self.summary = Summary.of(
             final,
@@ -433,8 +435,8 @@ class Chief(JobActor):
             exchange="board" if self.board else {"auto": "direct"}.get(asked, asked),
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
-            last=await self.read_parameters(),
-            parameters=await self.read_parameters(self.job.evaluate_average),
+            last=last,
+            parameters=await self.read_parameters(True) if average else last,
             history=self.history,
             checkpoint=self._saver.last,
             evaluations=self._evaluator.evaluations,

@@ -72,8 +72,10 @@ class Evaluator:
         return list(evaluate(job.model, job.all_values(), one, metrics=job.metrics))
 
     def forget(self) -> None:
-        """The parameters were replaced, at the same step."""
+        """The parameters were replaced, perhaps by those of an earlier step."""
         self._last = None
+        if self._next_step != math.inf:
+            self._next_step = None
 
     async def evaluate(self, step: int) -> Measures:
         """Return what is measured on the evaluation set at this step; {} without one.
@@ -103,7 +105,9 @@ class Evaluator:
         self._metrics.evaluation_accuracy.set(measures.get("accuracy", math.nan))
         self._last = step, measures
         # A job that went back to a checkpoint measures those steps anew.
-        self._found = {s: m for s, m in self._found.items() if s < step} | {step: measures}
+        while self._found and next(reversed(self._found)) >= step:
+            self._found.popitem()
+        self._found[step] = measures
         return measures
 
     @property

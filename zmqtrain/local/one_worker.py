@@ -278,10 +278,11 @@ class LocalRun:
             partial(self._evaluator.evaluate, step) if is_complete else None,
         )
         self._on_progress(status)
+        last, average = await self.read_parameters(), self._job.evaluate_average
         return Summary.of(
             status,
-            last=await self.read_parameters(),
-            parameters=await self.read_parameters(self._job.evaluate_average),
+            last=last,
+            parameters=await self.read_parameters(True) if average else last,
             history=self.history,
             job=self._job.name,
             strategy=MIRRORED if self._job.devices else "local",

@@ -89,7 +89,7 @@ class Summary:
 
     def json(self) -> str:
         """Return one line of JSON; NaN and infinity become null."""
-        names = [field.name for field in fields(self)[:-2]]
+        names = [field.name for field in fields(self) if field.repr]
         values = {name: getattr(self, name) for name in names}
         return as_json(values | {"loss": self.loss, "accuracy": self.accuracy})
 

@@ -78,7 +78,7 @@ class ModelRunner:
         self._check_gradients()
         if self._is_first and math.isfinite(loss):
             self._check_written()
-        self._is_first = False
+            self._is_first = False
         if self._job.clip_norm is not None:
             gradients = {name: self._out[name] for name in self._trained}
             clip_by_global_norm(gradients, self._job.clip_norm)
