@@ -22,6 +22,7 @@ from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.curve import make_keys
+from zmqtrain.transport.keys import read_registry
 
 VIEW = {"contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
 CONTEXT = given(VIEW, "config", "view")
@@ -310,12 +311,22 @@ def test_new_keys_are_there_before_the_registry_that_demands_them(
     assert not any((keys / name).read_text().strip() in told for name in changed)
 
 
-@pytest.mark.parametrize("words", [(*SUBMIT, "--ps", "0", "--max-workers", "2")])
-def test_keys_by_which_tasks_know_each_other_stay(kubectl: Kubectl, words: list[str]) -> None:
-    kubectl.answers(*WILLING)
-    assert main([*words]) == ExitCode.OK
-    assert main(["keys", "rotate", "digits"]) == ExitCode.USAGE
-    assert len(kubectl.calls("apply")) == 1
+@pytest.mark.parametrize(
+    "engine, ps, code",
+    [("slurm", 1, ExitCode.OK), ("ray", 1, ExitCode.USAGE), ("ssh", 0, ExitCode.USAGE)],
+)
+@pytest.mark.usefixtures("kubectl")
+def test_keys_change_only_where_tasks_get_the_new_ones(
+    tmp_path: Path, engine: str, ps: int, code: int
+) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys, {"ps": ps, "chief": 1, "worker": 1})
+    before = read_registry(keys)
+    job = Submitted("digits", engine, "job.py", ps, 1, 1, str(keys))
+    job.claim()
+    job.save()
+    assert main(["keys", "rotate", "digits"]) == code
+    assert (read_registry(keys) == before) == bool(code)
 
 
 def test_missing_kubectl_is_said(
