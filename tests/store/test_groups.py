@@ -22,6 +22,7 @@ from zmqtrain.optim import (
     Ftrl,
     Lion,
     Momentum,
+    Piecewise,
     RMSProp,
     Rule,
     Update,
@@ -124,3 +125,18 @@ def test_tasks_of_other_groups_have_another_fingerprint() -> None:
     other = job.with_overrides(groups={"*": {"weight_decay": 0.0}})
     assert job.fingerprint(1)["optimizer"] != other.fingerprint(1)["optimizer"]
     assert "groups" not in job.fingerprint(1)["optimizer"]
+
+
+def test_rate_that_one_group_refuses_changes_no_other() -> None:
+    ends = {"learning_rate": Piecewise((0,), (0.1, 0.0))}
+    (layout,) = place(VARIABLES, 1)
+    shard = Shard(layout, Update(Ftrl(0.1), groups={"*.bias": ends}), threads=1)
+    shard.initialize(layout.flat_of(normal(7)))
+    layout.gather(normal(0), shard.segment.gradient(0))
+    shard.stage(0, 0)
+    shard.reduce((0,))
+    before = shard.parameters.tobytes()
+    shard.stage(0, 0)
+    with pytest.raises(ConfigError, match="the learning rate is 0 at step 1"):
+        shard.reduce((0,))
+    assert shard.parameters.tobytes() == before
