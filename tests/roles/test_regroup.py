@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from simulation.model import counting_job
 from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
-from zmqtrain.errors import ProtocolError
-from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
+from zmqtrain.errors import ExitCode, ProtocolError
+from zmqtrain.roles import launch
+from zmqtrain.roles.regroup import Gatherer, may_regroup
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
@@ -102,11 +103,15 @@ async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(
 
 
 async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path) -> None:
-    stopping, logdir = asyncio.Event(), str(tmp_path)
-    asyncio.get_running_loop().call_soon(stopping.set)
-    with claimed(logdir), ExitStack() as stack:
-        waiting = claim(stack, logdir, CONFIG.in_group(2, (0, 1), 2), stopping)
-        await asyncio.wait_for(waiting, CONFIG.peer_timeout_s / 2)
+    config = CONFIG.in_group(2, (0, 1), 2).model_copy(update={"metrics_port": 0, "insecure": True})
+    job, loop = JOB.model_copy(update={"logdir": str(tmp_path)}), asyncio.get_running_loop()
+
+    def on_start(actor: JobActor) -> None:
+        loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
+
+    with claimed(job.logdir):
+        serving = launch._serve_group(config, job, on_start, [])
+        assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
 
 
 def test_first_group_that_is_written_counts_until_the_job_has_ended(tmp_path: Path) -> None:

@@ -63,12 +63,8 @@ class Gathering:
         if found != self._circle:
             self._circle, self._since = found, now
         stands = now - self._since >= self._lease_s and found[0] == self.worker
-        return Group(self.group.number + 1, found) if stands and self.has_quorum else None
-
-    @property
-    def has_quorum(self) -> bool:
-        """Whether the circle may decide, as of the last look for a proposal."""
-        return self.group.is_quorum(self._circle)
+        may_decide = stands and self.group.is_quorum(found)
+        return Group(self.group.number + 1, found) if may_decide else None
 
     def _mutual(self, other: int, one: int) -> bool:
         hears_one = one in self._hears[other][1]
