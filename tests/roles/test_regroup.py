@@ -105,13 +105,19 @@ async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(
 async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path) -> None:
     config = CONFIG.in_group(2, (0, 1), 2).model_copy(update={"metrics_port": 0, "insecure": True})
     job, loop = JOB.model_copy(update={"logdir": str(tmp_path)}), asyncio.get_running_loop()
+    has_run = asyncio.Event()
+
+    async def run() -> None:
+        has_run.set()
 
     def on_start(actor: JobActor) -> None:
+        actor.add_background_task(run)
         loop.call_soon(actor.stop, int(ExitCode.TERMINATED))
 
     with claimed(job.logdir):
         serving = launch._serve_group(config, job, on_start, [])
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
+    assert not has_run.is_set()  # a chief would end the job of the one that has the claim
 
 
 def test_first_group_that_is_written_counts_until_the_job_has_ended(tmp_path: Path) -> None:
