@@ -1,4 +1,4 @@
-"""When the chief may end a job: once every shard has all that it will get."""
+"""When the chief may end a job, and what a new generation means for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.chief.test_progress import STATUS
 from tests.exchanges.test_contract import make_job
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
+from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.transport.memory import MemoryTransport
@@ -65,3 +66,17 @@ async def test_shards_are_asked_until_they_are_level_or_nothing_was_on_its_way(
         await ToldChief(told, versions)._wait_for_shards()
     assert (told, versions) == ([], [])
     assert ("the shards end at versions" in caplog.text) is is_given_up
+
+
+async def test_new_generation_is_evaluated_anew_at_the_steps_of_the_one_before() -> None:
+    chief = ToldChief([], [0])
+    job = make_job(evaluate_every=10)
+    dataset = job.load_data()[0]
+    chief._evaluator = Evaluator(job, dataset, chief.metrics, chief.read_parameters)
+    chief._chosen = job.initial_values()
+    for step in (10, 20):
+        assert chief._evaluator.is_due(step)
+        await chief._evaluator.report(step)
+    assert not chief._evaluator.is_due(20)
+    await chief._initialize(None, 2)
+    assert chief._evaluator.is_due(20)
