@@ -310,8 +310,11 @@ async def test_reply_brings_an_array_of_any_size(
 
 
 async def test_push_answered_twice_harms_not_the_next_one(
-    ps: Ps, worker: Worker, within: Within
+    ps: Ps, start_worker: Callable[..., Any], within: Within
 ) -> None:
+    worker = await start_worker(
+        joined=False
+    )  # no heartbeat may find a push lost, and send it again
     first = worker.ask(PUSH, sequence=1)
     answered = await within(ps.pushes.get())
     answered.reply(RELEASE)
