@@ -14,7 +14,6 @@ import pytest
 from zmqtrain.chief.progress import ProgressLog, line
 from zmqtrain.cli import run
 from zmqtrain.cli.main import main
-from zmqtrain.cli.output import text_of
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.wire.messages import Status
@@ -89,18 +88,6 @@ def test_closed_or_full_standard_files_do_not_crash_a_run(redirection: str, code
     command = shlex.join([sys.executable, "-m", "zmqtrain", "run", JOB, "--steps", "20"])
     done = subprocess.run(["sh", "-c", f"{command} {redirection}"], timeout=100)
     assert done.returncode == code
-
-
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_view_leaves_out_what_a_narrow_terminal_has_no_room_for(
-    width: int, training: Status
-) -> None:
-    lines = text_of(run.view(training), width).splitlines()
-    assert len(lines) == 5, "nothing is wrapped"
-    assert all(len(line) <= width for line in lines)
-    assert ("staleness" in lines[1]) == (width >= 80)
-    assert ("dropped" in lines[1]) == (width >= 120)
-    assert lines[2].split()[:2] == ["task", "state"]
 
 
 def test_terminal_that_cannot_move_its_cursor_gets_lines(

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.cli.conftest import task
 from zmqtrain.cli import top
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
-from zmqtrain.cli.top_view import PHASES, Watched, news_between, phase_bar, spent_s, top_view
+from zmqtrain.cli.top_view import (
+    OTHER_ROWS,
+    PHASES,
+    Watched,
+    news_between,
+    phase_bar,
+    spent_s,
+    top_view,
+)
 from zmqtrain.config.run_file import RunningJob
 from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.wire.messages import GetStatus, Status
@@ -46,7 +56,8 @@ def watched(*statuses: Status | None) -> Watched:
 
 
 def lines(seen: Watched, width: int = 80, rows: int = 9, news: Sequence[str] = ()) -> list[str]:
-    return text_of(top_view(seen, "digits.py", news, rows), width).splitlines()
+    console = Console(file=StringIO(), width=width, height=rows + OTHER_ROWS)
+    return text_of(top_view(seen, "digits.py", news, console), width).splitlines()
 
 
 def test_view_fits_eighty_columns(training: Status) -> None:
@@ -68,16 +79,26 @@ def test_view_fits_eighty_columns(training: Status) -> None:
     ]
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_view_leaves_out_what_a_narrow_terminal_has_no_room_for(
+    width: int, training: Status
+) -> None:
+    shown = lines(watched(training, later(training)), width)
+    assert all(len(text) <= width for text in shown)
+    assert ("staleness" in shown[2]) == (width >= 120)
+    assert shown[5].split()[:2] == ["task", "state"], "nothing above is wrapped"
+
+
 def test_low_terminal_shows_the_tasks_that_others_may_wait_for(training: Status) -> None:
     gone = task("worker 2", "left", 7)
     seen = watched(replace(training, tasks=(*training.tasks, gone)))
-    shown = lines(seen, rows=2)
+    shown = lines(seen, rows=5)
     begin = next(number for number, text in enumerate(shown) if text.startswith("task "))
     assert [text.split()[:2] for text in shown[begin + 1 : begin + 3]] == [
         ["worker", "2"],
         ["worker", "1"],
     ]
-    assert shown[begin + 3] == "and 4 tasks more"
+    assert shown[begin + 6] == "and 1 task more"
 
 
 def test_last_answer_stays_while_ps_0_is_away(training: Status) -> None:

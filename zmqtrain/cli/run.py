@@ -12,14 +12,13 @@ from typing import Any
 
 import click
 import uvloop
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 from rich.text import Text
 
-from zmqtrain.chief.progress import ProgressLog, shown_loss
-from zmqtrain.cli.output import NOTHING, narrowing_line, narrowing_table, show_json
+from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.cli.output import show_json
+from zmqtrain.cli.top_view import Watched, top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import flags_of, mistyped, names_of, option_of, options_of, values_of
@@ -32,17 +31,14 @@ from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
 from zmqtrain.roles.hosting import allow_descriptors
-from zmqtrain.wire.messages import Status, TaskStatus
+from zmqtrain.wire.messages import Status
 
-REFRESHES_PER_SECOND = 4
+REFRESH_S = 0.5
 NEWS = ("zmqtrain.chief",)
 """Loggers whose INFO lines a person wants to see: resuming, saving, evaluations."""
 
 TASK_OPTIONS = ("lane", "segment_dir", "crash_safe")
 """Options of a task that apply to all tasks of a run."""
-
-COLUMNS = ("task", "state", "pushes", "loss", "silent", "batches held")
-FEWEST_COLUMNS = 3  # on the narrowest terminal
 
 log = logging.getLogger(__name__)
 
@@ -140,27 +136,22 @@ def _show_as_json(task: Task, line: str) -> None:
 
 
 class _Screen:
-    """The live view: a progress bar, figures, and a line for each worker."""
+    """The live view, as `zmqtrain top` shows it."""
 
     def __init__(self, live: Live, title: str) -> None:
-        self._live = live
-        self._bar = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=live.console,
-        )
-        self._step = self._bar.add_task(title, total=None)
+        self._live, self._title, self._watched = live, title, Watched()
         self._next_at = 0.0
         live.update(Text(f"{title}: starting"), refresh=True)
 
     def __call__(self, status: Status) -> None:
-        if time.monotonic() < self._next_at and not status.stop:
+        now = time.monotonic()
+        if now < self._next_at and not status.stop:
             return
-        self._next_at = time.monotonic() + 1 / REFRESHES_PER_SECOND
-        self._bar.update(self._step, total=status.steps or None, completed=status.step)
-        self._live.update(Group(self._bar, view(status)), refresh=True)
+        self._next_at = now + REFRESH_S
+        self._watched.take(status, now)
+        self._live.update(
+            top_view(self._watched, self._title, (), self._live.console), refresh=True
+        )
 
 
 @contextmanager
@@ -190,34 +181,3 @@ def _log_above() -> Iterator[None]:
         for handler, stream in zip(handlers, before, strict=True):
             if stream is not None:
                 handler.setStream(stream)
-
-
-def view(status: Status) -> RenderableType:
-    """Return the figures of a status and a line for each worker, for a terminal.
-
-    A narrow terminal shows fewer figures and columns.
-    """
-    following = f" -> {status.switching}" if status.switching else ""
-    figures = (
-        f"{status.steps_per_second:.0f} steps/s",
-        f"loss {shown_loss(status)}",
-        "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
-        "pushes {applied} applied, {dropped} dropped".format(**status.pushes),
-    )
-    workers = [_cells(task) for task in status.tasks if task.role == Role.WORKER]
-    return Group(
-        Text(f"policy {status.policy}{following}", no_wrap=True, overflow="ellipsis"),
-        narrowing_line(figures),
-        narrowing_table(COLUMNS, workers, FEWEST_COLUMNS, right=COLUMNS[2:]),
-    )
-
-
-def _cells(task: TaskStatus) -> tuple[str, ...]:
-    return (
-        task.task,
-        task.state,
-        str(task.step),
-        f"{task.loss:.4f}" if task.step else NOTHING,
-        f"{task.silent_s:.1f} s",
-        ", ".join(map(str, task.leases)) or NOTHING,
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 
@@ -24,6 +22,13 @@ from zmqtrain.cli.output import (
     show_json,
 )
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.cli.status_words import (
+    STATE_STYLES,
+    loss_of,
+    remaining_of,
+    state_of,
+    steps_behind,
+)
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.messages import Status, TaskStatus
 
@@ -33,7 +38,6 @@ COLUMNS = (
     "task", "state", "step", "behind", "loss", "holds", "silent", "joined", "lane", "process",
     "metrics",
 )  # fmt: skip
-STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
 
 
 @click.command("status")
@@ -94,32 +98,12 @@ def _figures(status: Status) -> Table:
     return grid
 
 
-def state_of(status: Status) -> str:
-    """Say whether the job waits, trains, or has ended, and how."""
-    if status.failure:
-        return f"failed: {status.failure}"
-    if status.stop:
-        return f"done: {status.stop}"
-    if not status.initialised:
-        return "waiting for the chief to begin the job"
-    saving = ", checkpoint requested" if status.save_wanted else ""
-    stopping = ", stop requested" if status.stop_wanted else ""
-    return f"training for {duration(status.seconds)}{saving}{stopping}"
-
-
 def _progress(status: Status) -> str:
     share = f" of {status.steps} ({100 * status.step / status.steps:.1f} %)" if status.steps else ""
     parts = [f"{status.step}{share}"]
     if status.steps_per_second > 0:
         parts.append(f"{rate(status.steps_per_second)} steps/s")
     return ", ".join(parts) + remaining_of(status)
-
-
-def remaining_of(status: Status) -> str:
-    """Return ", about 18 s left", or "" if that is not known."""
-    if not status.steps_per_second or status.step >= status.steps or status.failure:
-        return ""
-    return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
 
 
 def _staleness(figures: dict[str, float]) -> str:
@@ -153,14 +137,6 @@ def _row(task: TaskStatus, behind: int | str) -> list[object]:
     ]
 
 
-def steps_behind(tasks: Iterable[TaskStatus]) -> dict[str, int]:
-    """Return the distance of each live worker to the one with most steps, by its name."""
-    steps = {
-        task.task: task.step for task in tasks if task.role == Role.WORKER and task.state != "left"
-    }
-    return {name: max(steps.values()) - step for name, step in steps.items()}
-
-
 def _holding(task: TaskStatus) -> str:
     if task.nbytes:
         return data_size(task.nbytes)
@@ -184,8 +160,3 @@ def _lane(task: TaskStatus) -> str:
     """Return a worker's lane to every ps, or the list of lanes if they differ."""
     different = set(task.lanes.split(","))
     return (task.lanes if len(different) > 1 else task.lanes.partition(",")[0]) or NOTHING
-
-
-def loss_of(loss: float) -> str:
-    """Return a loss, "-" if there is none yet."""
-    return NOTHING if math.isnan(loss) else f"{loss:.4f}"

@@ -25,8 +25,6 @@ REFRESH_S = 1.0
 PAUSE_S = 0.2  # between two questions, however much happens
 PATIENCE_S = 2.0  # until ps 0 counts as away
 SHOWN_NEWS = 4
-FEWEST_ROWS = 5  # of tasks, on the lowest terminal
-OTHER_ROWS = 16
 
 
 @click.command("top")
@@ -102,12 +100,11 @@ def _status_at(at: float, job: RemoteJob, seen: int) -> Status:
 
 def _show(job: RemoteJob, console: Console) -> None:
     watched, news = Watched(), deque[str](maxlen=SHOWN_NEWS)
-    title, is_ascii = job.name or job.address, console.options.ascii_only
+    title = job.name or job.address
     with Live(console=console, auto_refresh=False) as live:
         for status in statuses(job):
             news += map(_now, watched.take(status, time.monotonic()))
-            rows = max(FEWEST_ROWS, console.height - OTHER_ROWS)
-            live.update(top_view(watched, title, news, rows, ascii_only=is_ascii), refresh=True)
+            live.update(top_view(watched, title, news, console), refresh=True)
     click.echo(watched.end)
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -21,8 +21,16 @@ from zmqtrain.cli.output import (
     narrowing_table,
     rate,
 )
-from zmqtrain.cli.status import STATE_STYLES, loss_of, remaining_of, state_of, steps_behind
-from zmqtrain.cli.why import ABSENT, absences, long_waits
+from zmqtrain.cli.status_words import (
+    ABSENT,
+    STATE_STYLES,
+    absences,
+    long_waits,
+    loss_of,
+    remaining_of,
+    state_of,
+    steps_behind,
+)
 from zmqtrain.config.cluster import Role
 from zmqtrain.observe.metrics import Phases
 from zmqtrain.wire.messages import Status, TaskStatus
@@ -30,6 +38,8 @@ from zmqtrain.wire.messages import Status, TaskStatus
 WINDOW = 6  # statuses over which speeds are measured
 SHOWN_WAITS = 3
 BAR = 20  # characters
+FEWEST_ROWS = 5  # of tasks, on the lowest terminal
+OTHER_ROWS = 16
 PHASES = tuple(field.name for field in fields(Phases))
 GLYPHS, ASCII_GLYPHS = "░▒█▓·", "-~#=."
 STYLES = ("blue", "cyan", "green", "magenta", "bright_black")
@@ -77,11 +87,10 @@ class Watched:
         return state_of(self.status) if is_told else "the job has ended"
 
 
-def top_view(
-    watched: Watched, title: str, news: Iterable[str], rows: int, *, ascii_only: bool = False
-) -> RenderableType:
-    """Return a job for a person. ``rows``: of tasks that the terminal has room for."""
-    status, glyphs = watched.status, ASCII_GLYPHS if ascii_only else GLYPHS
+def top_view(watched: Watched, title: str, news: Iterable[str], console: Console) -> RenderableType:
+    """Return a job for a person, as far as the console has room for its tasks."""
+    rows = max(FEWEST_ROWS, console.height - OTHER_ROWS)
+    status, glyphs = watched.status, ASCII_GLYPHS if console.options.ascii_only else GLYPHS
     earlier = {task.task: task for task in watched.earlier.tasks}
     spent = {task.task: spent_s(task, earlier.get(task.task)) for task in status.tasks}
     below = [(text, "yellow") for text in absences(status)[:SHOWN_WAITS]]
@@ -150,8 +159,9 @@ def _progress(status: Status) -> RenderableType:
         return cell(f"step {status.step}")
     grid = Table.grid(padding=(0, 1, 0, 0))
     bar = ProgressBar(total=status.steps, completed=status.step, width=2 * BAR)
-    grid.add_row(bar, cell(f"{status.step}/{status.steps}{remaining_of(status)}"))
-    return grid
+    text = cell(f"{status.step}/{status.steps}{remaining_of(status)}")
+    grid.add_row(bar, text)
+    return FirstThatFits([grid, text])
 
 
 def _figures(watched: Watched) -> FirstThatFits:
@@ -177,7 +187,7 @@ def _figures(watched: Watched) -> FirstThatFits:
 def _legend(spent: Sequence[tuple[float, ...]], glyphs: str) -> Text:
     """Return the share that each phase has of all workers' steps."""
     totals_s = [sum(each) for each in zip(*spent, strict=True)]
-    result = Text()
+    result = Text(no_wrap=True, overflow="ellipsis")
     for phase, glyph, style, total_s in zip(PHASES, glyphs, STYLES, totals_s, strict=False):
         share = total_s / (sum(totals_s) or 1)
         result.append(f"{glyph} ", style).append(f"{phase} {share:.0%}   ")

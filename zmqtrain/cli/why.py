@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -11,13 +10,10 @@ from rich.text import Text
 
 from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
+from zmqtrain.cli.status_words import SHORT_S, absences, absent, long_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
-from zmqtrain.wire.messages import Status, TaskStatus, Wait
-
-SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
-ABSENT = ("silent", "left")
-MISSED_S = 2.5  # of silence: two heartbeats, which are sent every second by default
+from zmqtrain.wire.messages import Status, Wait
 
 
 @click.command("why")
@@ -81,7 +77,7 @@ def why_json(status: Status) -> dict[str, object]:
     """Return the waits, the absent tasks, and pending changes of the job for a script."""
     return {
         "waits": [asdict(wait) for wait in status.waits],
-        "absent": [asdict(task) for task in _absent(status)],
+        "absent": [asdict(task) for task in absent(status)],
         "stop": status.stop,
         "failure": status.failure,
         "switching": status.switching,
@@ -104,32 +100,3 @@ def _news(status: Status) -> list[str]:
 def _row(wait: Wait) -> tuple[str, ...]:
     until = "while it lives" if wait.until_s is None else f"in {duration(wait.until_s)}"
     return wait.owner, wait.peer, duration(wait.since_s), until, wait.reason
-
-
-def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:
-    """Return the waits that have lasted for this time, the longest first.
-
-    Before the job begins, every wait matters.
-    """
-    waits = sorted(status.waits, key=lambda wait: wait.since_s, reverse=True)
-    return [wait for wait in waits if wait.since_s >= shortest_s or not status.initialised]
-
-
-def absences(status: Status) -> list[str]:
-    """Say of each absent task how long it has been so, and how many wait for it."""
-    return [_absence(task, status.waits) for task in _absent(status)]
-
-
-def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
-    for_s = duration(task.silent_s)
-    absent = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"
-    waiting = {wait.owner for wait in waits if task.task in wait.peer.split(", ")}
-    verb = "waits" if len(waiting) == 1 else "wait"
-    who = f"; {len(waiting)} {verb} for it" if waiting else ""
-    return f"{task.task} ({task.process}) {absent}{who}"
-
-
-def _absent(status: Status) -> list[TaskStatus]:
-    """Return the tasks that have left or missed two heartbeats, the longest absence first."""
-    found = [t for t in status.tasks if t.state in ABSENT or t.silent_s >= MISSED_S]
-    return sorted(found, key=lambda task: task.silent_s, reverse=True)

@@ -1,0 +1,77 @@
+"""What a status says in words, for `zmqtrain status`, `why`, `top` and `run`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from zmqtrain.cli.output import NOTHING, duration
+from zmqtrain.config.cluster import Role
+from zmqtrain.wire.messages import Status, TaskStatus, Wait
+
+STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}
+SHORT_S = 0.5  # shorter waits are normal: a push in flight, a step about to end
+ABSENT = ("silent", "left")
+MISSED_S = 2.5  # of silence: two heartbeats, which are sent every second by default
+
+
+def state_of(status: Status) -> str:
+    """Say whether the job waits, trains, or has ended, and how."""
+    if status.failure:
+        return f"failed: {status.failure}"
+    if status.stop:
+        return f"done: {status.stop}"
+    if not status.initialised:
+        return "waiting for the chief to begin the job"
+    saving = ", checkpoint requested" if status.save_wanted else ""
+    stopping = ", stop requested" if status.stop_wanted else ""
+    return f"training for {duration(status.seconds)}{saving}{stopping}"
+
+
+def remaining_of(status: Status) -> str:
+    """Return ", about 18 s left", or "" if that is not known."""
+    if not status.steps_per_second or status.step >= status.steps or status.failure:
+        return ""
+    return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
+
+
+def loss_of(loss: float) -> str:
+    """Return a loss, "-" if there is none yet."""
+    return NOTHING if math.isnan(loss) else f"{loss:.4f}"
+
+
+def steps_behind(tasks: Iterable[TaskStatus]) -> dict[str, int]:
+    """Return the distance of each live worker to the one with most steps, by its name."""
+    steps = {
+        task.task: task.step for task in tasks if task.role == Role.WORKER and task.state != "left"
+    }
+    return {name: max(steps.values()) - step for name, step in steps.items()}
+
+
+def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:
+    """Return the waits that have lasted for this time, the longest first.
+
+    Before the job begins, every wait matters.
+    """
+    waits = sorted(status.waits, key=lambda wait: wait.since_s, reverse=True)
+    return [wait for wait in waits if wait.since_s >= shortest_s or not status.initialised]
+
+
+def absences(status: Status) -> list[str]:
+    """Say of each absent task how long it has been so, and how many wait for it."""
+    return [_absence(task, status.waits) for task in absent(status)]
+
+
+def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
+    for_s = duration(task.silent_s)
+    absent = f"left {for_s} ago" if task.state == "left" else f"has been silent for {for_s}"
+    waiting = {wait.owner for wait in waits if task.task in wait.peer.split(", ")}
+    verb = "waits" if len(waiting) == 1 else "wait"
+    who = f"; {len(waiting)} {verb} for it" if waiting else ""
+    return f"{task.task} ({task.process}) {absent}{who}"
+
+
+def absent(status: Status) -> list[TaskStatus]:
+    """Return the tasks that have left or missed two heartbeats, the longest absence first."""
+    found = [t for t in status.tasks if t.state in ABSENT or t.silent_s >= MISSED_S]
+    return sorted(found, key=lambda task: task.silent_s, reverse=True)
