@@ -48,13 +48,26 @@ def fingerprint_difference(
 
     :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
     """
-    one_sided = theirs.keys() ^ ours.keys()
-    names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
     return "; ".join(
         f"{name}: {theirs.get(name, 'nothing')} {there}, {ours.get(name, 'nothing')} {here}"
-        for name in sorted(names)
-        if theirs.get(name) != ours.get(name)
+        for name in _that_differ(theirs, ours)
     )
+
+
+def remedy_of_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Say what to do about two tasks whose fingerprints differ."""
+    if set(_that_differ(theirs, ours)) <= {"parameters", "state", "frozen"}:
+        return (
+            "One job has built two models: let its seed alone decide their shapes and values, and "
+            "install the same versions on every host"
+        )
+    return "Start every task with the same job file, data and options"
+
+
+def _that_differ(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
+    one_sided = theirs.keys() ^ ours.keys()
+    names = (theirs.keys() | ours.keys()) - ({SOURCE, DATA} & one_sided)
+    return sorted(name for name in names if theirs.get(name) != ours.get(name))
 
 
 def digest_of_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -17,7 +17,8 @@ from zmqtrain.transport.keys import Owner, Pair, add_keys
 JOB = """
 import numpy as np
 from zmqtrain import Job
-from zmqtrain.data import ArrayDataset
+from zmqtrain.data import ArrayDataset, Arrays
+from zmqtrain.metrics import AUC, ConfusionMatrix, Recall
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
 
@@ -46,8 +47,24 @@ class Twice(Net):
         out["layer1/weights"] *= 2
         return loss
 
+class Unseeded(Net):
+    def parameters(self, seed):
+        values = super().parameters(seed)
+        values["layer0/weights"][:, 0] = np.random.default_rng().random(3)
+        return values
+
+class Rows:
+    name = "rows"
+    def update(self, outputs, batch):
+        return np.ones(len(outputs))
+    def result(self, sums):
+        return sums.sum()
+
 def job(model=Net(), data=Pair(), **fields):
     return Job(model=model, data=data, optimizer=SGD(0.1), **{"batch_size": 20} | fields)
+
+def measured(*metrics):
+    return job(data=Arrays((X, Y), (X[:9], Y[:9])), metrics=metrics)
 
 good = job()
 double = job(Double())
@@ -57,6 +74,11 @@ labels = job(data=Pair(y=Y + 1))
 rows = job(data=Pair(X[:, :2]))
 empty = job(data=Pair(X[:0], Y[:0]))
 large = job(batch_size=61)
+metric = measured(AUC())
+uneven_metric = measured(Rows())
+no_ones = Arrays((X, Y), (X[:9], 0 * Y[:9]))  # so recall has no value
+metrics = job(data=no_ones, metrics=[ConfusionMatrix(2), Recall(class_id=1)])
+unseeded = job(Unseeded())
 """
 
 
@@ -223,6 +245,8 @@ def test_sources_that_differ_and_variables_that_nobody_reads_are_warnings(
         ("rows", ["(20, 2)"]),
         ("empty", ["empty"]),
         ("large", ["61", "60"]),
+        ("metric", ["AUC", "(5, 2)"]),
+        ("uneven_metric", ["(5,)", "(4,)"]),
     ],
 )
 def test_faulty_step_of_the_job_is_an_error(
@@ -236,12 +260,24 @@ def test_faulty_step_of_the_job_is_an_error(
         assert text in said
 
 
-def test_job_that_learns_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["good", "metrics"])
+def test_job_that_learns_is_right(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    code, said = check(capsys, "--job", f"{tmp_path}/job.py:good")
+    code, said = check(capsys, "--job", f"{tmp_path}/job.py:{name}")
     assert code == ExitCode.OK
     task, step = said.splitlines()
     assert task.startswith("ok: this is ") and step.startswith("ok: one step of ")
+
+
+def test_initial_values_that_no_seed_decides_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    code, said = check(capsys, "--job", f"{tmp_path}/job.py:unseeded")
+    assert code == ExitCode.OK
+    assert "values of layer0/weights each time" in said
 
 
 def test_directory_without_room_for_the_shard_is_an_error(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.fingerprint import fingerprint_difference
+from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
 from zmqtrain.job_file import load_job
 
 HEADER = """\
@@ -155,6 +155,18 @@ def test_code_beside_the_job_is_part_of_its_fingerprint(home: Path) -> None:
     del sys.modules["only"]
     here = load_job("beside.py").fingerprint(1)
     assert fingerprint_difference(there, here).startswith("source: ")
+
+
+@pytest.mark.parametrize(
+    ("other", "remedy"),
+    [({"frozen": "1"}, "seed"), ({"frozen": "1", "source": "2"}, "job file"), ({}, "job file")],
+)
+def test_remedy_of_a_model_that_is_built_otherwise_is_not_another_job_file(
+    other: dict[str, str], remedy: str
+) -> None:
+    ours = {"frozen": "0", "source": "0", "steps": "5"}
+    theirs = ours | (other or {"frozen": "1", "steps": "6"})
+    assert remedy in remedy_of_difference(theirs, ours)
 
 
 def test_where_a_job_lies_and_how_its_lines_end_is_no_part_of_its_fingerprint(home: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
+from zmqtrain.metrics import Metric
+from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_files import default_directory
 from zmqtrain.store.shard import segment_layout
-from zmqtrain.training.evaluation import evaluate
+from zmqtrain.training.evaluation import ROWS, evaluate
 from zmqtrain.user_code import user_code
 
 CONNECT_TIMEOUT_S = 2.0
@@ -186,15 +188,37 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return
     problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
-    for name, data in (("training", training), ("evaluation", evaluation)):
-        if data is not None and len(data):
-            spread = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).astype(np.int64)
-            measures = evaluate(job.model, parameters | state | frozen, Subset(data, spread))
-            problems.errors += [
-                f"{measure} of the {name} set is {value}; expected a finite number"
-                for measure, value in measures.items()
-                if not np.isfinite(value)
-            ]
+    again = job.initial_values()
+    if other := [n for n, v in (parameters | state).items() if not np.array_equal(v, again[n])]:
+        problems.warnings.append(
+            f"{job.model!r} begins with other values of {', '.join(other)} each time, so no run "
+            "can be repeated; expected the same for the same seed: use no generator of your own"
+        )
+    values = parameters | state | frozen
+    problems.errors += _mistakes_of_measures(job, values, "training", training, ())
+    problems.errors += _mistakes_of_measures(job, values, "evaluation", evaluation, job.metrics)
+
+
+def _mistakes_of_measures(
+    job: Job, values: Parameters, name: str, data: Dataset | None, metrics: Sequence[Metric]
+) -> list[str]:
+    """Return a text for each measure of a data set that is not finite; NaN is a metric's that has
+    no value.
+
+    Raises:
+        ConfigError, DataError: the model, a metric or the data set raises or does not fit.
+    """
+    if data is None or not len(data):
+        return []
+    spread = np.linspace(0, len(data) - 1, min(EXAMPLES, len(data))).astype(np.int64)
+    rows = min(ROWS, len(spread) // 2 + 1)  # so that batches have two sizes
+    measures = evaluate(job.model, values, Subset(data, spread), metrics=metrics, rows=rows)
+    own = measures.keys() - {metric.name for metric in metrics}
+    return [
+        f"{measure} of the {name} set is {value}; expected a finite number"
+        for measure, value in measures.items()
+        if measure in own and not np.isfinite(value)
+    ]
 
 
 def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> None:

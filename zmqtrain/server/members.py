@@ -13,7 +13,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.errors import FencedError, RefusedError
-from zmqtrain.fingerprint import DATA, fingerprint_difference
+from zmqtrain.fingerprint import DATA, fingerprint_difference, remedy_of_difference
 from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server.receiver import WINDOW_NBYTES
 from zmqtrain.server.state import ShardState
@@ -137,8 +137,8 @@ class Members:
         difference = fingerprint_difference(theirs, ours, f"at {sender}", f"at {task}")
         if difference:
             raise RefusedError(
-                f"{sender} runs another job than {task}: {difference}. Start every task with the "
-                "same job file, data and options"
+                f"{sender} runs another job than {task}: {difference}. "
+                f"{remedy_of_difference(theirs, ours)}"
             )
 
     def _begin_life(self, peer: Peer, before: Peer | None) -> None:
