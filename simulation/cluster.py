@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
 from zmqtrain.models.base import Dataset
 from zmqtrain.roles.hosting import run_all
-from zmqtrain.roles.regroup import CLAIM_S, serve_groups
+from zmqtrain.roles.regroup import claim, serve_groups
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.wire.messages import Message, RequestSave, SwitchPolicy
 
@@ -93,7 +94,6 @@ class SimulatedCluster:
         self._train: Dataset = job.data.load(None)[0]
         self._may_start = True
         self._chiefs: list[Chief] = []  # all lives
-        self._claims: set[str] = set()  # of the logdir, by live workers and dead ones
 
     def start_all(self) -> None:
         self._network.commit = self._commit
@@ -222,37 +222,19 @@ class SimulatedCluster:
 
         async def serve(in_group: TaskConfig, actors: list[JobActor]) -> int:
             if in_group.hosts_chief:
-                await self._claim(name, in_group)
                 as_chief = in_group.model_copy(update={"role": Role.CHIEF, "index": 0})
                 self._chiefs.append(Chief(as_chief, self.job, transport, lambda status: None))
                 actors.append(self._chiefs[-1])
             if in_group.as_ps is not None:
                 actors.append(ParameterServer(in_group.as_ps, self.job, transport))
             actors.append(Worker(in_group, self.job, transport, self._train))
-            try:
+            with ExitStack() as stack:
+                if isinstance(actors[0], Chief):
+                    await claim(stack, actors[0])
                 return await _run(actors)
-            finally:
-                self._claims.discard(name)
 
         return await serve_groups(
             config, self.job, serve, actors, lambda gatherer: gatherer.run(), lambda _: transport
-        )
-
-    async def _claim(self, name: str, config: TaskConfig) -> None:
-        """Claim the logdir, as long as no live process has it; a dead one's claim lasts a while."""
-        until = self._loop.time() + config.peer_timeout_s
-        while self._chief_lives_beside(name):
-            if self._loop.time() > until:
-                self.give_up(f"{name} waits in vain for the chief of the group before to end")
-            if config.group == 1 or self._loop.time() > until:
-                raise OccupiedError("the logdir is claimed by chief 0 of another process")
-            await asyncio.sleep(CLAIM_S)
-        self._claims.add(name)
-
-    def _chief_lives_beside(self, name: str) -> bool:
-        return any(
-            life.name in self._claims and life.name != name and not life.is_killed
-            for life in self._current.values()
         )
 
     def _config(self, role: Role, index: int) -> TaskConfig:
@@ -284,6 +266,8 @@ class SimulatedCluster:
         self._note(str(end))
         if error is not None and not isinstance(error, ZmqTrainError):
             self.give_up(f"{end}: that is a bug")
+        if isinstance(error, OccupiedError):
+            self.give_up(f"{end}: it has waited in vain for the chief of an earlier group to end")
         life.transport.close()
         life.process.is_stopped = True  # what its threads still do is not done to the next life
         if code >= RETRYABLE and not self.is_ended and not self.has_failed:
@@ -376,7 +360,6 @@ class SimulatedCluster:
 
     def _gone(self, life: Life) -> None:
         self._note(f"{life.name} is killed")
-        self._claims.discard(life.name)
         self.killed += (life.name,)
         life.is_killed = True
         life.process.spare()

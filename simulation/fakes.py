@@ -30,6 +30,7 @@ from zmqtrain.observe.metrics import Metrics, Phases
 from zmqtrain.server import members, receiver
 from zmqtrain.store import segment_layout, words
 from zmqtrain.store.layout import ALIGNMENT
+from zmqtrain.store.logdir import LOCK_FILE
 from zmqtrain.store.segment_files import SUFFIX
 from zmqtrain.wire import chunks
 
@@ -105,13 +106,13 @@ def small_parts(size: int) -> tuple[slice, ...]:
 
 
 _owners: dict[int, Process] = {}
-"""Whose the open descriptors of segments are."""
+"""Whose the open descriptors of segments and of the logdir's lock are."""
 
 
 def _open(path: Any, *arguments: Any, **named: Any) -> int:
     descriptor = _real_open(path, *arguments, **named)
     process = current_process()
-    if process is not None and str(path).endswith(SUFFIX):
+    if process is not None and str(path).endswith((SUFFIX, LOCK_FILE)):
         _owners[descriptor] = process
     return descriptor
 
@@ -140,8 +141,8 @@ def memory_of(process: Process) -> list[Kept]:
     kept = []
     for number, descriptor in enumerate(_descriptors(process)):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        if not path.exists():
-            continue  # nobody will find it any more
+        if path.name == LOCK_FILE or not path.exists():
+            continue  # it holds no memory, or nobody will find it any more
         second = path.with_suffix(f".kept-{number}")
         os.link(path, second)
         data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
-from zmqtrain.errors import ExitCode, ProtocolError
-from zmqtrain.roles import launch
-from zmqtrain.roles.regroup import Gatherer, may_regroup
+from zmqtrain.errors import ConfigError, ExitCode, GroupOverError, ProtocolError
+from zmqtrain.roles import launch, regroup
+from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
@@ -44,6 +45,13 @@ def test_only_workers_on_hosts_of_their_own_do_without_one(
 ) -> None:
     assert may_regroup(CONFIG.model_copy(update=config), JOB) is may
     assert not may_regroup(CONFIG, JOB.with_overrides(steps=1).model_copy(update={"logdir": None}))
+
+
+def test_worker_that_would_look_for_others_too_briefly_is_not_started() -> None:
+    config = CONFIG.model_copy(update={"join_timeout_s": 20.0})
+    assert may_regroup(config.model_copy(update={"peer_timeout_s": 20.0}), JOB)
+    with pytest.raises(ConfigError, match=r"--join-timeout-s .* is 20 and .* is 60; .* raise it"):
+        may_regroup(config, JOB)
 
 
 def hear(gatherer: Gatherer, role: str, index: int, message: Gather) -> None:
@@ -118,6 +126,35 @@ async def test_signal_ends_the_wait_for_the_claim_of_a_dead_host(tmp_path: Path)
         serving = launch._serve_group(config, job, on_start, [])
         assert await asyncio.wait_for(serving, config.peer_timeout_s / 2) == ExitCode.TERMINATED
     assert not has_run.is_set()  # a chief would end the job of the one that has the claim
+
+
+class Chief(JobActor):
+    """Waits to be stopped."""
+
+    async def main(self) -> int:
+        await self.stopping.wait()
+        return self.stop_code
+
+
+async def test_chief_gives_its_claim_up_to_that_of_a_later_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regroup, "CLAIM_S", 0.01)
+    job = JOB.model_copy(update={"logdir": str(tmp_path)})
+    chiefs = [
+        Chief(CONFIG.in_group(number, members, len(members)), job, MemoryTransport())
+        for number, members in ((1, (0, 1, 2)), (2, (1, 2)))
+    ]
+    with contextlib.ExitStack() as of_first, contextlib.ExitStack() as of_second:
+        await claim(of_first, chiefs[0])
+        running = asyncio.ensure_future(chiefs[0].run())
+        claiming = asyncio.ensure_future(claim(of_second, chiefs[1]))
+        write_group(str(tmp_path), 2, MEMBERS[1:])
+        with pytest.raises(GroupOverError, match="group 2 of workers carries the job"):
+            await asyncio.wait_for(running, 20)
+        assert not claiming.done()
+        of_first.close()
+        await asyncio.wait_for(claiming, 20)
 
 
 def test_first_group_that_is_written_counts_until_the_job_has_ended(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def test_everything_holds_when_hosts_are_lost_whatever_is_drawn() -> None:
     assert not [str(report) for report in reports if report.broken]
     regrouped = [any("group 2 of workers carries" in line for line in trace) for trace in traces]
     assert sum(regrouped) > 3
+    chief_is_restarted_in_a_group_that_is_over = 44000989
+    assert not run_seed(chief_is_restarted_in_a_group_that_is_over, hosts=True).broken
 
 
 def test_everything_holds_on_a_board_whatever_is_drawn() -> None:

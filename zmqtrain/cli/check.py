@@ -28,6 +28,7 @@ from zmqtrain.metrics import Metric
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
+from zmqtrain.roles.regroup import may_regroup
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_files import default_directory
 from zmqtrain.store.shard import segment_layout
@@ -77,6 +78,8 @@ def check_command(role: str | None, reach: bool, **flags: Any) -> int:
             _check_unused(config, flags, problems)
     with problems.caught():
         if job is not None:
+            if config is not None:
+                may_regroup(config, job)
             writes = task is not Role.WORKER or (config is not None and config.hosted)
             _check_job(job, writes, problems)
     if config is not None:

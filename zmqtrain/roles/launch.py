@@ -359,7 +359,7 @@ async def _serve_group(
         _publish(actors[0].task, config, stack)
         on_start(actors[0])
         if isinstance(actors[0], Chief):
-            await claim(stack, job.logdir, config, actors[0].stopping)
+            await claim(stack, actors[0])
             if actors[0].stopping.is_set():
                 return actors[0].stop_code
         try:

@@ -13,16 +13,20 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import IPC, Role, Task, bind_endpoint, connect_endpoint
+from zmqtrain.config.options import names_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Gathering, Group
 from zmqtrain.errors import (
     CheckpointError,
+    ConfigError,
+    GroupOverError,
     OccupiedError,
     PeerLostError,
     ProtocolError,
@@ -45,8 +49,12 @@ Serve = Callable[[TaskConfig, list[JobActor]], Awaitable[int]]
 
 
 def may_regroup(config: TaskConfig, job: Job) -> bool:
-    """Say whether a job goes on without a worker that is lost: its hosts share only the logdir."""
-    return (
+    """Say whether a job goes on without a worker that is lost: its hosts share only the logdir.
+
+    Raises:
+        ConfigError: it would end before it goes on.
+    """
+    may = (
         config.hosted
         and not config.board
         and not config.chief
@@ -55,6 +63,14 @@ def may_regroup(config: TaskConfig, job: Job) -> bool:
         and config.index < len(config.members)  # others have no address, and can wait for none
         and not config.members[0].startswith(IPC)
     )
+    if may and config.join_timeout_s < config.peer_timeout_s:
+        raise ConfigError(
+            f"{names_of('join_timeout_s')} is {config.join_timeout_s:g} and "
+            f"{names_of('peer_timeout_s')} is {config.peer_timeout_s:g}; expected the first to be "
+            "at least as long: a worker that looks for others, to go on without a lost one, needs "
+            "that much time until all of them have given that one up; raise it"
+        )
+    return may
 
 
 class Gatherer(JobActor):
@@ -258,24 +274,40 @@ def _check_begun(logdir: str, generation: int, lost: PeerLostError) -> None:
         )
 
 
-async def claim(
-    stack: contextlib.ExitStack, logdir: str | None, config: TaskConfig, stopping: asyncio.Event
-) -> None:
-    """Claim the logdir for the chief of a group, unless it is ``stopping`` first.
+async def claim(stack: contextlib.ExitStack, chief: JobActor) -> None:
+    """Claim the logdir for the chief of a group, unless it is stopped first.
 
-    The claim of a dead host may last for a while.
+    The claim of a dead host may last for a while, and so may that of a chief of an earlier group,
+    which gives it up once it finds a later group in the logdir.
 
     Raises:
         OccupiedError: another job's chief runs there.
     """
-    until = time.monotonic() + (config.peer_timeout_s if config.group > 1 else 0.0)
-    while not stopping.is_set():
+    until = time.monotonic() + (chief.timing.peer_timeout_s if chief.group > 1 else 0.0)
+    while not chief.stopping.is_set():
         try:
-            stack.enter_context(claimed(logdir))
+            stack.enter_context(claimed(chief.job.logdir))
         except OccupiedError:
             if time.monotonic() >= until:
                 raise
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), CLAIM_S)
+                await asyncio.wait_for(chief.stopping.wait(), CLAIM_S)
         else:
+            if chief.group:
+                chief.add_background_task(partial(_until_later_group, chief))
             return
+
+
+async def _until_later_group(chief: JobActor) -> None:
+    """Wait for a later group than the chief's, of which it may hear nothing but in the logdir.
+
+    Raises:
+        GroupOverError: there is one, whose chief waits for this one's claim.
+    """
+    logdir = chief.job.logdir or ""
+    while True:
+        await asyncio.sleep(CLAIM_S)
+        with contextlib.suppress(CheckpointError):  # it may pass
+            number, _ = await asyncio.to_thread(newest_group, logdir)
+            if number > chief.group:
+                raise GroupOverError(f"group {number} of workers carries the job, as {logdir} says")

@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from zmqtrain.errors import CheckpointError, ConfigError, OccupiedError
 from zmqtrain.store.checkpoint import checkpoints_directory
@@ -241,29 +240,31 @@ def claimed(logdir: str | None) -> Iterator[None]:
     Raises:
         OccupiedError: another job's chief runs there.
     """
-    file = _lock_file(checkpoints_directory(Path(logdir))) if logdir else None
-    if file is None:
+    descriptor = _open_lock(checkpoints_directory(Path(logdir))) if logdir else None
+    if descriptor is None:
         yield
         return
-    with file:
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise OccupiedError(
-                f"{logdir} is the logdir of a job that runs already ({file.read().strip()}); stop "
-                "that one first, or choose another --logdir"
+                f"{logdir} is the logdir of a job that runs already ({holder}); stop that one "
+                "first, or choose another --logdir"
             ) from None
         except OSError as error:
             log.info("%s: another job is not kept from saving there: %s", logdir, error)
         with suppress(OSError):  # the lock holds all the same
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         try:
             yield
         finally:
             with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
+    finally:
+        os.close(descriptor)
 
 
 def _entries(logdir: Path) -> list[Path]:
@@ -290,10 +291,10 @@ def _is_complete(path: Path) -> bool:
     return True
 
 
-def _lock_file(root: Path) -> TextIO | None:
+def _open_lock(root: Path) -> int | None:
     with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
-    for mode in ("a+", "r"):  # another user's can be locked as well
+    for mode in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # another user's can be locked as well
         with suppress(OSError):
-            return (root / LOCK_FILE).open(mode)
+            return os.open(root / LOCK_FILE, mode, 0o666)
     return None
