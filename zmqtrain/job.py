@@ -32,6 +32,7 @@ from pydantic_core import ErrorDetails
 from zmqtrain import policies
 from zmqtrain.data.arrays import Arrays, as_dataset
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.data.stream import StreamPlan, stream_of
 from zmqtrain.errors import ConfigError, DataError, did_you_mean, expectation
 from zmqtrain.fingerprint import (
     DEVICES,
@@ -585,19 +586,15 @@ class Job(BaseModel):
         """Return (training set, evaluation set); without the latter nothing is evaluated.
 
         Raises:
-            DataError: files are missing or damaged, or ``load()`` returns something else.
+            DataError: files are missing or damaged, ``load()`` returns something else, or a stream
+                where a length is needed.
             ConfigError: the batch size is larger than the training set, and no pass ends a batch.
         """
         with user_code("load()", self.data, DataError):
             loaded = self.data.load(self.data_dir)
         match loaded:
             case (Dataset() as training, (Dataset() | None) as evaluation):
-                if 0 < len(training) < self.worker_batch_size and not self.epochs:
-                    times = f" on each of {len(self.devices)} devices" if self.devices else ""
-                    raise ConfigError(
-                        f"batch_size is {self.batch_size}{times}, but the training set has "
-                        f"{len(training)} examples; give at most that many (--batch-size)"
-                    )
+                self._check_sizes(training, evaluation)
                 return training, evaluation
         parts = loaded if isinstance(loaded, tuple) else ()
         kind = (
@@ -610,9 +607,27 @@ class Job(BaseModel):
             "data=zmqtrain.data.Arrays(train=(X, y), evaluation=(X_test, y_test))"
         )
 
+    def _check_sizes(self, training: Dataset, evaluation: Dataset | None) -> None:
+        if stream_of(evaluation) is not None:
+            len(evaluation)  # type: ignore[arg-type]  # it has none, and says what to do
+        if stream_of(training) is not None and not self.epochs:
+            return
+        if 0 < len(training) < self.worker_batch_size and not self.epochs:
+            times = f" on each of {len(self.devices)} devices" if self.devices else ""
+            raise ConfigError(
+                f"batch_size is {self.batch_size}{times}, but the training set has "
+                f"{len(training)} examples; give at most that many (--batch-size)"
+            )
+
     def plan(self, examples: int) -> BatchPlan:
         """Return the batches of a training set of so many examples."""
         return BatchPlan(examples, self.worker_batch_size, self.seed, exact=self.epochs > 0)
+
+    def plan_of(self, training: Dataset) -> BatchPlan | StreamPlan:
+        """Return the batches of this training set."""
+        if (stream := stream_of(training)) is not None:
+            return StreamPlan(len(stream.parts), self.worker_batch_size, self.seed)
+        return self.plan(len(training))
 
     def variables(self) -> tuple[Variable, ...]:
         """Return all variables that the shards hold."""

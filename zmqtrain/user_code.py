@@ -6,6 +6,7 @@ A model, a data set or a job file may raise anything. Only calls of these stand 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import sysconfig
@@ -79,6 +80,14 @@ def place_of(error: BaseException) -> str:
 def is_installed(filename: str) -> bool:
     """Return whether a source file belongs to zmqtrain, Python or a package, not to the user."""
     return filename.startswith(_INSTALLED)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters; of one that is built in, none may be known."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except ValueError:
+        return []
 
 
 def is_of(value: Any, *packages: str) -> bool:

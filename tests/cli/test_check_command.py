@@ -17,7 +17,7 @@ from zmqtrain.transport.keys import Owner, Pair, add_keys
 JOB = """
 import numpy as np
 from zmqtrain import Job
-from zmqtrain.data import ArrayDataset, Arrays
+from zmqtrain.data import ArrayDataset, Arrays, Stream
 from zmqtrain.metrics import AUC, ConfusionMatrix, Recall
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD
@@ -67,6 +67,8 @@ def measured(*metrics):
     return job(data=Arrays((X, Y), (X[:9], Y[:9])), metrics=metrics)
 
 good = job()
+stream = job(data=Arrays(Stream([0, 1], lambda part: zip(X[part::2], Y[part::2])), (X, Y)))
+small = job(batch_size=61, epochs=1)
 double = job(Double())
 twice = job(Twice())
 nan = job(data=Pair(np.where(X > 2, np.nan, X).astype(np.float32)))
@@ -243,7 +245,7 @@ def test_sources_that_differ_and_variables_that_nobody_reads_are_warnings(
         ("nan", ["training set is nan"]),
         ("labels", ["labels"]),
         ("rows", ["(20, 2)"]),
-        ("empty", ["empty"]),
+        ("empty", ["0 examples"]),
         ("large", ["61", "60"]),
         ("metric", ["AUC", "(5, 2)"]),
         ("uneven_metric", ["(5,)", "(4,)"]),
@@ -260,7 +262,7 @@ def test_faulty_step_of_the_job_is_an_error(
         assert text in said
 
 
-@pytest.mark.parametrize("name", ["good", "metrics"])
+@pytest.mark.parametrize("name", ["good", "metrics", "stream", "small"])
 def test_job_that_learns_is_right(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

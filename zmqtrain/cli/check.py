@@ -20,6 +20,7 @@ from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
+from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
@@ -175,12 +176,10 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
         )
     parameters, state, frozen = job.initial_parameters(), job.initial_state(), job.frozen()
     training, evaluation = job.load_data()
-    if len(training) == 0:
-        problems.errors.append("the training set is empty; expected at least one example")
-        return
-    rows = job.batch_size
+    first = job.plan_of(training).indices(0)[: job.batch_size]
+    rows = len(first)
     with user_code("take()", training):
-        batch = tuple(map(np.asarray, training.take(np.arange(rows, dtype=np.int64))))
+        batch = tuple(map(np.asarray, training.take(first)))
     if uneven := [array.shape for array in batch if array.shape[:1] != (rows,)]:
         problems.errors.append(
             f"take() of {rows} examples returned an array of shape {uneven[0]}; expected {rows} "
@@ -198,7 +197,8 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
             "can be repeated; expected the same for the same seed: use no generator of your own"
         )
     values = parameters | state | frozen
-    problems.errors += _mistakes_of_measures(job, values, "training", training, ())
+    sample = training if stream_of(training) is None else Subset(training, first)
+    problems.errors += _mistakes_of_measures(job, values, "training", sample, ())
     problems.errors += _mistakes_of_measures(job, values, "evaluation", evaluation, job.metrics)
 
 

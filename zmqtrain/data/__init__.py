@@ -11,6 +11,7 @@ from zmqtrain.data.mapped import Mapped
 from zmqtrain.data.mnist import Mnist
 from zmqtrain.data.parallel import Parallel
 from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.data.stream import Stream
 from zmqtrain.data.synthetic import NoisyLine
 from zmqtrain.data.tables import CSV, HuggingFace, Parquet, Table
 from zmqtrain.data.tfrecord import TFRecord
@@ -32,6 +33,7 @@ __all__ = [
     "Parallel",
     "Parquet",
     "Prefetcher",
+    "Stream",
     "TFRecord",
     "Table",
     "TorchDataset",

@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.data.files import reading
+from zmqtrain.data.stream import Stream
 from zmqtrain.data.subset import Subset
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch, Dataset
 
 READERS = {
     "datasets.arrow_dataset": "HuggingFace(dataset, inputs=..., target=...)",
+    "datasets.iterable_dataset": "Stream(range(dataset.num_shards), read); docs/data.md has one",
     "pandas": "Table(frame, inputs=..., target=...)",
     "pyarrow": "Table(table, inputs=..., target=...)",
 }
@@ -119,7 +121,7 @@ class Holdout:
 def as_dataset(examples: Any) -> Dataset:
     """Return a tuple or list of arrays, or a single array, as a Dataset; a Dataset as it is.
 
-    A data set of torch becomes one of zmqtrain.
+    A data set of torch becomes one of zmqtrain; an iterable one is a stream of one part.
 
     Raises:
         DataError: it is something else, a file cannot be mapped, or the arrays have different
@@ -139,6 +141,8 @@ def as_dataset(examples: Any) -> Dataset:
                 "the examples are a DataLoader; expected the data set that it loads: batches are "
                 "leased by number, so give loader.dataset, and batch_size to the job"
             )
+        if any(kind.__name__ == "IterableDataset" for kind in type(examples).__mro__):
+            return Stream([examples], iter)
         from zmqtrain.data.torch_dataset import TorchDataset  # which may need what needs this
 
         return TorchDataset(examples)

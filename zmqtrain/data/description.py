@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from zmqtrain.data.stream import stream_of
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Batch, Dataset
 from zmqtrain.user_code import user_code
@@ -14,20 +15,23 @@ from zmqtrain.user_code import user_code
 def describe(dataset: Dataset) -> str:
     """Return the length, the types of the arrays, and a digest of the first and last example.
 
-    It is equal on tasks with equal data. Augmented examples, which differ at each reading, have no
+    It is equal on tasks with equal data. Of a stream these are the number of parts, and the first
+    examples of the first and last part. Augmented examples, which differ at each reading, have no
     digest.
 
     Raises:
         DataError: the dataset raises.
     """
-    last = len(dataset) - 1
-    if last < 0:
+    stream = stream_of(dataset)
+    count = len(dataset) if stream is None else len(stream.parts)
+    if not count:
         return "no examples"
+    last = count - 1
     batches = [_take(dataset, number) for number in (0, last, 0, last)]
     kinds = ", ".join(f"{array.dtype} {list(array.shape[1:])}" for array in batches[0])
     before, after = _digest(*batches[:2]), _digest(*batches[2:])
     digest = before if before == after else "different at each reading"
-    return f"{last + 1} examples of {kinds} ({digest})"
+    return f"{count} {'examples' if stream is None else 'parts'} of {kinds} ({digest})"
 
 
 def _take(dataset: Dataset, number: int) -> Batch:

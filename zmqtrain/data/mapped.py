@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from zmqtrain.data.arrays import as_dataset
 from zmqtrain.data.subset import Seeded, stacked, take_seeded
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
-from zmqtrain.user_code import user_code
+from zmqtrain.user_code import parameters_of, user_code
 
 
 class Mapped(Seeded):
@@ -27,7 +26,7 @@ class Mapped(Seeded):
     def __init__(self, examples: Any, function: Callable[..., Any]) -> None:
         """``examples``: a tuple of arrays, a Dataset, or one of torch."""
         self.dataset, self.function = as_dataset(examples), function
-        self._is_random = "rng" in inspect.signature(function).parameters
+        self._is_random = "rng" in parameters_of(function)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Any
 
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.data.subset import take_seeded
+from zmqtrain.data.stream import StreamPlan
+from zmqtrain.data.subset import layers, take_seeded
 from zmqtrain.models.base import Batch, Dataset
 
 QUICK_S = 0.001
@@ -29,7 +29,11 @@ class Prefetcher:
     """
 
     def __init__(
-        self, dataset: Dataset, plan: BatchPlan, limit: int = 64, quick_s: float = QUICK_S
+        self,
+        dataset: Dataset,
+        plan: BatchPlan | StreamPlan,
+        limit: int = 64,
+        quick_s: float = QUICK_S,
     ) -> None:
         self._dataset = dataset
         self._plan = plan
@@ -95,10 +99,6 @@ class Prefetcher:
             return batch
 
 
-def _may_be_read_ahead(dataset: Any) -> bool:
-    while dataset is not None:
-        own = getattr(dataset, "may_be_read_ahead", None)
-        if own is not None:
-            return bool(own)
-        dataset = getattr(dataset, "dataset", None)  # that it wraps
-    return True
+def _may_be_read_ahead(dataset: Dataset) -> bool:
+    said = (getattr(layer, "may_be_read_ahead", None) for layer in layers(dataset))
+    return bool(next((each for each in said if each is not None), True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,13 @@ def take_seeded(dataset: Dataset, indices: Array, seed: int, passes: Array) -> B
     """Return these examples, with random numbers of the seed and the pass where there are any."""
     own = getattr(dataset, "take_seeded", None)
     return dataset.take(indices) if own is None else own(indices, seed, passes)
+
+
+def layers(dataset: Any) -> Iterator[Any]:
+    """Yield a data set, that which it wraps, and so on."""
+    while dataset is not None:
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
 
 
 def stacked(examples: Iterable[Any]) -> Batch:

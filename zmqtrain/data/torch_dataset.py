@@ -43,8 +43,8 @@ class TorchDataset(Seeded):
         """
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             raise DataError(
-                f"{dataset!r:.80} has no __getitem__ and __len__; expected a map-style data set, "
-                "for batches are leased by number: write a stream into files first"
+                f"{dataset!r:.80} has no __getitem__ and __len__; expected a map-style data set; "
+                "give an iterable one to the job itself, or to zmqtrain.data.Stream"
             )
         self.collate_fn = collate_fn
         self.may_be_read_ahead = num_workers > 0

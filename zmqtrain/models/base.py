@@ -105,7 +105,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A finite set of examples that can be addressed by number.
+    """A finite set of examples that can be addressed by number; without end, a Stream.
 
     Tasks of one process may call it from several threads at once.
 

@@ -70,7 +70,7 @@ class TrainingLoop:
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
-        self._prefetcher = Prefetcher(dataset, job.plan(len(dataset)))
+        self._prefetcher = Prefetcher(dataset, job.plan_of(dataset))
         self._team = ThreadTeam(threads)
         self._device = Host() if job.devices else make_device(job.device, "--device")
         self._towers = Towers(job, self._team) if job.devices else None

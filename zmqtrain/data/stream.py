@@ -1,0 +1,215 @@
+"""Examples that are read one after another, and need no length: streams, by their parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqtrain.data.files import files_of
+from zmqtrain.data.subset import layers, stacked
+from zmqtrain.errors import ConfigError, DataError
+from zmqtrain.models.base import Array, Batch
+from zmqtrain.user_code import parameters_of, user_code
+
+OPEN = 2
+"""Iterators that are kept of a part: for what comes next, and for batches that are leased again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """The batches of a job on a stream of so many parts, numbered from 0 without end.
+
+    Batch b holds the next examples of part b % ``parts``, in their order, after those of batch
+    b - ``parts``.
+    """
+
+    parts: int
+    batch_size: int
+    seed: int
+
+    def indices(self, number: int) -> NDArray[np.int64]:
+        """Return the numbers of the examples of a batch, as a Stream numbers them."""
+        turn, part = divmod(number, self.parts)
+        positions = np.arange(turn * self.batch_size, (turn + 1) * self.batch_size)
+        return positions * self.parts + part
+
+    def passes(self, number: int) -> NDArray[np.int64]:
+        """Return zeros: the examples of later passes have other numbers."""
+        return np.zeros(self.batch_size, np.int64)
+
+
+class Stream:
+    """Examples in parts that are read from their beginnings, such as files that cannot be indexed.
+
+    Its length need not be known. A job on it has ``steps``, and an evaluation set of its own. A
+    part that ends begins anew, so its examples are numbered without end: example i of part p of n
+    is number i * n + p.
+
+    Each process reads what it is leased, and leaves out the rest; see :class:`StreamPlan`.
+    """
+
+    def __init__(
+        self,
+        parts: str | Path | Sequence[Any],
+        read: Callable[..., Iterable[Any]],
+        parse: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """``parts``: a file, a pattern such as ``data/*.jsonl``, or what names the parts.
+
+        ``read(part)`` returns the records of a part, the same ones each time. ``parse(record)``
+        makes an example of each that this process is leased; without it records are examples: a
+        tuple of arrays and numbers, or a single one.
+
+        If ``read`` has a second parameter ``start``, that is how many records to leave out at the
+        beginning: a reader that can seek need not read what was consumed.
+
+        Raises:
+            ConfigError: ``read`` cannot be called.
+        """
+        if not callable(read):
+            raise ConfigError(
+                f"read is {read!r:.80}; expected a function that returns the records of a part: "
+                "Stream(parts, read)"
+            )
+        self.read, self.parse = read, parse
+        self._given = parts if isinstance(parts, str | Path) else list(parts)
+
+    def __len__(self) -> int:
+        """
+        Raises:
+            DataError: always.
+        """
+        raise DataError(
+            f"{self!r} has no length, which epochs, fit, Holdout, Cached and an evaluation set "
+            "need; give the job steps, and arrays to evaluate on: "
+            "Job(data=Arrays(Stream(...), (x, y)), steps=1000)"
+        )
+
+    @cached_property
+    def parts(self) -> list[Any]:
+        """The parts, in their order.
+
+        Raises:
+            DataError: there are none.
+        """
+        parts = self._given if isinstance(self._given, list) else files_of(self._given)
+        if not parts:
+            raise DataError(f"{self!r} has no parts; expected at least one: check their names")
+        return parts
+
+    @cached_property
+    def _readers(self) -> list[_Part]:
+        return [_Part(self, part) for part in self.parts]
+
+    def take(self, indices: Array) -> Batch:
+        """Return the examples with these numbers.
+
+        Raises:
+            DataError: ``read`` or ``parse`` raises, or a pass has none, or others than before.
+        """
+        readers = self._readers
+        places = [divmod(number, len(readers)) for number in np.asarray(indices).tolist()]
+        wanted: dict[int, set[int]] = {}
+        for position, part in places:
+            wanted.setdefault(part, set()).add(position)
+        examples = {part: readers[part].examples(of_it) for part, of_it in wanted.items()}
+        return stacked(examples[part][position] for position, part in places)
+
+    def __repr__(self) -> str:
+        name = getattr(self.read, "__qualname__", type(self.read).__name__)
+        given = self._given
+        parts = f"parts: {len(given)}" if isinstance(given, list) else repr(str(given))
+        return f"Stream({parts}, {name})"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._given, self.read, self.parse)  # iterators cannot be copied
+
+
+class _Part:
+    """One part of a stream; its passes lie end to end, and positions count from 0 over them."""
+
+    def __init__(self, stream: Stream, part: Any) -> None:
+        self._stream, self._part, self._name = stream, part, f"part {part!s:.80}"
+        self._length = 0  # of a pass; 0: not known
+        self._open: dict[int, Iterator[tuple[int, Any]]] = {}  # by the position that comes next
+        self._process = os.getpid()
+        self._lock = Lock()
+        self._can_start = "start" in parameters_of(stream.read)[1:]
+
+    def examples(self, positions: set[int]) -> dict[int, Any]:
+        """Return the examples at these positions."""
+        with self._lock:
+            if self._process != os.getpid():  # files that were open when it was forked are shared
+                self._process, self._open = os.getpid(), {}
+            first, found = min(positions), {}
+            at = self._nearest(first, len(positions))
+            passes = self._passes(first) if at is None else self._open.pop(at)
+            if len(self._open) == OPEN:
+                del self._open[min(self._open)]
+            for position, record in passes:
+                if position in positions:
+                    found[position] = self._parsed(position, record)
+                    if len(found) == len(positions):
+                        break
+            self._open[position + 1] = passes
+            return found
+
+    def _nearest(self, position: int, examples: int) -> int | None:
+        """Return which open iterator to go on with to a position; None: a new one is nearer."""
+        skipped = 0 if self._can_start else position % (self._length or position + 1)
+        earliest = position - max(skipped, examples)  # to open one costs time, too
+        return max((at for at in self._open if earliest <= at <= position), default=None)
+
+    def _parsed(self, position: int, record: Any) -> Any:
+        parse = self._stream.parse
+        if parse is None:
+            return record
+        told = f"It was record {position} of {self._name}"
+        with user_code("parse()", self._stream, DataError, told.__str__):
+            return parse(record)
+
+    def _passes(self, position: int) -> Iterator[tuple[int, Any]]:
+        """Yield positions and records without end, from this position on or from before it."""
+        begin = position - position % self._length if self._length else 0  # of a pass
+        start = position - begin if self._can_start else 0
+        while True:
+            count = start
+            for record in self._one_pass(start):
+                yield begin + count, record
+                count += 1
+            if count > start or not start:  # otherwise the pass may have ended before ``start``
+                self._check(count)
+                begin = max(begin + count, position - position % count)
+            start = 0
+
+    def _one_pass(self, start: int) -> Iterator[Any]:
+        more = {"start": start} if self._can_start else {}
+        with user_code("read()", self._stream, DataError, lambda: f"It was {self._name}"):
+            yield from self._stream.read(self._part, **more)
+
+    def _check(self, count: int) -> None:
+        """
+        Raises:
+            DataError: a pass of so many examples cannot be, or is not as the one before.
+        """
+        if not count or self._length not in (0, count):
+            before = f", and {self._length} in the pass before" if self._length else ""
+            raise DataError(
+                f"{self._name} of {self._stream!r} has {count} records{before}; expected at least "
+                "one, and as many in each pass; read() must begin anew at each call; correct it, or"
+                " leave that part out"
+            )
+        self._length = count
+
+
+def stream_of(dataset: Any) -> Stream | None:
+    """Return the stream that a data set is, or wraps; None if it has a length."""
+    return next((each for each in layers(dataset) if isinstance(each, Stream)), None)
