@@ -32,7 +32,6 @@ from bench.processes import json_lines_of
 from zmqtrain.cli.numbers import FiniteRange
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode, ZmqTrainError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
@@ -328,7 +327,7 @@ def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
     ``per_step``: of how many gradients, a power of two, an update is the mean.
     """
     manifest = read_manifest(checkpoint)
-    ledger = LedgerState.model_validate(manifest.ledger)
+    ledger = manifest.ledger
     counted = ledger.counted()
     counts = per_step * read_parameters(checkpoint, manifest)["counts"][:, 0]
     plan = BatchPlan(len(counts), BATCH_SIZE, job.seed)

@@ -24,7 +24,6 @@ import psutil
 import pytest
 
 from zmqtrain.actors.client import ask
-from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.store.checkpoint import read_parameters
@@ -334,7 +333,7 @@ def check_counts(checkpoint: Path, examples_of: Callable[[int], Any] | None = No
     given.
     """
     manifest = read_manifest(checkpoint)
-    ledger = LedgerState.model_validate(manifest.ledger)
+    ledger = manifest.ledger
     counted = ledger.counted()
     counts = read_parameters(checkpoint, manifest)["counts"]
     plan = BatchPlan(len(counts), ledger.examples // len(counted), seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,7 +20,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim import SGD
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest, verify
-from zmqtrain.wire.messages import Saved, ShardFile
+from zmqtrain.wire.messages import Saved
 
 
 async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
@@ -31,7 +30,7 @@ async def write_shard(job: zmqtrain.Job, directory: Path) -> Saved:
     step = next(STEPS)
     file = checkpoint.copy_shard(directory, layout, flat, {})
     written = checkpoint.seal_shard(file, 0, step)
-    return Ledger().saved(step, job.policy, (ShardFile(*astuple(written)),))
+    return Saved(step, job.policy, Ledger().state(), (written,))
 
 
 STEPS = count(10)

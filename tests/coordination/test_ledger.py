@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from zmqtrain.coordination.ledger import Ledger, LedgerState
+from zmqtrain.coordination.ledger import Ledger
 
 
 def test_ledger_of_a_checkpoint_goes_on_with_its_open_batches() -> None:
     ledger = Ledger(next_batch=9, returned=[7, 2, 4])
     assert [ledger.lease(0) for _ in range(5)] == [2, 4, 7, 9, 10]
-
-
-@pytest.mark.parametrize("field", ["next_batch", "open_batches", "examples"])
-def test_ledger_state_with_a_negative_number_is_refused(field: str) -> None:
-    state = {"next_batch": 3, "open_batches": (1,), "examples": 200}
-    LedgerState(**state)
-    with pytest.raises(ValidationError):
-        LedgerState(**state | {field: (-1,) if field == "open_batches" else -1})
 
 
 operations = st.tuples(

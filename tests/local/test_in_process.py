@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 import zmqtrain
 from zmqtrain import Job, Summary
 from zmqtrain.chief.chief import Chief
-from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ConfigError
@@ -381,7 +380,7 @@ def read_checkpoint(summary: Summary) -> dict[str, NDArray[np.float32]]:
 def counted_batches(summary: Summary) -> list[int]:
     """Return the batches that the final checkpoint says were learned from."""
     assert summary.checkpoint is not None
-    return LedgerState.model_validate(read_manifest(Path(summary.checkpoint)).ledger).counted()
+    return read_manifest(Path(summary.checkpoint)).ledger.counted()
 
 
 def check_counts(job: Job, summary: Summary) -> NDArray[np.float32]:

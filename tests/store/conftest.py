@@ -13,8 +13,9 @@ import pytest
 
 from zmqtrain.store.checkpoint import begin, commit, copy_shard, seal_shard
 from zmqtrain.store.layout import ShardLayout, Variable
-from zmqtrain.store.manifest import Manifest, ShardFile, WorkerMark, tensor_records
+from zmqtrain.store.manifest import Manifest, tensor_records
 from zmqtrain.store.placement import place
+from zmqtrain.wire.messages import LedgerState, ShardFile, WorkerMark
 
 Values = Mapping[str, np.ndarray]
 
@@ -72,7 +73,7 @@ class SmallJob:
             "generation": 1,
             "global_step": step,
             "policy": "hogwild",
-            "ledger": {"next_batch": 7, "open_batches": [3, 5]},
+            "ledger": LedgerState(7, (3, 5), 200),
             "worker_marks": {"worker 0": WorkerMark(0, 1700, 12)},
             "files": tuple(files),
             "tensors": tensor_records(self.variables, layouts, list(self.state)[1:]),

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zmqtrain.coordination.ledger import LedgerState
 from zmqtrain.errors import CheckpointError
 from zmqtrain.fingerprint import changes_since
 from zmqtrain.job import Job
@@ -30,13 +29,11 @@ from zmqtrain.store.layout import variables_of
 from zmqtrain.store.manifest import (
     PARAMETERS,
     Manifest,
-    ShardFile,
     TensorRecord,
-    WorkerMark,
     tensor_records,
 )
 from zmqtrain.store.placement import place
-from zmqtrain.wire.messages import Saved
+from zmqtrain.wire.messages import Saved, ShardFile
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +180,7 @@ class Saver:
         temporary = await asyncio.to_thread(checkpoint.begin, logdir, step)
         try:
             saved = await self._write_shards(temporary)
-            files = [ShardFile(*astuple(file)) for file in saved.files]
+            files = list(saved.files)
             if weights is not None:
                 file = temporary / "weights.safetensors"
                 write = partial(checkpoint.write_values, file, weights, self._shards)
@@ -231,25 +228,15 @@ class Saver:
     def _manifest(
         self, saved: Saved, files: Sequence[ShardFile], generation: int, *, all_apart: bool
     ) -> Manifest:
-        ledger = LedgerState(
-            next_batch=saved.next_batch,
-            open_batches=saved.open_batches,
-            examples=saved.examples,
-            limit=saved.limit,
-            pass_examples=saved.pass_examples,
-            pass_loss=saved.pass_loss,
-        )
         try:
             return Manifest(
                 fingerprint=dict(self._fingerprint),
                 generation=generation,
                 global_step=saved.step,
                 policy=saved.policy,
-                ledger=ledger.model_dump(mode="json", exclude_defaults=True),
+                ledger=saved.ledger,
                 learning_rate=saved.learning_rate,
-                worker_marks={
-                    f"worker {mark.worker}": WorkerMark(*astuple(mark)) for mark in saved.marks
-                },
+                worker_marks={f"worker {mark.worker}": mark for mark in saved.marks},
                 files=tuple(files),
                 tensors=self._tensors(all_apart=all_apart),
             )

@@ -195,8 +195,9 @@ class AdminApi:
             WorkerMark(worker, member.incarnation, member.sequence)
             for worker, member in coordinator.members.items()
         )
-        saved = coordinator.ledger.saved(coordinator.version, self._leader.policy, marks=marks)
-        saved.learning_rate = coordinator.learning_rate
+        ledger, rate = coordinator.ledger.state(), coordinator.learning_rate
+        policy = self._leader.policy
+        saved = Saved(coordinator.version, policy, ledger, marks=marks, learning_rate=rate)
         self._saving[message.directory] = Saving(request, saved)
         self._in_snapshot = set(self._save_requests)
         self._leader.event(message)

@@ -14,30 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
-
 from zmqtrain.fingerprint import EPOCHS
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.wire.messages import Saved, ShardFile, WorkerMark
+from zmqtrain.wire.messages import LedgerState
 
 log = logging.getLogger(__name__)
-
-
-class LedgerState(BaseModel):
-    """What a checkpoint keeps of a ledger; ``examples`` have been counted in all."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    next_batch: NonNegativeInt
-    open_batches: tuple[NonNegativeInt, ...]
-    examples: NonNegativeInt
-    limit: NonNegativeInt | None = None
-    pass_examples: NonNegativeInt = 0
-    pass_loss: float = 0.0
-
-    def counted(self) -> list[int]:
-        """Return the batches that were learned from, in order."""
-        return sorted(set(range(self.next_batch)).difference(self.open_batches))
 
 
 @dataclass(slots=True)
@@ -156,22 +137,12 @@ class Ledger:
         held = [*self.leases.values(), *self.pending.values()]
         return tuple(sorted([*self.returned, *(batch for batches in held for batch in batches)]))
 
-    def saved(
-        self,
-        step: int,
-        policy: str,
-        files: tuple[ShardFile, ...] = (),
-        marks: tuple[WorkerMark, ...] = (),
-    ) -> Saved:
+    def state(self) -> LedgerState:
         """Return what a checkpoint of this moment keeps."""
-        return Saved(
-            step,
-            policy,
-            files,
+        return LedgerState(
             self.next_batch,
             self.open_batches(),
             self.examples,
-            marks,
             self.limit,
             self.pass_examples,
             self.pass_loss,
@@ -192,7 +163,7 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
 
     With other batches the data starts again; what was counted stays counted.
     """
-    state = LedgerState.model_validate(manifest.ledger)
+    state = manifest.ledger
     for option in ("batch_size", "seed", EPOCHS):
         then, now = manifest.fingerprint.get(option), fingerprint.get(option)
         if then != now and (option != EPOCHS or None in (then, now)):

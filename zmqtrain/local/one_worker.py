@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from zmqtrain.store.manifest import PARAMETERS, read_manifest
 from zmqtrain.store.shard import Shard
 from zmqtrain.training.loop import TrainingLoop
 from zmqtrain.training.own_loop import LoopEndedError
-from zmqtrain.wire.messages import Saved, ShardFile, State, Status, TaskStatus
+from zmqtrain.wire.messages import Saved, State, Status, TaskStatus
 
 YIELD_S = 0.02  # longest time until the event loop may handle signals
 
@@ -182,10 +181,9 @@ class LocalRun:
         shard, coordinator = exchange.shard, exchange.coordinator
         file = checkpoint.copy_shard(directory, self._layout, shard.parameters, shard.slots)
         written = await asyncio.to_thread(checkpoint.seal_shard, file, 0, shard.version)
-        files = (ShardFile(*astuple(written)),)
-        saved = coordinator.ledger.saved(coordinator.version, self._job.policy, files)
-        saved.learning_rate = shard.learning_rate
-        return saved
+        ledger, rate = coordinator.ledger.state(), shard.learning_rate
+        policy, files = self._job.policy, (written,)
+        return Saved(coordinator.version, policy, ledger, files, learning_rate=rate)
 
     async def read_parameters(self, average: bool = False) -> dict[str, Any]:
         """Return the current variables or their moving averages; at the end, chosen ones."""

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Order, PullReply, PushReply, ShardFile
+from zmqtrain.wire.messages import Order, PullReply, PushReply
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class Executor:
         except ZmqTrainError as error:
             self._not_written(directory, error)
         else:
-            self.decider.written(directory, ShardFile(*astuple(written)))
+            self.decider.written(directory, written)
 
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()

@@ -37,12 +37,12 @@ from zmqtrain.store.manifest import (
     MANIFEST_FILE,
     PARAMETERS,
     Manifest,
-    ShardFile,
     TensorRecord,
     encode_manifest,
     tensor_name,
     verify_sizes,
 )
+from zmqtrain.wire.messages import ShardFile
 
 LATEST_FILE = "LATEST"
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import (
     AliasChoices,
@@ -20,7 +19,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    JsonValue,
     ValidationError,
     model_validator,
 )
@@ -28,6 +26,7 @@ from pydantic import (
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.durable import digest_bytes, digest_file, reading
 from zmqtrain.store.layout import Dtype, Kind, ShardLayout, Variable
+from zmqtrain.wire.messages import Count, LedgerState, ShardFile, WorkerMark
 
 FORMAT: Final = 3
 """Before 2 there were no kinds and no dtypes but float32, before 3 no learning rate."""
@@ -45,35 +44,6 @@ _CONFIG = ConfigDict(
 )
 _SEALED = re.compile(rb'\{"blake2b": "([0-9a-f]{64})",\n"manifest": (.*)\}\n', re.DOTALL)
 
-_Count = Annotated[int, Field(ge=0)]
-# A plain name, so that a manifest cannot name files outside its own directory.
-_FileName = Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
-_Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMark:
-    """How far a life of a worker had come: its pushes up to ``sequence`` are contained."""
-
-    __pydantic_config__ = _CONFIG
-
-    worker: _Count
-    incarnation: _Count
-    sequence: _Count
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """What one ps wrote of a checkpoint: its report to the chief."""
-
-    __pydantic_config__ = _CONFIG
-
-    shard: _Count
-    file: _FileName
-    nbytes: _Count
-    blake2b: _Digest
-    version: _Count  # updates that the shard had applied
-
 
 class SliceRecord(BaseModel):
     """Rows ``start .. start + rows`` of a variable are the tensor of this name in a shard's file.
@@ -83,9 +53,9 @@ class SliceRecord(BaseModel):
 
     model_config = _CONFIG
 
-    shard: _Count
-    start: _Count
-    rows: _Count
+    shard: Count
+    start: Count
+    rows: Count
     tensor: str
 
 
@@ -96,7 +66,7 @@ class TensorRecord(BaseModel):
 
     dtype: Dtype = "float32"
     kind: Kind = "trained"
-    shape: tuple[_Count, ...]
+    shape: tuple[Count, ...]
     slices: tuple[SliceRecord, ...]
 
     @model_validator(mode="after")
@@ -127,10 +97,10 @@ class Manifest(BaseModel):
     format: Literal[1, 2, 3] = FORMAT
     created: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
     fingerprint: dict[str, str]  # of the job
-    generation: _Count = Field(validation_alias=AliasChoices("generation", "epoch"))
-    global_step: _Count
+    generation: Count = Field(validation_alias=AliasChoices("generation", "epoch"))
+    global_step: Count
     policy: str  # the spec it can be made from again
-    ledger: dict[str, JsonValue]  # which examples were consumed
+    ledger: LedgerState
     learning_rate: float | None = None  # in place of the optimizer's
     worker_marks: dict[str, WorkerMark]  # by worker: the last of its pushes that is contained
     files: tuple[ShardFile, ...]

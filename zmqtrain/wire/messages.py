@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-PROTOCOL_VERSION = 15
+from pydantic import Field
+
+PROTOCOL_VERSION = 16
 """Rises with every change to this file; peers of another version are refused."""
 
 
 BATCH = 1000
 """Most pushes or orders in one message; more are sent as several messages."""
+
+Count = Annotated[int, Field(ge=0)]
+"""Bounds of what goes into a checkpoint's manifest, which checks them; the codec does not."""
 
 
 @dataclass(slots=True)
@@ -335,13 +340,16 @@ class SaveEnded:
 
 @dataclass(slots=True)
 class ShardFile:
-    """What one ps wrote of a checkpoint."""
+    """What one ps wrote of a checkpoint.
 
-    shard: int
-    file: str
-    nbytes: int
-    blake2b: str
-    version: int
+    ``file`` is a plain name, so that a manifest cannot name files outside its own directory.
+    """
+
+    shard: Count
+    file: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]*\z")]
+    nbytes: Count
+    blake2b: Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+    version: Count  # updates that the shard had applied
 
 
 @dataclass(slots=True)
@@ -371,9 +379,27 @@ class ShardFailed:
 class WorkerMark:
     """How far a life of a worker had come: its pushes up to ``sequence`` count."""
 
-    worker: int
-    incarnation: int
-    sequence: int
+    worker: Count
+    incarnation: Count
+    sequence: Count
+
+
+@dataclass(slots=True)
+class LedgerState:
+    """What a checkpoint keeps of a ledger: which batches were counted, and how many examples."""
+
+    next_batch: Count
+    open_batches: tuple[Count, ...]  # those below it that are not counted
+    examples: Count
+    limit: Annotated[int | None, Field(ge=0)] = (
+        None  # batches of the pass end here, None without passes
+    )
+    pass_examples: Count = 0
+    pass_loss: float = 0.0
+
+    def counted(self) -> list[int]:
+        """Return the batches that were learned from, in order."""
+        return sorted(set(range(self.next_batch)).difference(self.open_batches))
 
 
 @dataclass(slots=True)
@@ -382,14 +408,9 @@ class Saved:
 
     step: int
     policy: str
-    files: tuple[ShardFile, ...]
-    next_batch: int
-    open_batches: tuple[int, ...]
-    examples: int
-    marks: tuple[WorkerMark, ...]
-    limit: int | None = None  # batches of the pass end here, None without passes
-    pass_examples: int = 0
-    pass_loss: float = 0.0
+    ledger: LedgerState
+    files: tuple[ShardFile, ...] = ()
+    marks: tuple[WorkerMark, ...] = ()
     learning_rate: float | None = None  # in place of the optimizer's
 
 
