@@ -12,7 +12,7 @@ import pytest
 from tests.clusters.conftest import Kubectl, said
 from tests.clusters.examples import JOB, ROOT, example_plan
 from zmqtrain.cli.main import main
-from zmqtrain.clusters.hosts import file_of, keyed, placed, problem, render
+from zmqtrain.clusters.hosts import keyed, placed, problem, render
 from zmqtrain.clusters.plan import Host, Submission, hosts_of
 from zmqtrain.clusters.submitted import submitted_jobs
 from zmqtrain.errors import ConfigError, ExitCode
@@ -40,7 +40,7 @@ def test_there_are_as_many_workers_as_slots_unless_a_number_is_given() -> None:
 
 def test_every_task_has_one_host_and_no_host_more_workers_than_slots() -> None:
     where = placed([A, B], ps=3, workers=4)
-    names = {host.login: [file_of(t) for t in where if where[t] == host] for host in (A, B)}
+    names = {host.login: [t.hyphenated for t in where if where[t] == host] for host in (A, B)}
     assert names["a"] == ["ps-0", "ps-2", "chief-0", "worker-0", "worker-1"]
     assert names["me@b"] == ["ps-1", "worker-2", "worker-3"]
     with pytest.raises(ConfigError):
@@ -90,6 +90,8 @@ def test_workers_of_a_host_have_gpus_of_their_own() -> None:
         (f"protocol {PROTOCOL_VERSION}", "copy"),
         (f"job 34\nprotocol {PROTOCOL_VERSION}", "copy"),
         ("job 12\nprotocol 1", "version"),
+        (f"cpus 2\njob 12\nprotocol {PROTOCOL_VERSION}", "--ps-cpu"),
+        (f"cpus 64\njob 12\nprotocol {PROTOCOL_VERSION}", ""),
         ("job 12\nsh: 1: python3: not found", "--python"),
         ("job 12\nModuleNotFoundError: No module named 'zmqtrain'", "--python"),
         ("directory /work\nprotocol 1", "/work"),
@@ -99,7 +101,7 @@ def test_workers_of_a_host_have_gpus_of_their_own() -> None:
     ],
 )
 def test_what_is_wrong_with_a_host_is_said(facts: str, found: str) -> None:
-    said = problem(facts, "12")
+    said = problem(facts, "12", cpu=64)
     assert found in said and bool(found) == bool(said)
 
 
@@ -136,6 +138,11 @@ class Shell:
 
 
 ALL = {"ps-0", "chief-0", "worker-0", "worker-1"}
+
+
+def test_script_tells_what_the_host_has(tmp_path: Path) -> None:
+    facts = dict(line.split(" ", 1) for line in Shell(tmp_path, "echo protocol 7")("check"))
+    assert facts == {"cpus": str(os.cpu_count()), "protocol": "7"}
 
 
 def test_script_starts_what_does_not_run_and_ends_what_does(tmp_path: Path) -> None:
@@ -183,7 +190,7 @@ def test_hosts_that_do_not_fit_are_refused(kubectl: Kubectl, options: list[str])
 def test_secrets_are_in_no_command_line_and_print_asks_no_host(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = f"protocol {PROTOCOL_VERSION}\njob {digest()}\n"
+    facts = f"cpus 1\nprotocol {PROTOCOL_VERSION}\njob {digest()}\n"
     kubectl.answers(ADDRESS, said(facts))
     assert main([*SUBMIT, "--hosts", "a:2", "--print"]) == ExitCode.OK
     assert "--role worker --index 1" in capsys.readouterr().out

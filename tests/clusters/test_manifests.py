@@ -294,18 +294,20 @@ def test_mistyped_field_is_found(wrong: str, right: str) -> None:
     assert any(mistakes_of(item, "1.33") for item in items)
 
 
-@pytest.mark.parametrize("ps", [0, 33])
-def test_slurm_takes_no_job_whose_tasks_could_not_find_each_other(ps: int) -> None:
+@pytest.mark.parametrize("ps, workers", [(33, 2), (0, 33)])
+def test_slurm_takes_no_job_that_has_too_few_ports(ps: int, workers: int) -> None:
     with pytest.raises(ConfigError):
-        render_scripts(replace(example_plan(), ps=ps))
+        render_scripts(replace(example_plan(), ps=ps, workers=workers))
 
 
+TELL = 'echo "$ZMQTRAIN_PS $ZMQTRAIN_WORKERS $SRUN_CPUS_PER_TASK $*"'
 TASKS_ARE_TOLD = {
     "squeue": "echo 777 RUNNING 'n[4-5]'",
     "scontrol": "echo n4; echo n5",
-    "srun": 'echo "$ZMQTRAIN_PS $*"; while [ "$1" != -- ] && [ $# -gt 0 ]; do shift; done; '
-    'shift; if [ "$1" = bash ]; then exec "$@"; fi',
-    "a python": 'echo "$ZMQTRAIN_PS $*"',
+    "srun": f"{TELL}; "
+    'while [ "$1" != -- ] && [ $# -gt 0 ]; do shift; done; shift; '
+    'if [ "$1" = bash ]; then exec "$@"; fi',
+    "a python": TELL,
 }
 """Stand-ins for Slurm's programs; that for srun prints what a task is told."""
 
@@ -313,10 +315,14 @@ NOTHING: Mapping[str, str] = {}
 
 
 def ran(
-    part: str, programs: dict[str, str], directory: Path, inherited: Mapping[str, str] = NOTHING
+    part: str,
+    programs: dict[str, str],
+    directory: Path,
+    inherited: Mapping[str, str] = NOTHING,
+    **changes: int,
 ) -> tuple[int, str]:
     """Run a script of the example with stand-ins for programs; return exit code and output."""
-    plan = replace(example_plan(), python=f"{directory}/a python")
+    plan = replace(example_plan(**changes), python=f"{directory}/a python")
     script = render_scripts(plan)[f"digits.{part}.sbatch"]
     for name, body in programs.items():
         (directory / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -333,16 +339,22 @@ def ran(
         return done.returncode, output.read()
 
 
-@pytest.mark.parametrize("part", ["ps", "worker"])
-def test_script_says_where_the_ps_are(part: str, tmp_path: Path) -> None:
-    code, told = ran(part, TASKS_ARE_TOLD, tmp_path)
+@pytest.mark.parametrize(
+    "part, ps, tasks, last", [("ps", 2, 3, 1), ("worker", 2, 1, 3), ("worker", 0, 2, 1)]
+)
+def test_script_says_where_the_others_are_and_what_a_step_has(
+    part: str, ps: int, tasks: int, last: int, tmp_path: Path
+) -> None:
+    size = {"ps": ps, "max_workers": 4 if ps else 2, "cpu": 3, "ps_cpu": 5}
+    code, told = ran(part, TASKS_ARE_TOLD, tmp_path, **size)
     assert code == 0
-    port = port_of(777)
     lines = [line for line in told.splitlines() if "--role" in line]
-    assert len(lines) == {"ps": 3, "worker": 1}[part]
+    assert len(lines) == tasks
+    port, cpus = port_of(777), {"ps": 5, "worker": 3}[part]
+    where = f"n4:{port},n5:{port + 1}"
     for line in lines:
-        assert line.startswith(f"n4:{port},n5:{port + 1} ")
-    assert any(line.endswith({"ps": "--index 1", "worker": "--index 3"}[part]) for line in lines)
+        assert line.startswith(f"{where} 2 {cpus} " if ps else f"0 {where} {cpus} ")
+    assert any(line.endswith(f"--role {part} --index {last}") for line in lines)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SIGNALING", "COMPLETING"])

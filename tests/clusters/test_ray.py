@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +25,7 @@ from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters.engine import RUNNING
 from zmqtrain.clusters.ray_actors import WAITS, TaskActor
-from zmqtrain.clusters.submitted import submitted_jobs
+from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ExitCode
 
@@ -106,6 +110,51 @@ def test_address_without_a_cluster_is_said(
     assert main([*SUBMIT, "--address", address]) == code
     assert address in capsys.readouterr().err
     assert not submitted_jobs()
+
+
+class OneCluster:
+    """A stand-in for the module ray: as Ray, it is connected to one cluster at a time."""
+
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError, RayError=RuntimeError)
+
+    def __init__(self, states: dict[str, str]) -> None:
+        """``states``: how the chief is of the only job of each cluster, by its address."""
+        self._states, self._at = states, ""
+
+    def is_initialized(self) -> bool:
+        return bool(self._at)
+
+    def init(self, address: str, **_: object) -> None:
+        assert not self._at
+        self._at = address
+
+    def shutdown(self) -> None:
+        self._at = ""
+
+    def get_actor(self, name: str) -> SimpleNamespace:
+        time.sleep(0.01)  # so that another thread may have its turn
+        return SimpleNamespace(states=SimpleNamespace(remote=lambda: self._at))
+
+    def get(self, asked_at: str, timeout: float) -> dict[Task, str]:
+        assert asked_at == self._at
+        return {Task(Role.CHIEF, 0): self._states[self._at]}
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_each_job_is_asked_for_on_its_own_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as stack:
+        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        one, other = (f"127.0.0.1:{port.getsockname()[1]}" for port in ports)
+        for name, address in [("a", one), ("b", other), ("c", one), ("d", other)]:
+            Submitted(name, "ray", "job.py", 1, 1, 1, "keys", context=address).save()
+        ray = OneCluster({one: "0", other: "77"})
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        assert main(["jobs", "--json"]) == ExitCode.OK
+    rows = json.loads(capsys.readouterr().out)["jobs"]
+    states = {row["name"]: row["state"] for row in rows}
+    assert states == {"a": "completed", "b": "failed", "c": "completed", "d": "failed"}
 
 
 def test_print_writes_actors_without_keys_and_asks_nobody(

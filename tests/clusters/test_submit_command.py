@@ -30,7 +30,8 @@ SHARED = given({"spec": {"accessModes": ["ReadWriteMany"]}}, "pvc")
 CHECKED = said("", "--dry-run=server")
 MADE = said("secret/digits-registry\njobset.jobset.x-k8s.io/digits\n", "apply")
 NOTHING = given({"items": []}, "get")
-WILLING = (CONTEXT, SHARED, CHECKED, MADE, said("", "delete"), said("", "patch"))
+DONE = (said("", "delete"), said("", "patch"), said("", "replace"))
+WILLING = (CONTEXT, SHARED, CHECKED, MADE, *DONE)
 SUBMIT = (
     *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),
     *("--workers", "2", "--max-workers", "4", "--ps-memory", "1Gi"),
@@ -301,7 +302,7 @@ def test_new_keys_are_there_before_the_registry_that_demands_them(
     before = {path.name: path.read_text() for path in keys.iterdir()}
     monkeypatch.setattr(kubectl_engine, "SECRET_S", 0.0)
     assert main(["keys", "rotate", "digits"]) == ExitCode.OK
-    sent = [list(yaml.safe_load_all(text)) for _, text in kubectl.calls("apply")[1:]]
+    sent = [list(yaml.safe_load_all(text)) for _, text in kubectl.calls("replace")]
     *secrets, (registry,) = [[item["metadata"]["name"] for item in items] for items in sent]
     assert secrets == [[f"digits-{role}" for role in ("ps", "chief", "worker", "client")]]
     assert registry == "digits-registry"
@@ -309,6 +310,26 @@ def test_new_keys_are_there_before_the_registry_that_demands_them(
     assert changed == set(before) - {"ps-0.secret"}
     told = capsys.readouterr().out
     assert not any((keys / name).read_text().strip() in told for name in changed)
+
+
+def test_secrets_of_revoked_keys_do_not_stay_on_kubernetes(
+    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects are replaced as wholes, one that holds no more secrets too."""
+    submitted(kubectl)
+    keys = submitted_jobs()[0].keys
+    for task in (["chief"], ["worker", "2"]):
+        assert main(["keys", "revoke", *task, "--keys", keys]) == ExitCode.OK
+    monkeypatch.setattr(kubectl_engine, "SECRET_S", 0.0)
+    kubectl.answers(said("", "replace"))
+    assert main(["keys", "rotate", "digits"]) == ExitCode.OK
+    held = {
+        item["metadata"]["name"]: set(item["stringData"])
+        for _, text in kubectl.calls("replace")
+        for item in yaml.safe_load_all(text)
+    }
+    assert held["digits-chief"] == set()
+    assert held["digits-worker"] == {f"worker-{index}.secret" for index in (0, 1, 3)}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +380,7 @@ def test_scale_changes_the_number_of_workers(
 ) -> None:
     submitted(kubectl, "--as", kind)
     parts = [{"name": "ps"}, {"name": "chief"}, {"name": "worker"}]
-    kubectl.answers(given({"spec": {"replicatedJobs": parts}}, "get"), *WILLING)
+    kubectl.answers(given({"spec": {"replicatedJobs": parts}}, "jobset/digits"), NOTHING, *WILLING)
     assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
     ((words, _),) = kubectl.calls("patch")
     assert target in words
@@ -370,10 +391,22 @@ def test_scale_changes_the_number_of_workers(
 def test_jobset_that_cannot_change_has_its_job_scaled(kubectl: Kubectl) -> None:
     submitted(kubectl)
     parts = {"spec": {"replicatedJobs": [{"name": "worker"}]}}
-    immutable = refused('The JobSet "digits" is invalid: field is immutable', "jobset/digits")
-    kubectl.answers(given(parts, "get"), immutable, *WILLING)
+    immutable = refused('The JobSet "digits" is invalid: field is immutable', "patch", once=True)
+    kubectl.answers(given(parts, "jobset/digits", "get"), NOTHING, immutable, *WILLING)
     assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
     assert "job/digits-worker-0" in kubectl.calls("patch")[-1][0]
+
+
+def test_job_that_is_over_gets_no_workers(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    status = {"conditions": [{"type": "Completed", "status": "True"}]}
+    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": status}
+    kubectl.answers(given({"items": [item]}, "get"), *WILLING)
+    assert main(["scale", "digits", "--workers", "3"]) == ExitCode.USAGE
+    assert "completed" in capsys.readouterr().err
+    assert not kubectl.calls("patch")
 
 
 @pytest.mark.parametrize("options, workers", [((), 5), (("--as", "trainjob"), 3)])
@@ -412,27 +445,43 @@ OTHERS = {
 }
 
 
+KILLED = {"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+NO_CLAIM = {
+    "reason": "FailedMount",
+    "message": 'MountVolume.SetUp failed for volume "logdir": not found',
+    "involvedObject": {"kind": "Pod", "name": "digits-chief-0-0-abcde"},
+}
+
+
 def test_why_says_why_the_cluster_does_not_start_a_task(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
     pods = [
         pod("ps", 0, "Pending", containerStatuses=[NO_IMAGE]),
+        pod("worker", 0, "Failed", containerStatuses=[KILLED]),
         pod("worker", 1, "Pending", conditions=[UNSCHEDULABLE]),
     ]
     listed = given({"items": pods}, "pods")
-    kubectl.answers(listed, given({"items": [NO_QUOTA, OTHERS]}, "events"), NOTHING)
+    events = given({"items": [NO_QUOTA, NO_CLAIM, OTHERS]}, "events")
+    kubectl.answers(listed, events, NOTHING)
     capsys.readouterr()
     assert main(["why", "digits", "--json"]) == ExitCode.OK
     reasons = {item["what"]: item["text"] for item in json.loads(capsys.readouterr().out)["engine"]}
-    assert set(reasons) == {"ps 0", "worker 1", "Job digits-worker-0"}
-    assert "ImagePullBackOff" in reasons["ps 0"]
-    assert "Insufficient nvidia.com/gpu" in reasons["worker 1"]
-    assert "exceeded quota" in reasons["Job digits-worker-0"]
+    told = {
+        "ps 0": ("ImagePullBackOff", "--image"),
+        "worker 0": ("137", "--memory"),
+        "worker 1": ("Insufficient nvidia.com/gpu", "--gpu"),
+        "Job digits-worker-0": ("exceeded quota", "other jobs"),
+        "Pod digits-chief-0-0-abcde": ("logdir", "not found"),
+    }
+    assert set(reasons) == set(told)
+    for what, words in told.items():
+        assert all(word in reasons[what] for word in words)
     kubectl.answers(listed, refused(FORBIDDEN, "events"), NOTHING)
     assert main(["why", "digits", "--json"]) == ExitCode.OK
-    told = json.loads(capsys.readouterr().out)["engine"]
-    assert {item["what"] for item in told} == {"ps 0", "worker 1"}
+    left = json.loads(capsys.readouterr().out)["engine"]
+    assert {item["what"] for item in left} == {"ps 0", "worker 0", "worker 1"}
 
 
 def test_job_whose_ps_does_not_run_cannot_be_asked(
@@ -497,6 +546,18 @@ def test_job_that_does_not_end_is_removed_by_force_alone(kubectl: Kubectl) -> No
     assert submitted_jobs() and not kubectl.calls("delete")
     assert main(["stop", "digits", "--force"]) == ExitCode.OK
     assert kubectl.calls("delete") and not submitted_jobs()
+
+
+def test_job_whose_engine_is_gone_for_good_is_forgotten_by_force_alone(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    kubectl.answers(refused(AWAY))
+    assert main(["stop", "digits"]) == ExitCode.PEER_LOST
+    assert submitted_jobs()
+    assert main(["stop", "digits", "--force"]) == ExitCode.OK
+    assert "forgotten" in capsys.readouterr().out
+    assert not submitted_jobs()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.harness import Found
+from zmqtrain.errors import ExitCode
 
 if TYPE_CHECKING:
     from tests.harness import Stage
 
 NAME = "counting"
 STEPS = 6000
+POLICY = "bounded-staleness:9"
 
 ReadStatus = dict[str, Any]
 
@@ -64,6 +66,26 @@ class Commands(ABC):
         """Return the status of the job, None if nobody answers."""
         told = self.zmqtrain("status", NAME, "--json")
         return json.loads(told) if told else None
+
+    def steer(self) -> None:
+        """Have a checkpoint saved and the policy changed, by the job's name."""
+        assert "checkpoints/step-" in self.zmqtrain("save", NAME)
+        assert self.zmqtrain("policy", NAME, POLICY).startswith(f"{POLICY} from step ")
+        self.until_status(lambda s: s["policy"] == POLICY, "the new policy")
+
+    def renew_keys(self, workers: int) -> None:
+        """Give the job new keys; wait until chief and workers have them, and all make steps."""
+        before = self.until_status(lambda s: len(living_workers(s)) == workers, "all workers")
+        told = self.asked("keys", "rotate", NAME)
+        assert told.returncode == ExitCode.OK, told.stderr
+        names = ["chief 0", *(f"worker {index}" for index in range(workers))]
+        self.until_status(
+            lambda s: (
+                len(living_workers(s)) == workers
+                and not any(process_of(s, name) == process_of(before, name) for name in names)
+            ),
+            "steps of all with new keys",
+        )
 
     def until_status(self, condition: Callable[[ReadStatus], object], what: str) -> ReadStatus:
         """Return the first status for which ``condition`` is true."""

@@ -84,6 +84,7 @@ def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
     again = ray.asked("submit", job, *where, "--name", NAME)
     assert (again.returncode, "--name" in again.stderr) == (ExitCode.USAGE, True)
 
+    ray.steer()
     victim = process_of(begun, "worker 0")
     os.kill(victim, signal.SIGKILL)
     killed = ray.until_status(

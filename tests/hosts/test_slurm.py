@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,8 +51,9 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     os.kill(process_of(before, "ps 1"), signal.SIGKILL)
     slurm.until_status(lambda s: s["step"] > before["step"] + 50, "steps after the kill")
 
+    slurm.steer()
     assert slurm.zmqtrain("scale", NAME, "--workers", "4")
-    slurm.until_status(lambda s: len(living_workers(s)) == 4, "steps of four workers")
+    slurm.renew_keys(workers=4)
 
     nodes = set(slurm.run("squeue", "-h", "-n", f"{NAME}-worker", "-o", "%N").split())
     large = ("--parsable", "-p", "urgent", "--exclusive", "-N1", "--wrap", "sleep 100")
@@ -78,14 +80,19 @@ def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
     assert slurm.zmqtrain("jobs", "--json") == '{"jobs": []}\n'
 
 
+@pytest.mark.parametrize("ps", [1, 0])
 def test_job_that_is_stopped_leaves_nothing_and_the_next_goes_on(
-    slurm: SlurmCluster, stage: Stage
+    slurm: SlurmCluster, stage: Stage, ps: int
 ) -> None:
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     own = ("--env", f"ZMQTRAIN_SEGMENT_DIR={stage.segments}")
-    submit = ("submit", job, "--on", "slurm", "--name", NAME, "--ps", "1", "--workers", "2", *own)
+    size = ("--ps", str(ps), "--workers", "2", "--cpu", "2", "--ps-cpu", "2")
+    submit = ("submit", job, "--on", "slurm", "--name", NAME, *size, *own)
     assert slurm.zmqtrain(*submit)
     slurm.until_status(lambda s: s["step"] > 5, "steps")
+    steps = slurm.run("scontrol", "show", "step").split("StepId=")
+    cpus = {found[1] for found in (re.search(r"CPUs=(\d+)", step) for step in steps) if found}
+    assert cpus == {"0", "2"}, "of the scripts, which are steps, too, and of the tasks"
     assert not slurm.zmqtrain(*submit), "the name is taken"
 
     assert slurm.zmqtrain("stop", NAME).startswith("stopped by")

@@ -78,21 +78,12 @@ def test_job_is_killed_cut_off_and_scaled_and_every_batch_counts_once(
 
     keys = stage.directory / "state/zmqtrain" / NAME / "keys"
     former = shutil.copytree(keys, stage.directory / "former")
-    before = logins.until_status(lambda s: steps_of(s, 0, 1, 2), "a status")
-    told = logins.asked("keys", "rotate", NAME)
-    assert told.returncode == ExitCode.OK, told.stderr
-    renewed = [f"worker {index}" for index in range(3)] + ["chief 0"]
-    logins.until_status(
-        lambda s: (
-            steps_of(s, 0, 1, 2)
-            and not any(process_of(s, name) == process_of(before, name) for name in renewed)
-        ),
-        "steps of all with new keys",
-    )
+    logins.renew_keys(workers=3)
     where = ("--ps", logins.leader, "--timeout-s", "2")
     assert logins.asked("status", *where, "--keys", str(keys)).returncode == ExitCode.OK
     assert logins.asked("status", *where, "--keys", str(former)).returncode == ExitCode.REFUSED
 
+    logins.steer()
     stage.open_gate()
     stage.until(lambda: "completed" in logins.zmqtrain("jobs", "--json"), "the end")
     assert check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}") == list(range(STEPS))

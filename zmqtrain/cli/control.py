@@ -113,7 +113,8 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
 
     A submitted job is also removed from its engine, with its keys. Of one that does not run, or
     has ended, nothing else is left to do. One that cannot end, as when its chief is pending, is
-    removed with --force; nothing is saved then.
+    removed with --force; nothing is saved then. If its engine does not answer either, as when it
+    is gone for good, the job is only forgotten here.
 
     \b
     Examples:
@@ -125,9 +126,14 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     if not force:
         click.echo(job.unreachable or _stopped(job, wait_s))
     if job.submitted is not None:
-        engine_of(job.submitted).remove(job.submitted)
+        try:
+            engine_of(job.submitted).remove(job.submitted)
+            click.echo(f"{job.name} is removed from its engine")
+        except PeerLostError as error:
+            if not force:
+                raise
+            click.echo(f"{job.name} is forgotten here; what its engine has of it is left: {error}")
         job.submitted.forget()
-        click.echo(f"{job.name} is removed from its engine")
 
 
 def _stopped(job: RemoteJob, wait_s: float) -> str:

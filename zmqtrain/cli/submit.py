@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, counted, show, show_json, table
-from zmqtrain.clusters.engine import Engine, LeftBehindError
+from zmqtrain.clusters.engine import OVER, Engine, LeftBehindError
 from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
@@ -178,7 +178,13 @@ def scale_command(name: str, *, workers: int) -> None:
             f"--workers is {workers}; {name} has keys and memory for {job.max_workers}; expected "
             f"at most that; submit it anew with a larger {names_of('max_workers')}"
         )
-    engine_of(job).scale(job, workers)
+    engine = engine_of(job)
+    if (state := engine.state(job)) in OVER:
+        raise ConfigError(
+            f"{name} is {state}; expected a job that runs; stop it, and submit it again: it goes "
+            "on from its checkpoint"
+        )
+    engine.scale(job, workers)
     replace(job, workers=workers).save()
     click.echo(f"{name} will have {counted(workers, 'worker')}; it had {job.workers}")
 

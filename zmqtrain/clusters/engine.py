@@ -17,7 +17,7 @@ from typing import IO, ClassVar, Self
 
 from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
-from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.cluster import Task
 from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ZmqTrainError
 
 TIMEOUT_S = 60.0
@@ -127,14 +127,18 @@ class Engine(ABC):
         """Remove all that the engine has of the job."""
 
 
-RUNNING = "running"
+RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
+ENDED, GONE = "ended", "gone"
+"""How a job is of which the engine has nothing: as always after the end, or only by accident."""
+
+OVER = (COMPLETED, ENDED, GONE)
 
 
 def summary(job: Submitted, states: Mapping[Task, str]) -> str:
     """Return how a job is, given how each of its tasks is: in a word, or its exit code."""
-    end = states.get(Task(Role.CHIEF if job.ps else Role.WORKER, 0), "")
+    end = states.get(job.concluding, "")
     if end.isdecimal() and int(end) in (0, *PERMANENT):
-        return "failed" if int(end) else "completed"
+        return FAILED if int(end) else COMPLETED
     found = [f"ended with {state}" if state.isdecimal() else state for state in states.values()]
     return tally(found)
 

@@ -84,15 +84,10 @@ def keyed(
     return {host: of_tasks(host) + script for host, script in scripts.items()}
 
 
-def file_of(task: Task) -> str:
-    """Return the name, without its end, of a task's files on its host."""
-    return f"{task.role}-{task.index}"
-
-
-def problem(facts: str, digest: str) -> str:
+def problem(facts: str, digest: str, cpu: int = 1) -> str:
     """Return what is wrong with a host that has told these facts, "" if nothing is.
 
-    ``digest``: of the job's file, "" if there is none.
+    ``digest``: of the job's file, "" if there is none. ``cpu``: what one task asks for.
     """
     lines = facts.splitlines()
     told = dict(line.partition(" ")[::2] for line in lines)
@@ -117,6 +112,11 @@ def problem(facts: str, digest: str) -> str:
         return (
             f"zmqtrain speaks version {told['protocol']} of the protocol there; expected "
             f"{PROTOCOL_VERSION}, as here; install this version"
+        )
+    if int(told.get("cpus", cpu)) < cpu:
+        return (
+            f"a task asks for {cpu} CPUs; expected at most the {told['cpus']} that it has; give "
+            f"less {names_of('cpu')} or {names_of('ps_cpu')}"
         )
     if told.get("job", "") != digest:
         return (
@@ -193,6 +193,7 @@ launch() {{ # a task, and its command; nothing if it runs
 check() {{ # the job's file
   [ ! -e "$own" ] || echo "taken $own"
   command -v flock >/dev/null && command -v setsid >/dev/null || echo tools
+  echo "cpus $(getconf _NPROCESSORS_ONLN)"
   cd "$working" 2>/dev/null || echo "directory $working"
   [ ! -f "$1" ] || sha256sum <"$1" | sed 's/^/job /; s/ *-$//'
   "$python" -c 'import zmqtrain.roles.task; from zmqtrain.wire import messages
@@ -215,8 +216,8 @@ def _launches(plan: Plan, role: Role, tasks: Sequence[Task], listening: Sequence
             gpu = plan.resources[role].gpu
             devices = ",".join(map(str, range(slot * gpu, (slot + 1) * gpu)))
             lines += [f"export CUDA_VISIBLE_DEVICES={devices}"] if gpu else []
-            command = f'[ {task.index} -ge "$1" ] || launch {file_of(task)} {command}'
+            command = f'[ {task.index} -ge "$1" ] || launch {task.hyphenated} {command}'
         else:
-            command = f"launch {file_of(task)} {command}"
+            command = f"launch {task.hyphenated} {command}"
         lines.append(command)
     return "".join(f"    {line}\n" for line in lines).join(("  (\n", "  )\n"))

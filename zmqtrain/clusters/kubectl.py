@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from zmqtrain.clusters.engine import (
+    COMPLETED,
+    FAILED,
     Engine,
     Mistakes,
     Reason,
@@ -113,6 +115,24 @@ MISTAKES: Mistakes = (
 )
 
 
+EVENTS = ("FailedCreate", "FailedMount")
+"""Warnings of the cluster that say why there is no pod, or why it does not start."""
+
+REMEDIES = (
+    (
+        r"ImagePull|ErrImage|InvalidImage",
+        "submit it with another --image, or let the nodes pull it",
+    ),
+    (r"exceeded quota", "wait for other jobs, or submit it with less"),
+    (
+        r"nodes are available",
+        "wait for other jobs, or submit it with less --cpu, --memory or --gpu",
+    ),
+    (r"OOMKilled", "submit it with more --memory, or, if it is a ps, --ps-memory"),
+)
+"""What to do, by what the cluster says of a task that does not run."""
+
+
 class Kubernetes(Engine):
     """A namespace of a cluster; an engine of jobs."""
 
@@ -155,8 +175,7 @@ class Kubernetes(Engine):
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        role = Role.PS if job.ps else Role.WORKER
-        pod = self._pod(job.name, Task(role, 0))
+        pod = self._pod(job.name, job.leader)
         words = self._words("port-forward", f"pod/{pod}", f":{PORT}")
         with serving(words, r"Forwarding from (127\.0\.0\.1:\d+)", MISTAKES) as found:
             yield found[1]
@@ -178,9 +197,9 @@ class Kubernetes(Engine):
 
     def send_keys(self, job: Submitted) -> None:
         *of_tasks, registry = secrets(job.name, job.key_files())
-        self._make(of_tasks, "apply", "--server-side", "--force-conflicts")
+        self._make(of_tasks, "replace")  # to apply them would leave secrets of revoked keys there
         time.sleep(SECRET_S)
-        self._make([registry], "apply", "--server-side", "--force-conflicts")
+        self._make([registry], "replace")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)
@@ -292,11 +311,10 @@ def state_of(job: Submitted, objects: Sequence[Mapping[str, Any]]) -> str:
     held = {_title(item): _conditions(item) for item in objects}
     own = {title: found for title, found in held.items() if title.startswith(KINDS[job.kind])}
     if any("Failed" in found for found in own.values()):
-        return "failed"
-    concluding = Role.CHIEF if job.ps else Role.WORKER
-    name = f"{job.name}-{concluding}" if job.kind == "jobs" else job.name
+        return FAILED
+    name = f"{job.name}-{job.concluding.role}" if job.kind == "jobs" else job.name
     if own.get(f"{KINDS[job.kind]} {name}", set()) & {"Complete", "Completed", "Succeeded"}:
-        return "completed"
+        return COMPLETED
     return "suspended" if any("Suspended" in found for found in own.values()) else ""
 
 
@@ -325,9 +343,14 @@ def reasons_of(
     found += [Reason(str(task_of(pod) or _title(pod)), text) for pod in pods for text in _held(pod)]
     for event in events["items"]:
         about = event["involvedObject"]
-        if event["reason"] == "FailedCreate" and str(about["name"]).startswith(f"{name}-"):
+        if event["reason"] in EVENTS and str(about["name"]).startswith(f"{name}-"):
             found.append(Reason(f"{about['kind']} {about['name']}", str(event["message"])))
-    return list(dict.fromkeys(found))
+    return [_advised(reason) for reason in dict.fromkeys(found)]
+
+
+def _advised(reason: Reason) -> Reason:
+    remedies = (remedy for pattern, remedy in REMEDIES if re.search(pattern, reason.text))
+    return Reason(reason.what, "; ".join((reason.text, *remedies)))
 
 
 def _held(pod: Mapping[str, Any]) -> Iterator[str]:
@@ -341,8 +364,8 @@ def _held(pod: Mapping[str, Any]) -> Iterator[str]:
         state = container.get("state", {})
         if "waiting" in state and state["waiting"].get("reason") != "ContainerCreating":
             yield _said(state["waiting"])
-        if state.get("terminated", {}).get("exitCode"):
-            yield f"ended with exit code {state['terminated']['exitCode']}"
+        if code := state.get("terminated", {}).get("exitCode"):
+            yield f"{_said(state['terminated'])}: ended with exit code {code}"
     if status.get("phase") == "Failed" and status.get("reason"):
         yield _said(status)
 

@@ -100,8 +100,8 @@ def addresses(plan: Plan) -> tuple[str, ...]:
 def host_of(name: str, task: Task, kind: str) -> str:
     """Return the name of a task's pod in DNS."""
     return {
-        "jobs": f"{name}-{task.role}-{task.index}.{name}",
-        "tfjob": f"{name}-{task.role}-{task.index}",
+        "jobs": f"{name}-{task.hyphenated}.{name}",
+        "tfjob": f"{name}-{task.hyphenated}",
     }.get(kind, f"{name}-{task.role}-0-{task.index}.{name}")
 
 
@@ -311,7 +311,7 @@ def _requests(plan: Plan, role: Role) -> Manifest:
 
 
 def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
-    """Return the keys of a job: those of each role and of people, then the registry."""
+    """Return the keys of a job: those of each role and of people, if any, then the registry."""
     files = {
         role: {name: text for name, text in keys.items() if name.startswith(f"{role}-")}
         for role in ROLES
@@ -325,7 +325,6 @@ def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
             "stringData": texts,
         }
         for part, texts in files.items()
-        if texts
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,11 +13,20 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
-from zmqtrain.clusters.engine import RUNNING, Engine, Reason, ended, not_running, summary, undone
+from zmqtrain.clusters.engine import (
+    GONE,
+    RUNNING,
+    Engine,
+    Reason,
+    ended,
+    not_running,
+    summary,
+    undone,
+)
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
 from zmqtrain.clusters.submitted import TAKEN, Submitted
-from zmqtrain.config.cluster import Role, Task, parse_address
+from zmqtrain.config.cluster import Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, PeerLostError
@@ -29,6 +39,9 @@ ANSWER_S = 30.0
 """How long an actor that is there may take to answer."""
 
 CONNECT_S = 5.0
+_one_at_a_time = threading.RLock()
+"""Ray connects a process to one cluster at a time, and zmqtrain jobs asks all of them."""
+
 FOLLOW_S = 1.0
 GIB = 1 << 30
 
@@ -37,6 +50,8 @@ class Ray(Engine):
     """A Ray cluster; an engine of jobs. ``context``: its address."""
 
     rotates_keys: ClassVar[bool] = False
+    joined: ClassVar[str] = ""
+    """The context of the cluster to which this process is connected."""
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -73,10 +88,11 @@ class Ray(Engine):
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
-        job_actor = self._actor(job.name)
-        if job_actor is None:
-            return "gone"
-        return summary(job, self._answer_of(job_actor.states.remote()))
+        with _one_at_a_time:
+            job_actor = self._actor(job.name)
+            if job_actor is None:
+                return GONE
+            return summary(job, self._answer_of(job_actor.states.remote()))
 
     def reasons(self, job: Submitted) -> list[Reason]:
         job_actor = self._actor(job.name)
@@ -101,7 +117,7 @@ class Ray(Engine):
     def located(self, job: Submitted) -> Iterator[str]:
         address = self._answer_of(self._present(job.name).address.remote())
         if not address:
-            raise not_running(Task(Role.PS if job.ps else Role.WORKER, 0), job.name)
+            raise not_running(job.leader, job.name)
         yield address
 
     def scale(self, job: Submitted, workers: int) -> None:
@@ -156,7 +172,9 @@ class Ray(Engine):
                 "zmqtrain[ray]"
             ) from None
         if ray.is_initialized():
-            return ray
+            if self.context in (AUTO, Ray.joined):
+                return ray
+            ray.shutdown()
         try:
             if self.context != AUTO:  # to a closed port Ray would try for minutes
                 at = parse_address(self.context.removeprefix("ray://"))
@@ -169,6 +187,7 @@ class Ray(Engine):
                 "Python; expected the address that ray start has printed; give "
                 f"{names_of('address')}, or set RAY_ADDRESS (ray: {said})"
             ) from None
+        Ray.joined = self.context
         return ray
 
     def _answer_of(self, call: Any, timeout_s: float = ANSWER_S) -> Any:

@@ -139,8 +139,8 @@ class JobActor:
         import ray
 
         self._ray, self._plan = ray, plan
-        prefix = actor_name(plan.name, Task(Role.WORKER, 0))[:-1]
-        held = [name for name in ray.util.list_named_actors() if name.startswith(prefix)]
+        named, prefix = ray.util.list_named_actors(), f"{plan.name}-{Role.WORKER}-"
+        held = [name for name in named if name.startswith(prefix)]
         self._workers = len(held) or plan.workers  # there are some if this is another life
         self._actors: dict[Task, Any] = {}
         self._calls: dict[Task, Any] = {}
@@ -225,7 +225,7 @@ class JobActor:
     def _task_actor(self, task: Task) -> Any:
         plan, wanted = self._plan, self._plan.resources[task.role]
         options: dict[str, Any] = {
-            "name": actor_name(plan.name, task),
+            "name": f"{plan.name}-{task.hyphenated}",
             "num_cpus": wanted.cpu,
             "num_gpus": wanted.gpu,
             "memory": wanted.memory_nbytes or None,
@@ -253,10 +253,6 @@ class JobActor:
         for task in tasks:
             self._ray.kill(self._actors.pop(task))
             self._calls.pop(task, None)
-
-
-def actor_name(job: str, task: Task) -> str:
-    return f"{job}-{task.role}-{task.index}"
 
 
 def actor(ray: Any, kind: type, options: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from zmqtrain.clusters.engine import (
+    ENDED,
     Engine,
     Mistakes,
     Reason,
@@ -112,7 +113,7 @@ class Slurm(Engine):
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
-        return tally([part.state.lower() for part in _parts(job.name)]) or "ended"
+        return tally([part.state.lower() for part in _parts(job.name)]) or ENDED
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
@@ -125,18 +126,16 @@ class Slurm(Engine):
     def located(self, job: Submitted) -> Iterator[str]:
         parts = _parts(job.name)
         for part in parts:
-            if part.task.role is Role.PS and part.state == "RUNNING":
+            if part.task == job.leader and part.state == "RUNNING":
                 (host, *_) = call(["scontrol", "show", "hostnames", part.nodes], MISTAKES).split()
                 yield f"{host}:{port_of(int(part.number))}"
                 return
         if parts:
-            raise not_running(Task(Role.PS, 0), job.name)
+            raise not_running(job.leader, job.name)
         raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; its log says how")
 
     def scale(self, job: Submitted, workers: int) -> None:
         parts = [part for part in _parts(job.name) if part.state != "COMPLETING"]
-        if not any(part.task.role is Role.PS for part in parts):
-            raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; submit it again")
         held = {part.task.index: part for part in parts if part.task.role is Role.WORKER}
         _cancel(*(part.number for index, part in held.items() if index >= workers))
         if absent := sorted(set(range(workers)) - set(held)):

@@ -2,6 +2,7 @@
 
 One job holds ps and chief, another, an array, the workers. A worker looks up by name where the job
 of the ps runs, in each of its lives anew: a job that is requeued may come back on other hosts.
+Without ps one job holds the workers, who have to know each other's hosts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shlex
 
 from zmqtrain.clusters.plan import ENDED, FIRST_PORT, JOBS, MIB, PORTS, Plan
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.options import names_of
+from zmqtrain.config.options import names_of, variable_of
 from zmqtrain.errors import ConfigError, ExitCode
 
 PREFIX = "#SBATCH "
@@ -24,17 +25,17 @@ def render(plan: Plan) -> dict[str, str]:
     """Return the batch scripts by their file names, in the order in which they are submitted.
 
     Raises:
-        ConfigError: there is no ps, or too many.
+        ConfigError: too many tasks listen.
     """
-    if not 0 < plan.ps <= PORTS:
-        raise ConfigError(
-            f"{names_of('ps')} is {plan.ps}; expected 1 to {PORTS} on Slurm: without ps workers "
-            "have to know each other's hosts before they are started"
-        )
-    return {
-        f"{plan.name}.ps.sbatch": _ps_script(plan),
-        f"{plan.name}.worker.sbatch": _worker_script(plan),
-    }
+    listening = plan.counts[plan.leader]
+    if listening > PORTS:
+        what = names_of("ps" if plan.ps else "workers")
+        without = "" if plan.ps else " without ps"
+        raise ConfigError(f"{what} is {listening}; expected at most {PORTS} on Slurm{without}")
+    scripts = {f"{plan.name}.{plan.leader}.sbatch": _joint_script(plan)}
+    if plan.ps:
+        scripts[f"{plan.name}.worker.sbatch"] = _worker_script(plan)
+    return scripts
 
 
 def log_file(name: str, role: Role, index: int | str = 0) -> str:
@@ -42,25 +43,19 @@ def log_file(name: str, role: Role, index: int | str = 0) -> str:
     return f"{name}-{role}-{index}.out"
 
 
-def _ps_script(plan: Plan) -> str:
-    wanted = plan.resources[Role.PS]
-    per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.cpu))
+def _joint_script(plan: Plan) -> str:
+    """Return the script of the tasks that listen, all ps or all workers, and of the chief."""
+    role, count = plan.leader, plan.counts[plan.leader]
     options = [
-        f"--job-name={plan.name}-ps",
         f"--output={plan.name}.out",
-        *([f"--partition={plan.asked.partition}"] if plan.asked.partition else []),
-        f"--nodes=1-{plan.ps}",
-        f"--ntasks={plan.ps + 1}",
-        f"--cpus-per-task={wanted.cpu}",
-        f"--mem-per-cpu={per_cpu}M",
-        "--requeue",
-        "--open-mode=append",
+        f"--nodes=1-{count}",
+        f"--ntasks={count + 1 if plan.ps else count}",
     ]
+    chief = f"\n  run --output={log_file(plan.name, Role.CHIEF)} {_task(plan, Role.CHIEF)} &"
     together = f"{int(ExitCode.OK)}|{int(ExitCode.INTERRUPTED)}|{int(ExitCode.TERMINATED)}"
     return f"""\
-{_head(options)}
-{_variables(plan, Role.PS)}
-{_where(plan.ps, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
+{_head(plan, role, options)}
+{_where(plan, "$SLURM_JOB_ID", "$SLURM_JOB_NODELIST")}
 run() {{ srun --exact --overlap --nodes=1 --ntasks=1 --open-mode=append "$@" >&2; echo "$?"; }}
 # All end together, or are told to leave together; who fails alone would be waited for in vain.
 code=0
@@ -68,11 +63,10 @@ while read -r ended; do
   [ "$ended" = 0 ] || code=$ended
   case "$ended" in {together}) ;; *) break ;; esac
 done < <(
-  for ((i = 0; i < {plan.ps}; i++)); do
-    run --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, Role.PS, "$i")} \\
-      {shlex.join(plan.command(Role.PS))} --index "$i" &
-  done
-  run --output={log_file(plan.name, Role.CHIEF)} {shlex.join(plan.command(Role.CHIEF))} &
+  for ((i = 0; i < {count}; i++)); do
+    run --nodelist="${{hosts[i % ${{#hosts[@]}}]}}" --output={log_file(plan.name, role, "$i")} \\
+      {_task(plan, role)} --index "$i" &
+  done{chief if plan.ps else ""}
   wait
 )
 {_end("$SLURM_JOB_ID")}
@@ -80,34 +74,23 @@ done < <(
 
 
 def _worker_script(plan: Plan) -> str:
-    wanted = plan.resources[Role.WORKER]
-    partition = plan.asked.worker_partition or plan.asked.partition
-    memory = -(-wanted.memory_nbytes // MIB)
+    """Return the script of workers that find the ps, and of which there may be more later."""
     options = [
-        f"--job-name={plan.name}-worker",
         f"--output={log_file(plan.name, Role.WORKER, '%a')}",
-        *([f"--partition={partition}"] if partition else []),
         f"--array=0-{plan.workers - 1}",
         "--ntasks=1",
-        f"--cpus-per-task={wanted.cpu}",
-        *([f"--mem={memory}M"] if memory else []),
-        *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
-        "--requeue",
-        "--open-mode=append",
     ]
-    task = shlex.join(plan.command(Role.WORKER, supervised=False))
     supervise = shlex.join([plan.python, "-m", "zmqtrain.cli.supervise", "--"])
     return f"""\
-{_head(options)}
-{_variables(plan, Role.WORKER)}
+{_head(plan, Role.WORKER, options)}
 life() {{
   local listed
   listed=$(squeue -h --me -n {plan.name}-ps -o '%A %T %N') || exit {int(ExitCode.PEER_LOST)}
   read -r job state nodes <<< "$listed"
   [ -n "$job" ] || {{ echo "the ps of {plan.name} run no longer"; exit 0; }}
   [ "$state" = RUNNING ] || {{ echo "their state is $state"; exit {int(ExitCode.PEER_LOST)}; }}
-  {_where(plan.ps, "$job", "$nodes").replace(chr(10), chr(10) + "  ")}
-  exec {task} --index "$SLURM_ARRAY_TASK_ID"
+  {_where(plan, "$job", "$nodes").replace(chr(10), chr(10) + "  ")}
+  exec {_task(plan, Role.WORKER, supervised=False)} --index "$SLURM_ARRAY_TASK_ID"
 }}
 export -f life
 srun {supervise} bash -c life
@@ -116,27 +99,56 @@ code=$?
 """
 
 
-def _head(options: list[str]) -> str:
-    # Slurm hands on the variables of who submits, which may be meant for another job.
-    unset = "unset TF_CONFIG ${!SBATCH_@} ${!ZMQTRAIN_@}"
-    return "\n".join(["#!/bin/bash", *(f"{PREFIX}{option}" for option in options), unset])
+def _task(plan: Plan, role: Role, *, supervised: bool = True) -> str:
+    return shlex.join(plan.command(role, supervised=supervised))
 
 
-def _variables(plan: Plan, role: Role) -> str:
+def _head(plan: Plan, role: Role, options: list[str]) -> str:
+    """Return the lines before a script's work: what it asks for, and the tasks' variables."""
+    asked, wanted = plan.asked, plan.resources[role]
+    partition = asked.worker_partition if role is Role.WORKER else None
+    partition = partition or asked.partition
+    per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.cpu))
+    options = [
+        f"--job-name={plan.name}-{role}",
+        *options,
+        *([f"--partition={partition}"] if partition else []),
+        f"--cpus-per-task={wanted.cpu}",
+        *([f"--mem-per-cpu={per_cpu}M"] if per_cpu else []),
+        *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
+        "--requeue",
+        "--open-mode=append",
+    ]
     variables = plan.environment(role, (), plan.keys_directory, plan.logdir)
-    del variables["ZMQTRAIN_PS"]
-    return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in variables.items())
+    del variables[_listening(plan)]
+    # Since version 22.05 a step does not inherit the CPUs of a task.
+    variables["SRUN_CPUS_PER_TASK"] = str(wanted.cpu)
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"{PREFIX}{option}" for option in options),
+            # Slurm hands on the variables of who submits, which may be meant for another job.
+            "unset TF_CONFIG ${!SBATCH_@} ${!ZMQTRAIN_@}",
+            *(f"export {name}={shlex.quote(text)}" for name, text in variables.items()),
+        ]
+    )
 
 
-def _where(ps: int, job: str, nodes: str) -> str:
-    """Return lines that set ``hosts`` and the variable with the addresses of all ps."""
+def _listening(plan: Plan) -> str:
+    """Return the variable that says where tasks listen."""
+    return variable_of("ps" if plan.ps else "workers")
+
+
+def _where(plan: Plan, job: str, nodes: str) -> str:
+    """Return lines that set ``hosts`` and the variable with the addresses of who listens."""
+    name = _listening(plan)
     return f"""\
 mapfile -t hosts < <(scontrol show hostnames "{nodes}")
-port=$(({FIRST_PORT} + {PORTS} * ({job} % {JOBS}))) ZMQTRAIN_PS=
-for ((i = 0; i < {ps}; i++)); do
-  ZMQTRAIN_PS+="${{ZMQTRAIN_PS:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
+port=$(({FIRST_PORT} + {PORTS} * ({job} % {JOBS}))) {name}=
+for ((i = 0; i < {plan.counts[plan.leader]}; i++)); do
+  {name}+="${{{name}:+,}}${{hosts[i % ${{#hosts[@]}}]}}:$((port + i))"
 done
-export ZMQTRAIN_PS"""
+export {name}"""
 
 
 def _end(number: str) -> str:

@@ -25,10 +25,10 @@ from zmqtrain.clusters.engine import (
     summary,
     undone,
 )
-from zmqtrain.clusters.hosts import address_of, file_of, keyed, placed, problem, render
+from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
-from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.cluster import Task
 from zmqtrain.config.options import names_of
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.transport.keys import REGISTRY
@@ -88,8 +88,9 @@ class Ssh(Engine):
         scripts = _scripts(plan)
         path = Path(plan.job.partition(":")[0])
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        cpu = max(wanted.cpu for wanted in plan.resources.values())
         for host, facts in _done(scripts, "check").items():
-            if wrong := problem(facts, digest):
+            if wrong := problem(facts, digest, cpu):
                 raise ConfigError(f"{host.login}: {wrong}")
         if dry_run:
             return ""
@@ -120,20 +121,17 @@ class Ssh(Engine):
 
     @contextlib.contextmanager
     def located(self, job: Submitted) -> Iterator[str]:
-        leader = Task(Role.PS if job.ps else Role.WORKER, 0)
-        host = _addressed(self._placed(job)[leader])
+        host = _addressed(self._placed(job)[job.leader])
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         tunnel = f"127.0.0.1:{port}:{address_of(job.name, host, 0)}"
         options = ("-o", "ExitOnForwardFailure=yes", "-L", tunnel)
-        words = _words(host, "meet", file_of(leader), options=options)
+        words = _words(host, "meet", job.leader.hyphenated, options=options)
         with serving(words, "met", MISTAKES, stdin=_kept(job, host)):
             yield f"127.0.0.1:{port}"
 
     def scale(self, job: Submitted, workers: int) -> None:
-        if self.state(job) == "completed":
-            raise ConfigError(f"{job.name} is completed; nothing is left to do for workers")
         _done(keyed(self._scripts(job), job, job.key_files()), "start", str(workers))
 
     def send_keys(self, job: Submitted) -> None:
@@ -146,7 +144,7 @@ class Ssh(Engine):
         if task not in where:
             raise ConfigError(f"{job.name} has no {task}; expected one of its {len(where)} tasks")
         host = where[task]
-        words = _words(host, "log", file_of(task), *(["-F"] if follow else []))
+        words = _words(host, "log", task.hyphenated, *(["-F"] if follow else []))
         with contextlib.suppress(KeyboardInterrupt):
             script = _kept(job, host)
             done = subprocess.run(
@@ -175,7 +173,7 @@ class Ssh(Engine):
         }
         where = placed(hosts_of(self.context), job.ps, job.workers)
         return {
-            task: told[host].get(file_of(task), LOST) if host in told else UNREACHABLE
+            task: told[host].get(task.hyphenated, LOST) if host in told else UNREACHABLE
             for task, host in where.items()
         }, errors
 

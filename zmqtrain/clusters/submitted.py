@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import ENVIRON
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.transport.keys import key_files
@@ -47,6 +48,16 @@ class Submitted:
     @property
     def directory(self) -> Path:
         return directory_of(self.name)
+
+    @property
+    def leader(self) -> Task:
+        """The task that is, or hosts, ps 0."""
+        return Task(Role.PS if self.ps else Role.WORKER, 0)
+
+    @property
+    def concluding(self) -> Task:
+        """The task whose success is that of the job."""
+        return Task(Role.CHIEF if self.ps else Role.WORKER, 0)
 
     def claim(self) -> None:
         """Take the name of a new job; of two that are submitted at once, one gets it.

@@ -40,6 +40,11 @@ class Task:
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
 
+    @property
+    def hyphenated(self) -> str:
+        """Its name where a blank is in the way: of files, and on engines."""
+        return f"{self.role}-{self.index}"
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
