@@ -11,6 +11,7 @@ import pytest
 
 from tests.clusters.conftest import Kubectl, said
 from tests.clusters.examples import JOB, ROOT, example_plan
+from tests.harness import until
 from zmqtrain.cli.main import main
 from zmqtrain.clusters.hosts import keyed, placed, problem, render
 from zmqtrain.clusters.plan import Host, Submission, hosts_of
@@ -166,13 +167,11 @@ def test_script_starts_what_does_not_run_and_ends_what_does(tmp_path: Path) -> N
 def test_script_tells_how_a_task_ended_and_starts_it_again(tmp_path: Path) -> None:
     host = Shell(tmp_path, "exit 77")
     host("start", "2")
-    codes = [host.file(f"{name}.code") for name in ALL]
+    ended = {f"{name} 77" for name in ALL}
     for _ in range(2):
-        while not all(path.exists() and path.read_text() for path in codes):
-            pass
-        assert set(host("state")) == {f"{name} 77" for name in ALL}
-        for path in codes:
-            path.unlink()
+        until(lambda: set(host("state")) == ended, "the end of all", lambda: str(host("state")))
+        for name in ALL:
+            host.file(f"{name}.code").unlink()
         host("start", "2")
     host("end")
 
