@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 
 from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
-from zmqtrain.observe.summary import as_json
 
 
 class History:
@@ -47,19 +45,6 @@ class History:
         for row in rows:
             history.add(row["epoch"], {name: row[name] for name in row if name != "epoch"})
         return history
-
-    def to_json(self, path: str | Path) -> None:
-        """Write a list of objects, one an epoch; NaN and infinity become null."""
-        Path(path).write_text(as_json(self.rows()) + "\n")
-
-    def to_csv(self, path: str | Path) -> None:
-        """Write a line for each epoch under a line of names; arrays are left out."""
-        rows = [numbers(row) | {"epoch": row["epoch"]} for row in self.rows()]
-        names = ["epoch", *dict.fromkeys(name for row in rows for name in row if name != "epoch")]
-        with Path(path).open("w", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(rows)
 
     def plot(self, path: str | Path) -> None:
         """Draw the learning curves into a picture: training and validation of a measure together.
