@@ -10,7 +10,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.numbers import seconds_type
+from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
@@ -25,20 +25,8 @@ ROLES = ("ps", "worker", "chief")
 @click.option(
     "--pause", metavar="ROLE=SECONDS,...", default="", help="pause a task at this interval"
 )
-@click.option(
-    "--pause-s",
-    type=seconds_type,
-    default=2.0,
-    show_default=True,
-    help="length of a pause in seconds",
-)
-@click.option(
-    "--seconds",
-    type=seconds_type,
-    default=60.0,
-    show_default=True,
-    help="how long to kill and pause tasks",
-)
+@seconds_option("--pause-s", 2.0, "length of a pause in seconds")
+@seconds_option("--seconds", 60.0, "how long to kill and pause tasks")
 @click.option("--seed", type=int, help="repeat the schedule that was printed with this number")
 @click.option("--dry-run", is_flag=True, help="print the schedule and do nothing")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from zmqtrain.cli.numbers import seconds_type
+from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
@@ -22,21 +20,10 @@ from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, Switc
 WAIT_S = 60.0
 
 
-def _wait_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
-        "--wait-s",
-        type=seconds_type,
-        default=WAIT_S,
-        metavar="NUMBER",
-        show_default=True,
-        help=f"seconds to wait for {what}",
-    )
-
-
 @click.command("policy")
 @about_a_job
 @click.argument("spec")
-@_wait_option("the barrier at which the policy changes")
+@seconds_option("--wait-s", WAIT_S, "seconds to wait for the barrier at which the policy changes")
 def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
     """Change the policy of a running job to SPEC.
 
@@ -80,7 +67,7 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
 
 @click.command("save")
 @about_a_job
-@_wait_option("the checkpoint")
+@seconds_option("--wait-s", WAIT_S, "seconds to wait for the checkpoint")
 def save_command(job: RemoteJob, *, wait_s: float) -> None:
     """Save a checkpoint of a running job.
 
@@ -101,7 +88,7 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
 
 @click.command("stop")
 @about_a_job
-@_wait_option("the end")
+@seconds_option("--wait-s", WAIT_S, "seconds to wait for the end")
 @click.option("--force", is_flag=True, help="remove a submitted job at once, without its end")
 def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     """End a running job early, as Ctrl-C on its chief does.

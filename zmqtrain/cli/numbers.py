@@ -1,8 +1,9 @@
-"""The type of numeric options: finite numbers."""
+"""Numeric options: finite numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -20,4 +21,17 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-seconds_type = FiniteRange(0, min_open=True)
+def seconds_option(
+    name: str, default: float, help: str, envvar: str | None = None
+) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """Return an option of so many seconds, more than 0."""
+    return click.option(
+        name,
+        type=FiniteRange(0, min_open=True),
+        default=default,
+        metavar="NUMBER",
+        show_default=True,
+        envvar=envvar,
+        show_envvar=True,
+        help=help,
+    )

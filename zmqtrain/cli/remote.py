@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from zmqtrain.actors.client import ask
-from zmqtrain.cli.numbers import seconds_type
+from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import Submitted, submitted_job
 from zmqtrain.config.cluster import Role
@@ -165,14 +165,7 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
         with reached(names[0], timeout_s) as job:
             return command(job, **options)
 
-    run = click.option(
-        "--timeout-s",
-        type=seconds_type,
-        default=TIMEOUT_S,
-        metavar="NUMBER",
-        show_default=True,
-        help="seconds to wait for an answer from ps 0",
-    )(run)
+    run = seconds_option("--timeout-s", TIMEOUT_S, "seconds to wait for an answer from ps 0")(run)
     for name, help in reversed(OPTIONS.items()):
         run = option_of(TaskConfig, name, help=help, optional=True)(run)
     return click.argument("names", metavar="[NAME]", nargs=-1)(run)

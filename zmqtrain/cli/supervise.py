@@ -12,7 +12,7 @@ import sys
 
 import click
 
-from zmqtrain.cli.numbers import seconds_type
+from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.restarts import USUAL_LIMITS, Limits
 from zmqtrain.local.supervisor import supervise
@@ -32,14 +32,11 @@ from zmqtrain.observe.logs import FORMATS, setup_logging
     show_envvar=True,
     help="most restarts within --within-s seconds",
 )
-@click.option(
+@seconds_option(
     "--within-s",
-    type=seconds_type,
-    default=USUAL_LIMITS.within_s,
-    show_default=True,
+    USUAL_LIMITS.within_s,
+    "seconds after which a restart no longer counts",
     envvar="ZMQTRAIN_WITHIN_S",
-    show_envvar=True,
-    help="seconds after which a restart no longer counts",
 )
 @click.option(
     "--log-format",
