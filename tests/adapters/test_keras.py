@@ -22,6 +22,7 @@ import zmqtrain  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
+from zmqtrain.callbacks import ModelView  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
 from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
@@ -502,6 +503,56 @@ def test_callbacks_of_keras_work_in_fit(tmp_path: Path) -> None:
     for model in (loaded, other):
         for own, theirs in zip(trainer.weights.values(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(own, theirs)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_callback_of_a_third_party_looks_at_the_model_as_it_is_then(
+    workers: int, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            model = self.model
+            loss, accuracy = model.evaluate(*BATCH, verbose=0)
+            assert (loss, accuracy) == pytest.approx((logs["val_loss"], logs["val_accuracy"]))
+            seen.append((model.predict(X, verbose=0), model.layers[0].get_weights()[0]))
+            assert model.optimizer.get_config() == {"learning_rate": pytest.approx(0.1)}
+            model.save_weights(tmp_path / f"{epoch}.weights.h5")
+
+        def on_train_end(self, logs: Any = None) -> None:
+            assert np.abs(self.model.predict(X, verbose=0) - seen[0][0]).max() > 1e-3
+            self.model.load_weights(tmp_path / "0.weights.h5")
+            np.testing.assert_allclose(self.model.predict(X, verbose=0), seen[0][0], 1e-5)
+
+    trainer = zmqtrain.Trainer(KerasModel(net), SGD(0.1), workers=workers)
+    options = {"batch_size": 4, "validation_data": BATCH, "verbose": False}
+    trainer.fit(BATCH, epochs=2, callbacks=[Look()], **options)
+    assert np.abs(seen[0][0] - seen[1][0]).max() > 1e-3
+    np.testing.assert_array_equal(trainer.weights["sequential/dense/kernel"], seen[0][1])
+
+
+@pytest.mark.parametrize("name", ["compile", "fit", "_initial_epoch", "such"])
+def test_callback_cannot_train_a_model_by_itself(name: str) -> None:
+    view = ModelView(KerasModel(net))
+    view.show(KerasModel(net).parameters(0))
+    assert not hasattr(view, name) and view.name == "sequential"
+
+
+@pytest.mark.parametrize(
+    ("callback", "twin"),
+    [
+        (lambda path: keras.callbacks.BackupAndRestore(path), "logdir"),
+        (lambda path: keras.callbacks.SwapEMAWeights(), "moving_average"),
+        (lambda path: keras.callbacks.TensorBoard(path), "zmqtrain.callbacks.TensorBoard"),
+    ],
+)
+def test_callback_that_needs_the_training_of_keras_is_refused_with_its_twin(
+    callback: Any, twin: str, tmp_path: Path
+) -> None:
+    trainer = zmqtrain.Trainer(KerasModel(net), SGD(0.1))
+    with pytest.raises(ConfigError, match=twin):
+        trainer.fit(BATCH, batch_size=4, callbacks=[callback(str(tmp_path / "x"))], verbose=False)
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.callbacks.base import CallbackList
 from zmqtrain.errors import CheckpointError, ConfigError
+from zmqtrain.observe.metrics import Phases
 
 
 def view(rate: float | None = 0.1) -> ModelView:
@@ -167,11 +169,11 @@ def test_path_that_makes_no_sense_is_refused(tmp_path: Path, path: str) -> None:
 def test_names_are_checked_at_the_start_as_far_as_they_can_be_known() -> None:
     halve = LearningRateScheduler(lambda epoch, rate: rate / 2)
     wrong, fine = ModelCheckpoint("{acc:.2f}"), ModelCheckpoint("{epoch}-{learning_rate}-{loss}")
-    CallbackList([halve, fine]).check_names(["loss"])
-    CallbackList([object(), wrong]).check_names(["loss"])  # the first may add measures
+    CallbackList([halve, fine]).check(["loss"])
+    CallbackList([object(), wrong]).check(["loss"])  # the first may add measures
     for callbacks in ([wrong], [fine], [EarlyStopping("acc")]):
         with pytest.raises(ConfigError, match="not measured"):
-            CallbackList(callbacks).check_names(["loss"])
+            CallbackList(callbacks).check(["loss"])
 
 
 def test_rate_is_what_the_schedule_says() -> None:
@@ -255,21 +257,46 @@ def slope(weights: Any, batch: Any, out: Any) -> float:
     return float(weights["w"].sum())
 
 
+def events_in(directory: Path) -> Iterator[Any]:
+    """Yield (folder, epoch, tag, value) of everything in TensorBoard's files; histograms' are 0."""
+    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for path in sorted(directory.rglob("events*")):
+        content, begin = path.read_bytes(), 0
+        while begin < len(content):  # a record is a size, its checksum, an event and its checksum
+            size = int.from_bytes(content[begin : begin + 8], "little")
+            event = proto.Event.FromString(content[begin + 12 : begin + 12 + size])
+            for value in event.summary.value:
+                yield path.parent.name, event.step, value.tag, value.simple_value
+            begin += size + 16
+
+
 def test_tensorboard_reads_scalars_and_histograms(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     model = view()
-    spent_s = (0.0, 1.0, 2.0, 3.0, 4.0)
-    worker = SimpleNamespace(task="worker 7", role="worker", staleness=1.5, phases_s=spent_s)
-    model.status = SimpleNamespace(staleness={"mean": 1.0}, tasks=[worker])  # type: ignore[assignment]
+    worker = SimpleNamespace(task="worker 7", role="worker")
+    model.status = SimpleNamespace(staleness={"mean": 1.25}, tasks=[worker])  # type: ignore[assignment]
     model.source = SimpleNamespace(parameters=lambda seed: {"w": 0}, loss_and_gradients=slope)
     batch = (np.ones(2, np.float32),)
-    train(TensorBoard(tmp_path, histograms_every=1, gradients_of=batch), [2, 1], model)
+
+    def measured() -> Iterator[dict[str, float]]:
+        for epoch in (0, 1):
+            spent_s = np.array([1.0, 2.0, 3.0, 4.0, 5.0]) * (epoch + 1) ** 2
+            worker.staleness, worker.phases_s = 1.5 + epoch, tuple(spent_s)
+            yield {"loss": 4.0 - epoch, "val_loss": 2.0 - epoch}
+
+    train(TensorBoard(tmp_path, histograms_every=1, gradients_of=batch), measured(), model)
     assert model.gradients(batch) == {"w": 2}
-    assert {path.parent.name for path in tmp_path.rglob("events*")} == {"train", "validation"}
-    content = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("events*")))
-    tags = ["epoch_loss", "examples_per_second", "w", "gradients/w"]
-    for tag in [*tags, "staleness/mean", "staleness/worker_7", "wait_s/worker_7"]:
-        assert tag.encode() in content
+    found = {(kind, epoch, tag): value for kind, epoch, tag, value in events_in(tmp_path)}
+    phases = [field.name for field in fields(Phases)]
+    for epoch in (0, 1):
+        assert found["train", epoch, "epoch_loss"] == 4 - epoch
+        assert found["validation", epoch, "epoch_loss"] == 2 - epoch
+        assert found["train", epoch, "examples_per_second"] > 0
+        assert found["train", epoch, "staleness/mean"] == 1.25
+        assert found["train", epoch, "staleness/worker_7"] == 1.5 + epoch
+        of_phases = [found["train", epoch, f"{phase}_s/worker_7"] for phase in phases]
+        assert of_phases == ([1, 2, 3, 4, 5] if epoch == 0 else [3, 6, 9, 12, 15])
+        assert {("train", epoch, tag) for tag in ("w", "gradients/w")} <= found.keys()
 
 
 def test_callback_without_a_base_class_gets_the_hooks_that_it_has() -> None:
@@ -307,6 +334,8 @@ def test_weights_can_be_set_as_they_were_got() -> None:
     assert not model.weights["w"].any()
     model.set_weights(weights)
     assert model.weights["w"].tolist() == [1, 1]
+    model.set_weights({"b": weights[1], "w": weights[0] + 1})
+    assert list(model.weights) == ["w", "b"] and model.weights["w"].tolist() == [2, 2]
     for wrong in (weights[:1], [np.zeros(3), weights[1]], {"v": weights[0], "b": weights[1]}):
         with pytest.raises(ConfigError):
             model.set_weights(wrong)
@@ -319,6 +348,14 @@ def test_file_of_weights_is_not_overwritten_unasked(tmp_path: Path) -> None:
     model.save_weights(tmp_path / "w.npz")
     with pytest.raises(CheckpointError):
         model.save_weights(tmp_path / "w.npz", overwrite=False)
+    model.show({"w": np.ones(2, np.float32)})
+    model.load_weights(tmp_path / "w.npz")
+    assert not model.weights["w"].any() and model.weights_changed
+
+
+def test_what_callbacks_cannot_use_is_told_with_what_they_have() -> None:
+    with pytest.raises(AttributeError, match=r"'predict'.* gradients\(\)"):
+        view().predict(np.zeros(3))
 
 
 def history() -> History:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zmqtrain import Job
-from zmqtrain.compute.device import Host
+from zmqtrain.compute.device import Device, Host
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data import Arrays
 from zmqtrain.errors import ConfigError
@@ -57,10 +57,24 @@ class Telling:
         return {}
 
 
+class Apart(Host):
+    """A device with memory of its own, as a GPU."""
+
+    def twins(self, flats: Sequence[Any]) -> list[Any]:
+        return [np.zeros_like(flat) for flat in flats]
+
+    def load(self, flats: Sequence[Any], twins: Sequence[Any]) -> None:
+        for flat, twin in zip(flats, twins, strict=True):
+            twin[...] = flat
+
+    def store(self, twins: Sequence[Any], flats: Sequence[Any]) -> None:
+        self.load(twins, flats)
+
+
 class Bench:
     """A model runner over two shards, one of which holds a part of ``a``."""
 
-    def __init__(self, model: Telling, **fields: Any) -> None:
+    def __init__(self, model: Telling, device: Device | None = None, **fields: Any) -> None:
         job = Job(
             model=model,
             data=Arrays(BATCH, BATCH),
@@ -76,7 +90,7 @@ class Bench:
         self.told: list[tuple[list[str], bool]] = []
         parameters = [np.zeros(layout.size, np.float32) for layout in layouts]
         membership = Membership(layouts, parameters, self.gradients, ())
-        self.runner = ModelRunner(job, membership, Host(), ThreadTeam(1), self._written)
+        self.runner = ModelRunner(job, membership, device or Host(), ThreadTeam(1), self._written)
 
     @property
     def is_complete(self) -> bool:
@@ -118,3 +132,15 @@ def test_first_gradient_that_leaves_the_buffer_as_it_was_is_an_error(b: str) -> 
     model.loss = 0.5
     with pytest.raises(ConfigError, match=r"'b' .* is not written"):
         runner.compute(BATCH, 1)
+
+
+def test_gradient_that_is_not_finite_stays_on_a_device_with_its_own_memory() -> None:
+    model = Telling()
+    bench, model.loss = Bench(model, Apart()), math.nan
+    before = [gradient.copy() for gradient in bench.gradients]
+    assert not bench.runner.compute(BATCH, 0)[1]
+    for gradient, old in zip(bench.gradients, before, strict=True):
+        np.testing.assert_array_equal(gradient, old)
+    model.loss = 0.5
+    assert bench.runner.compute(BATCH, 1) == (0.5, True)
+    assert bench.is_complete

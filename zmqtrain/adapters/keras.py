@@ -197,11 +197,16 @@ class KerasModel:
         """
         if Path(path).exists() and not overwrite:
             raise CheckpointError(f"{path} exists already; delete it, or write to another path")
+        model = self.with_weights(weights)
+        write = model.save_weights if ".weights." in Path(path).name else model.save
+        write(path, overwrite=True)
+
+    def with_weights(self, weights: Mapping[str, Any]) -> Any:
+        """Return a new Keras model that has these weights, for its user alone."""
         network = self._built(0)
         network.assign(weights)
         network.model.optimizer = network.optimizer
-        write = network.model.save_weights if ".weights." in Path(path).name else network.model.save
-        write(path, overwrite=True)
+        return network.model
 
     @property
     def _ready(self) -> Network:

@@ -18,7 +18,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.models.base import Batch
-from zmqtrain.store.weights import FOREIGN, save
+from zmqtrain.store.weights import FOREIGN, named_arrays, save
 from zmqtrain.user_code import user_code
 from zmqtrain.wire.messages import Status
 
@@ -27,6 +27,16 @@ Logs: TypeAlias = dict[str, Any]
 
 Weights: TypeAlias = dict[str, Any]
 """Arrays by name."""
+
+TWINS = {
+    "BackupAndRestore": "a logdir, with which the same fit goes on",
+    "SwapEMAWeights": "moving_average=0.99, evaluate_average=True",
+    "TensorBoard": "zmqtrain.callbacks.TensorBoard",
+}
+"""Callbacks of Keras that need its own training, and what does the same here."""
+
+CHANGING = ("compile", "fit", "train_function", "train_on_batch", "train_step")
+"""What a callback may not do with a model of Keras."""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +76,10 @@ class OptimizerView:
 
     lr = learning_rate
 
+    def get_config(self) -> dict[str, float | None]:
+        """Return the learning rate, for callbacks that write down options."""
+        return {"learning_rate": self._rate}
+
     def show(self, rate: float | None) -> None:
         """Make this the rate that callbacks see; None: the optimizer has none."""
         self._rate, self.changed = rate, False
@@ -76,11 +90,14 @@ class ModelView:
 
     ``stop_training``: a callback sets it to end the training. ``weights``: arrays by name, not to
     be written to; :meth:`set_weights` replaces them. ``status``: of the cluster at the end of the
-    last epoch, as ``zmqtrain status`` shows it; None if one worker trains alone.
+    last epoch, as ``zmqtrain status`` shows it; None if one worker trains alone. Of a model of
+    Keras there is also what a ``keras.Model`` has for looking at it, such as ``predict`` and
+    ``layers``.
     """
 
     def __init__(self, model: Any) -> None:
         self.source = model
+        self._copy: Any = None  # a model of Keras with these weights
         self.stop_training = False
         self.optimizer = OptimizerView()
         self.weights: Weights = {}
@@ -89,7 +106,19 @@ class ModelView:
 
     def show(self, weights: Weights) -> None:
         """Make these the weights that callbacks see."""
-        self.weights, self.weights_changed = weights, False
+        self.weights, self.weights_changed, self._copy = weights, False, None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a copy of a model of Keras with these weights has, to look at."""
+        is_hidden = name.startswith(("_", "jax_")) or name in CHANGING
+        if is_hidden or not hasattr(self.source, "with_weights"):
+            raise AttributeError(
+                f"callbacks cannot use {name!r} of a model that zmqtrain trains; they have weights "
+                "and set_weights(), gradients(), optimizer.learning_rate and stop_training"
+            )
+        if self._copy is None:
+            self._copy = self.source.with_weights(self.weights)
+        return getattr(self._copy, name)
 
     def get_weights(self) -> list[Any]:
         """Return copies of the weights, in the model's order."""
@@ -101,19 +130,21 @@ class ModelView:
         Raises:
             ConfigError: their number, names or shapes are others.
         """
+        names = self.weights.keys()
+        if isinstance(weights, Mapping) and weights.keys() == names:
+            weights = [weights[name] for name in names]
         values = list(weights.values()) if isinstance(weights, Mapping) else list(weights)
-        names = list(weights) if isinstance(weights, Mapping) else list(self.weights)
         shapes = [value.shape for value in self.weights.values()]
-        if names != list(self.weights) or [np.shape(value) for value in values] != shapes:
+        if isinstance(weights, Mapping) or [np.shape(value) for value in values] != shapes:
             raise ConfigError(
                 f"set_weights() got arrays of shapes {[np.shape(v) for v in values]}; expected "
                 f"{dict(zip(self.weights, shapes, strict=True))}; give what get_weights() returned"
             )
         self.weights = {
             name: np.array(value, self.weights[name].dtype)
-            for name, value in zip(names, values, strict=True)
+            for name, value in zip(self.weights, values, strict=True)
         }
-        self.weights_changed = True
+        self.weights_changed, self._copy = True, None
 
     def gradients(self, batch: Batch) -> Weights:
         """Return the gradients that one batch has at these weights, by name.
@@ -141,6 +172,14 @@ class ModelView:
             save(path, self.weights, overwrite=overwrite)
 
     save = save_weights
+
+    def load_weights(self, path: str | Path) -> None:
+        """Go on with the weights in such a file.
+
+        Raises:
+            ConfigError: it cannot be read, or holds those of another model.
+        """
+        self.set_weights(named_arrays(path, self.source))
 
     @property
     def metrics(self) -> list[Any]:
@@ -248,15 +287,23 @@ class CallbackList:
             for method in methods
         )
 
-    def check_names(self, measured: Sequence[str]) -> None:
-        """Check at the start that everything that callbacks name is measured.
+    def check(self, measured: Sequence[str]) -> None:
+        """Check at the start that no callback needs Keras's training, and that what they name is
+        measured.
 
         Callbacks of other packages may add measures, so they and what comes after them may name
         anything.
 
         Raises:
-            ConfigError: something is not measured.
+            ConfigError: one does, or something is not.
         """
+        for callback in self._callbacks:
+            kind = type(callback)
+            if kind.__module__.startswith("keras.") and kind.__name__ in TWINS:
+                raise ConfigError(
+                    f"Keras's {kind.__name__} needs Keras's own training; expected "
+                    f"{TWINS[kind.__name__]} in its place"
+                )
         known = [*measured, "learning_rate"] if self._sets_rate() else list(measured)
         for callback in self._callbacks:
             if not type(callback).__module__.startswith(f"{__package__}."):

@@ -106,7 +106,7 @@ class Epochs:
         done = at.uncounted // self.batches
         if self._generation is None:
             names = await asyncio.to_thread(self._evaluator.names)
-            self._callbacks.check_names(["loss", *(f"val_{name}" for name in names)])
+            self._callbacks.check(["loss", *(f"val_{name}" for name in names)])
             await self._read_records()
         if self._generation != self._host.generation:
             await self._go_back(done, at)
