@@ -71,12 +71,12 @@ _VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items() if len(na
 def _encode(value: Any) -> list[Any]:
     """Return a list: what kind the value is of, then what it holds."""
     kind = type(value)
+    if kind in _VALUES:
+        return [_MARKS[kind], *_VALUES[kind](value)]
     if kind is Contribution:
         return list(value)
     if kind in _CONTAINERS:
         return [_MARKS[kind], *_CONTAINERS[kind](value)]
-    if kind in _VALUES:
-        return [_MARKS[kind], *_VALUES[kind](value)]
     if kind in _FIELDS:
         return [_MARKS[kind], *[getattr(value, name) for name in _FIELDS[kind]]]
     if isinstance(value, Policy):

@@ -87,19 +87,19 @@ class Executor:
 
         The segment keeps the number of the last one done. 0: this shard ordered it by itself.
         """
-        shard, put = self._state.shard, self._work.put
+        shard, put, keep_changed = self._state.shard, self._work.put, self._state.keep_changed
         for number, order in orders:
             match order.kind:
                 case "apply":
-                    put(None, self._keep_changed)
+                    put(None, keep_changed)
                     work = partial(shard.apply, order.workers[0], number)
                     put(work, partial(self._updated, number, order))
                 case "reduce":
-                    put(None, self._keep_changed)
+                    put(None, keep_changed)
                     work = partial(shard.reduce, order.workers, number)
                     put(work, partial(self._updated, number, order))
                 case "accumulate":
-                    put(None, self._keep_changed)
+                    put(None, keep_changed)
                     work = partial(shard.accumulate, order.workers[0], number)
                     put(work, partial(self._accumulated, order))
                 case "snapshot":
@@ -118,9 +118,6 @@ class Executor:
                 case "leave":
                     put(None, partial(self._done, number))
         self._work.run()
-
-    def _keep_changed(self, _: object) -> None:
-        self._state.keep_changed()
 
     def _done(self, number: int, _: object = None) -> None:
         """Note that an order is carried out; updates and sums do so themselves."""

@@ -17,6 +17,8 @@ from zmqtrain.store.segment_layout import ORDERS
 from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Order, Pull, PullReply, Push, PushReply
 
+_PUSHES = Push, PushReply  # a tuple: isinstance is twice as fast with it
+
 Result: TypeAlias = Literal["applied", "accumulated", "dropped", "refused"]
 """What became of a push."""
 
@@ -91,8 +93,8 @@ class Worker:
     @property
     def received(self) -> int:
         """Sequence of the last push, 0 if there was none."""
-        push = self.pushed
-        return push.sequence if push is not None else self.answered
+        last = self.reply if self.pending is None else self.pending.message
+        return last.sequence if isinstance(last, _PUSHES) else 0
 
     @property
     def answered(self) -> int:
@@ -198,7 +200,7 @@ class ShardState:
             self.keep(worker)
         return pending.message
 
-    def keep_changed(self) -> None:
+    def keep_changed(self, _: object = None) -> None:
         """Keep what the last change of the shard made of pushes, before there is another one.
 
         So a push that is answered before that costs one mark less.

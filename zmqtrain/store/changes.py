@@ -224,7 +224,7 @@ class Changes:
         for part in change.contributions:
             gradients.append(self._memory.gradient(part.buffer))
             weights.append(part.examples / change.unit)
-        is_even = set(weights) == {1.0}
+        is_even = weights.count(1) == len(weights)
         return Mean(gradients, None if is_even else weights, change.examples / change.unit)
 
     def _finish(self, change: Change) -> None:

@@ -32,7 +32,7 @@ class Journal:
         """Start over with a state; False: it would leave little room in a half."""
         if len(state) > JOURNAL_NBYTES // 2:
             return False
-        half = 1 - self._half
+        half = 1 - self._words[JOURNAL]
         self._words[JOURNAL_END + half] = self._write(half, 0, state)
         self._words[JOURNAL] = half
         return True
@@ -42,7 +42,7 @@ class Journal:
 
         There is as much room as the state took, so what states cost does not outgrow the entries.
         """
-        half = self._half
+        half = self._words[JOURNAL]
         end = self._words[JOURNAL_END + half]
         (state_nbytes,) = _SIZE.unpack_from(self._memory, half * JOURNAL_NBYTES)
         if end + _SIZE.size + len(entry) > max(JOURNAL_ROOM_NBYTES, 2 * state_nbytes):
@@ -56,7 +56,7 @@ class Journal:
 
     def read(self) -> list[bytes]:
         """Return the state and the entries since."""
-        half = self._half
+        half = self._words[JOURNAL]
         at, end = 0, self._words[JOURNAL_END + half]
         found = []
         while at < end:
@@ -65,10 +65,6 @@ class Journal:
             found.append(bytes(self._memory[half * JOURNAL_NBYTES + at :][:size]))
             at += size
         return found
-
-    @property
-    def _half(self) -> int:
-        return self._words[JOURNAL]
 
     def _write(self, half: int, at: int, data: bytes) -> int:
         """Write at a place of a half; return the place after it."""

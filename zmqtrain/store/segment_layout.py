@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 13
+LAYOUT_VERSION = 14
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
