@@ -345,9 +345,9 @@ class Coordinator:
 
     def _is_stuck(self) -> bool:
         """Say whether a step is unfinished at the end of a pass: what it lacks will not come."""
-        ledger = self.ledger
-        is_left = bool(ledger.outstanding) and not ledger.may_lease
-        return is_left and not self.workers_by_state["computing"] and not self.finished
+        if self.workers_by_state["computing"] or not self.ledger.outstanding:
+            return False
+        return not self.ledger.may_lease and not self.finished
 
     def _at_barrier(self, orders: list[Order], at_once: bool) -> list[int]:
         """Hold all workers until none computes; then end, or begin the next policy with all."""
@@ -388,7 +388,8 @@ class Coordinator:
 
     def _feed(self) -> list[Decision]:
         """Join to the policy again the workers for which there is a batch now."""
-        if not self._is_needed():
+        idle = self.workers_by_state
+        if not (idle["spare"] or idle["starved"]) or not self._is_needed():
             return []
         fed = self._workers("spare", "starved") if self._may_lease() else self._workers("spare")
         decisions: list[Decision] = []

@@ -371,7 +371,8 @@ class Leader:
         orders = self.coordinator.handle(event)
         self._follow_switches(orders)
         self.delivery.give(orders)
-        self._check_divergence(self.coordinator)
+        if text := divergence(self.coordinator.refused, self.job.max_nonfinite):
+            self.fail(ExitCode.DIVERGED, text)
         self.on_change()
         return self.delivery.due()
 
@@ -392,10 +393,6 @@ class Leader:
                     self._metrics.policy_switches.inc()
                 self.policy = order.text
                 self._show_policy()
-
-    def _check_divergence(self, coordinator: Coordinator) -> None:
-        if text := divergence(coordinator.refused, self.job.max_nonfinite):
-            self.fail(ExitCode.DIVERGED, text)
 
     def _begin_journal(self) -> bool:
         """Write the whole state into the journal, in place of its entries so far."""

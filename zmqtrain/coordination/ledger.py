@@ -53,7 +53,7 @@ class Ledger:
     @property
     def is_at_limit(self) -> bool:
         """Whether every batch below the limit is counted, or cannot be."""
-        return not self.may_lease and not self.outstanding
+        return not self.outstanding and not self.may_lease
 
     def raise_limit(self, limit: int) -> None:
         """Lease batches up to this number, too: a new pass begins, unless it has begun."""
