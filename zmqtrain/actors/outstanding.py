@@ -10,6 +10,8 @@ from zmqtrain.wire.chunks import Chunks, Incoming
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Chunk, HeartbeatReply, Message, Parameters, PullReply, PushReply
 
+_WITH_PARAMETERS = PushReply, PullReply, Parameters
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -72,7 +74,7 @@ class Outstanding:
             ProtocolError: what came with it is not what was to come.
         """
         message = reply.message
-        if self.incoming is None or not isinstance(message, PullReply | PushReply | Parameters):
+        if self.incoming is None or not isinstance(message, _WITH_PARAMETERS):
             return 0
         if not isinstance(message, Parameters) and message.stop:
             return 0

@@ -103,7 +103,7 @@ class Connection:
 
     def _attach(self) -> None:
         if self._loop is not None and self._socket is not None:
-            self._loop.add_reader(self._socket.fileno(), self._on_readable)
+            self._loop.add_reader(self._socket.fileno(), self._read)
             self._write_later()
 
     def _not_sent(self, message: list[Buffer], error: OSError) -> None:
@@ -199,10 +199,6 @@ class Connection:
             self._timer = self._loop.call_later(LOOK_S, self._look)
             self._read_soon()
 
-    def _on_readable(self) -> None:
-        if self._soon is None:
-            self._read(onwards=False)
-
     def _read_soon(self) -> None:
         """Read on the next turns of the loop until nothing is left."""
         if self._soon is None and self._loop is not None and not self.is_closed:
@@ -212,8 +208,10 @@ class Connection:
         self._soon = None
         self._read(onwards=True)
 
-    def _read(self, *, onwards: bool) -> None:
+    def _read(self, *, onwards: bool = False) -> None:
         """Handle one message; further ones wait for later turns, after the loop's other work."""
+        if self._soon is not None:
+            return
         try:
             # Complete messages are read onwards: when the socket becomes readable, none is left.
             message = (self._incoming.next() if onwards else None) or self._receive()

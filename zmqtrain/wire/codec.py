@@ -87,8 +87,6 @@ class Envelope:
 
 Check = Callable[[Any], Any]
 
-_SCALARS = frozenset({int, float, str, bool})
-
 
 def _fail(expected: str, value: Any) -> typing.NoReturn:
     raise ProtocolError(f"expected {expected}, got {shown(value)}")
@@ -146,22 +144,17 @@ def _optional(item: Check) -> Check:
 def _structure(kind: type) -> Check:
     hints = typing.get_type_hints(kind)
     checks = [(f.name, hints[f.name], _check_of(hints[f.name])) for f in fields(kind)]
-    # What most messages are made of: values that are used as they are.
-    plain = [hints[f.name] for f in fields(kind)]
-    is_plain = _SCALARS.issuperset(plain)
 
     def check(value: Any) -> Any:
-        if is_plain and type(value) is list and [type(element) for element in value] == plain:
-            return kind(*value)
         if type(value) is not list or len(value) != len(checks):
             _fail(f"{len(checks)} fields of {kind.__name__}", value)
-        arguments = []
-        for (name, hint, field_check), element in zip(checks, value, strict=True):
-            try:
-                arguments.append(element if type(element) is hint else field_check(element))
-            except ProtocolError as error:
-                raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
-        return kind(*arguments)
+        for place, (name, hint, field_check) in enumerate(checks):
+            if type(value[place]) is not hint:  # most values are used as they are
+                try:
+                    value[place] = field_check(value[place])
+                except ProtocolError as error:
+                    raise ProtocolError(f"{kind.__name__}.{name}: {error}") from None
+        return kind(*value)
 
     return check
 
@@ -217,6 +210,7 @@ _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Messa
 _CHECKS = {name: _structure(kind) for name, kind in _KINDS.items()}
 _GETTERS = {kind: _getter(kind) for kind in _KINDS.values()}
 _CHECK_SENDER = _structure(Sender)
+_PACKER = msgpack.Packer()
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
@@ -230,7 +224,7 @@ def encode(envelope: Envelope) -> list[Buffer]:
             described.append([tensor.dtype, tensor.shape, len(tensor.parts)])
             frames.extend(tensor.parts)
     message, sender = envelope.message, envelope.sender
-    frames[0] = msgpack.packb(
+    frames[0] = _PACKER.pack(
         (
             PROTOCOL_VERSION,
             type(message).__name__,
