@@ -140,7 +140,10 @@ class ParameterServerExchange:
         Returns the leader's answer.
         """
         try:
-            replies = await _replies(requests)
+            if len(requests) == 1:  # which costs less
+                replies = [await requests[0].future]
+            else:  # a refusal by one shard counts at once: others may be waiting for that shard
+                replies = await asyncio.gather(*(request.future for request in requests))
         finally:
             for link, request in zip(self._links, requests, strict=True):
                 link.end(request)
@@ -182,10 +185,3 @@ class ParameterServerExchange:
         self._generations[shard] = reply.generation
         self.versions[shard] = version
         self._actor.generation = max(self._actor.generation, reply.generation)
-
-
-async def _replies(requests: Sequence[Outstanding]) -> list[Envelope]:
-    if len(requests) == 1:  # which costs less
-        return [await requests[0].future]
-    # A refusal by one shard counts at once: the others may be waiting for that shard.
-    return await asyncio.gather(*(request.future for request in requests))

@@ -38,8 +38,6 @@ def _all_finite(flat: Any) -> bool:
     The dot product with itself is finite unless an element is not, or squares overflow; only then
     are elements checked, block by block up to the first bad one.
     """
-    with np.errstate(over="ignore"):
-        square = np.dot(flat, flat)
-    if isfinite(square):
+    if isfinite(np.vdot(flat, flat)):  # unlike dot, it does not warn of an overflow
         return True
     return all(np.isfinite(flat[block]).all() for block in blocks(len(flat), block_size(flat)))

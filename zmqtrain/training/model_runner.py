@@ -125,13 +125,16 @@ class ModelRunner:
                 new value of state has another shape or dtype than before.
         """
         values = self._gradients.values
-        if unknown := sorted(self._out.keys() - values.keys(), key=repr):
+        if not self._out.keys() <= values.keys():
+            unknown = min(self._out.keys() - values.keys(), key=repr)
             raise ConfigError(
-                f"{self._job.model!r} wrote a gradient of {unknown[0]!r}, which is not a "
+                f"{self._job.model!r} wrote a gradient of {unknown!r}, which is not a "
                 f"parameter; expected {', '.join(values)}; use the names of parameters()"
             )
         for name, value in values.items():
             gradient = self._out.get(name)
+            if gradient is value:
+                continue
             if not isinstance(gradient, type(value) | np.generic) or gradient.shape != value.shape:
                 raise ConfigError(
                     f"the gradient of {name!r} from {self._job.model!r} {_described(gradient)}; "
@@ -142,9 +145,8 @@ class ModelRunner:
                     f"the new value of {name!r} from {self._job.model!r} is {gradient.dtype}; "
                     f"expected {value.dtype}, as state() has it"
                 )
-            if gradient is not value:
-                value[...] = gradient
-                self._out[name] = value
+            value[...] = gradient
+            self._out[name] = value
 
     def _check_written(self) -> None:
         """Check that the first gradient fills its buffers, which no step clears.
