@@ -21,7 +21,8 @@ from zmqtrain.coordination.events import Joined, PullArrived, PushArrived, Pushe
 from zmqtrain.coordination.statistics import Staleness
 from zmqtrain.policies import make_policy
 from zmqtrain.server.work_queue import LONG_S
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.transport.router_dealer import BURST
+from zmqtrain.wire.messages import Arrived, Order
 
 WARM_UP = 0.2  # share of a forecast that is not counted
 NEVER = 10**12  # steps
@@ -135,14 +136,14 @@ class _Server:
     """A ps: an event loop that takes one message after another, and does arithmetic.
 
     Arithmetic that takes long is done beside the loop, other at once. A turn of the loop takes what
-    had come when it began; ``end_turn`` then sends what it has to say, and returns how long that
-    takes.
+    had come when it began, up to so many messages; ``end_turn`` then sends what it has to say, and
+    returns how long that takes.
     """
 
-    def __init__(self, clock: _Clock, *, beside: bool, end_turn: Callable[[], float]) -> None:
+    def __init__(self, clock: _Clock, end_turn: Callable[[], float]) -> None:
         self.busy_s = 0.0
         self._clock = clock
-        self._beside = beside
+        self._beside = False
         self._end_turn = end_turn
         self._left_in_turn = 0
         self._messages: deque[tuple[float, Happen, tuple[Any, ...]]] = deque()
@@ -157,12 +158,14 @@ class _Server:
 
     def work(self, seconds: float) -> float:
         """Do arithmetic, after all that was ordered before; return when it is done."""
+        if seconds:
+            self._beside = seconds > LONG_S
         self.busy_s += seconds
         self._work_done_at = max(self._work_done_at, self._clock.now) + seconds
         return self._work_done_at
 
     def _begin_turn(self) -> None:
-        self._left_in_turn = len(self._messages)
+        self._left_in_turn = min(BURST, len(self._messages))
         self._is_busy = bool(self._messages)
         if self._is_busy:
             self._next()
@@ -191,7 +194,6 @@ class _Worker:
     sequence: int = 0
     version: int = 0  # of the parameters that it computes on
     batches: list[int] = field(default_factory=list)
-    parts: int = 0  # of its push that the decision waits for
     answers: int = 0  # to its push that it waits for
 
 
@@ -209,9 +211,8 @@ class Simulation:
         self._update_s = cluster.costs.update_s / cluster.ps
         self._half_s = cluster.costs.round_trip_s / 2
         self._clock = _Clock()
-        beside = self._update_s > LONG_S
-        self._leader = _Server(self._clock, beside=beside, end_turn=self._send_orders)
-        self._other = _Server(self._clock, beside=beside, end_turn=self._send_reports)
+        self._leader = _Server(self._clock, self._send_orders)
+        self._other = _Server(self._clock, self._send_reports)
         self._orders: list[Order] = []  # to the others, at the end of this turn
         self._reports: list[int] = []  # workers whose pushes came to the others meanwhile
         self._awaits_orders = self._owes_answer = False  # the others, and the leader to them
@@ -283,15 +284,17 @@ class Simulation:
         self._gradients += 1
         made = self._workers[worker]
         made.sequence += 1
-        made.parts = made.answers = 1
+        made.answers = 1
         seconds = self._costs.take_s + self._costs.decide_s
-        self._leader.receive(seconds, self._complete, worker)
+        self._leader.receive(seconds, self._taken_by_leader, worker)
         if self._ps == 1:
             return
         made.answers = 2
-        if self._is_coordinated:
-            made.parts = 2
         self._other.receive(self._costs.take_s, self._taken_by_others, worker)
+
+    def _taken_by_leader(self, worker: int) -> None:
+        made = self._workers[worker]
+        self._decide(PushArrived(worker, made.sequence, made.batches.pop(0)))
 
     def _taken_by_others(self, worker: int) -> None:
         if not self._is_coordinated:
@@ -317,21 +320,15 @@ class Simulation:
 
     def _reported(self, workers: list[int]) -> None:
         self._owes_answer = True
-        for worker in workers:
-            self._complete(worker)
+        sequences = tuple(self._workers[worker].sequence for worker in workers)
+        ones = (1,) * len(workers)
+        arrived = Arrived(tuple(workers), ones, sequences, tuple(map(bool, ones)))
+        for shard in range(1, self._ps):
+            self._decide(PushesReported(shard, arrived))
 
-    def _complete(self, worker: int) -> None:
-        """One part of a push is known at the leader; with the last one it is decided on."""
-        made = self._workers[worker]
-        made.parts -= 1
-        if made.parts:
-            return
+    def _decide(self, event: PushArrived | PushesReported) -> None:
         started = time.thread_time()
-        batch = made.batches.pop(0)
-        orders = self._coordinator.handle(PushArrived(worker, made.sequence, batch))
-        part = (ReadyPush(worker, 1, made.sequence, True),)
-        for shard in range(1, self._ps if self._is_coordinated else 1):
-            orders += self._coordinator.handle(PushesReported(shard, part))
+        orders = self._coordinator.handle(event)
         self._decided_s += time.thread_time() - started
         self._obey(orders)
 

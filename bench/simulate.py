@@ -40,7 +40,7 @@ TIMES = {
     "take": (0.1, "taking in one push, on each ps"),
     "decide": (0.015, "on ps 0: noting a push in the journal, and deciding on it"),
     "message": (0.03, "between ps 0 and another ps: sending a message, or taking it in"),
-    "item": (0.002, "each push or order that such a message tells of"),
+    "item": (0.0005, "each push or order that such a message tells of"),
     "round-trip": (0.3, "of a message and its answer"),
 }
 """Options that say what takes how many milliseconds."""

@@ -15,7 +15,7 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Held
-from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Close, Extend, Order, SwitchPolicy
 
 Play = Callable[[Coordinator, str], None]
 
@@ -59,8 +59,9 @@ def _answer(coordinator: Coordinator, event: str) -> str:
             finite = "bad" not in where
             event: Event = PushArrived(int(worker), int(sequence), int(batch), finite=finite)
             if shard:
-                push = ReadyPush(int(worker), 1, int(sequence), finite)
-                event = PushesReported(shard, (push,))
+                life = coordinator.members[int(worker)].incarnation
+                part = Arrived((int(worker),), (life,), (int(sequence),), (finite,))
+                event = PushesReported(shard, part)
             orders = coordinator.handle(event)
         case ["switch", spec]:
             orders = coordinator.handle(SwitchPolicy(spec))

@@ -12,7 +12,7 @@ from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Held, make_policy
-from zmqtrain.wire.messages import Order, ReadyPush
+from zmqtrain.wire.messages import Arrived, Order
 
 Play = Callable[[Coordinator, str], None]
 
@@ -42,7 +42,7 @@ def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
     """Return that a push lies ready on a shard."""
     if shard == 0:
         return PushArrived(worker, sequence, batch)
-    return PushesReported(shard, (ReadyPush(worker, 1, sequence, True),))
+    return PushesReported(shard, Arrived((worker,), (1,), (sequence,), (True,)))
 
 
 def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> None:
@@ -117,6 +117,17 @@ def test_coordinated_push_counts_once_it_is_at_every_shard(last: int) -> None:
         assert not run.handle(arrival(0, 1, shard))
         assert run.ledger.open_batches() == (0,)
     orders = run.handle(arrival(0, 1, last))
+    assert [order.kind for order in orders] == ["apply", "release"]
+
+
+def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
+    run = coordinator("hogwild:whole", workers=1, shards=2)
+    for life in (1, 2):
+        run.handle(Joined(0, life))
+        run.handle(PullArrived(0))
+    assert run.handle(PushArrived(0, 1, 0)) == []
+    assert run.handle(PushesReported(1, Arrived((0,), (1,), (1,), (True,)))) == []
+    orders = run.handle(PushesReported(1, Arrived((0,), (2,), (1,), (True,))))
     assert [order.kind for order in orders] == ["apply", "release"]
 
 

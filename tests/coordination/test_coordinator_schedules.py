@@ -22,7 +22,7 @@ from zmqtrain.coordination.events import (
     PushesReported,
 )
 from zmqtrain.policies import Decision, Release, make_policy
-from zmqtrain.wire.messages import Order, ReadyPush, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Order, SwitchPolicy
 
 SPECS = [
     "hogwild",
@@ -177,10 +177,10 @@ class World:
             life.state = "waiting"
             self.decided(worker, life)
         finite = shard != life.bad_shard
-        push = ReadyPush(worker, life.incarnation, life.sequence, finite)
         arrived: CoordinatorEvent = PullArrived(worker)
         if shard:
-            arrived = PushesReported(shard, (push,))
+            part = Arrived((worker,), (life.incarnation,), (life.sequence,), (finite,))
+            arrived = PushesReported(shard, part)
         elif life.sequence:
             arrived = PushArrived(worker, life.sequence, batch, finite=finite)
         again = "" if is_new else " again"

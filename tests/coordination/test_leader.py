@@ -17,7 +17,7 @@ from zmqtrain.errors import ExitCode, FencedError, ProtocolError
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import GENERATION, ORDERS, SegmentLayout
-from zmqtrain.wire.messages import Arrived, Extend, ReadyPush, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, ShardReport
 
 REPORT = ShardReport(0, 0, 16)
 
@@ -135,8 +135,16 @@ async def test_push_counts_once_it_lies_ready_on_all_shards(peers: PeerTable) ->
     leader.arrived(PullArrived(0))
     assert leader.arrived(PushArrived(0, 1, 0, 1)) == ()
     for _ in range(2):  # it is reported again until it is decided
-        leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((ReadyPush(0, 1, 1, True),)))
+        leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0,), (1,), (1,), (True,)))
         assert kinds(carried_out) == ["apply", "release"]
+
+
+async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable) -> None:
+    add_peer(peers, "ps 1")
+    leader = make_leader(policy="hogwild:whole", shards=2, peers=peers)
+    leader.begin(1, 0, Ledger())
+    with pytest.raises(ProtocolError, match="ps 1 reports pushes in columns"):
+        leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0, 1), (1,), (1,), (True,)))
 
 
 async def test_steps_of_a_worker_never_count_down() -> None:

@@ -20,7 +20,7 @@ from zmqtrain.coordination.events import (
 )
 from zmqtrain.coordination.state import pack, unpack
 from zmqtrain.policies import make_policy
-from zmqtrain.wire.messages import Close, Order, ReadyPush, Save, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Close, Order, Save, SwitchPolicy
 
 SPECS = (
     "hogwild",
@@ -84,7 +84,7 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
         Left(3),
         PullArrived(3),
         PushArrived(3, 7, batch=12, examples=100, finite=False),
-        PushesReported(2, (ReadyPush(3, 1_700_000_000_000, 7, True),)),
+        PushesReported(2, Arrived((3,), (1_700_000_000_000,), (7,), (True,))),
         SwitchPolicy("hogwild"),
         Save("run/step-8"),
         Close(at_once=True),
@@ -94,6 +94,19 @@ def test_state_under_a_switch_keeps_the_policy_to_come(switching: bool) -> None:
 )
 def test_event_is_read_from_the_journal_as_it_was(event: Event) -> None:
     assert unpack(pack(event)) == event
+
+
+def test_arrivals_on_more_shards_than_a_word_has_bits_are_kept() -> None:
+    coordinator = Coordinator(make_policy("hogwild:whole"), shards=70, workers=1, steps=9)
+    play(coordinator, [("join", 0)])
+    assert coordinator.handle(PushArrived(0, 1, 0)) == []
+    for shard in range(1, 69):
+        part = Arrived((0,), (1,), (1,), (True,))
+        assert coordinator.handle(PushesReported(shard, part)) == []
+    recovered = unpack(pack(coordinator))
+    assert recovered.handle(PushesReported(68, part)) == []
+    orders = recovered.handle(PushesReported(69, part))
+    assert [order.kind for order in orders] == ["apply", "release"]
 
 
 @pytest.mark.parametrize("value", [object(), {"a": {1, 2.5, "x"}.__iter__()}, 1j])

@@ -16,7 +16,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ReadyPush, ShardReport
+from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ShardReport
 
 SWITCH = Order("switch", text="hogwild")
 Follow = Callable[[str], Follower]
@@ -88,7 +88,7 @@ async def test_arrival_is_reported_under_a_coordinated_policy(
     add_push(state, 3)
     assert follow("sync-replicas").arrived(worker) == ()
     await asyncio.sleep(0)
-    assert link.sent == [Arrived((ReadyPush(0, 1, 3, True),))]
+    assert link.sent == [Arrived((0,), (1,), (3,), (True,))]
 
 
 async def test_pull_is_not_reported_for_it_needs_no_agreement(

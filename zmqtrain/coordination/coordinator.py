@@ -34,7 +34,7 @@ from zmqtrain.policies import (
     make_policy,
 )
 from zmqtrain.policies.base import Lockstep
-from zmqtrain.wire.messages import Close, Extend, Order, ReadyPush, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Close, Extend, Order, Save, SetRate, SwitchPolicy
 
 MemberState: TypeAlias = Literal["joining", "waiting", "computing", "starved", "spare", "stopped"]
 """State of a live worker: its pull has not arrived; the policy holds it; it was released and has
@@ -50,7 +50,7 @@ class Member:
     state: MemberState = "joining"
     sequence: int = 0  # last push that has arrived on all shards, 0: none
     arriving: int = 0  # push that has arrived on some shards
-    shards: set[int] = field(default_factory=set)  # those shards
+    parts: int = 0  # bit i: on shard i
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
     loss: float = 0.0  # their mean
@@ -113,8 +113,8 @@ class Coordinator:
         match event:
             case PushArrived():
                 return self._push_arrived(event)
-            case PushesReported(shard, pushes):
-                return self._pushes_reported(shard, pushes)
+            case PushesReported(shard, arrived):
+                return self._pushes_reported(shard, arrived)
             case PullArrived():
                 return self._pull_arrived(event)
             case Stepped():
@@ -163,15 +163,6 @@ class Coordinator:
         for worker in self._workers("starved", "spare"):
             until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
             yield Held(worker, f"every {until} is being computed already", by)
-
-    def expects(self, push: ReadyPush) -> bool:
-        """Say whether this is a new push of a worker's current life."""
-        member = self.members.get(push.worker)
-        return (
-            member is not None
-            and member.incarnation == push.incarnation
-            and member.sequence < push.sequence
-        )
 
     def is_alive(self, workers: Iterable[int]) -> bool:
         """Say whether any of them is alive: a policy may wait for workers that never joined."""
@@ -243,26 +234,29 @@ class Coordinator:
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
         member.batch, member.examples, member.loss = event.batch, event.examples, event.loss
-        return self._part_arrived(event.worker, member, event.sequence, 0, event.finite)
+        return self._part_arrived(event.worker, member, event.sequence, 1, event.finite)
 
-    def _pushes_reported(self, shard: int, pushes: Iterable[ReadyPush]) -> list[Order]:
+    def _pushes_reported(self, shard: int, arrived: Arrived) -> list[Order]:
         orders: list[Order] = []
-        for push in pushes:
-            member = self.members.get(push.worker)
-            if member is not None and push.sequence > member.sequence:
-                orders += self._part_arrived(push.worker, member, push.sequence, shard, push.finite)
+        members, bit = self.members, 1 << shard
+        lives, columns = arrived.incarnations, (arrived.sequences, arrived.finite)
+        for worker, life, sequence, finite in zip(arrived.workers, lives, *columns, strict=True):
+            member = members.get(worker)
+            # Else it is of a life that is over, or reported once more.
+            if member is not None and life == member.incarnation and sequence > member.sequence:
+                orders += self._part_arrived(worker, member, sequence, bit, finite)
         return orders
 
     def _part_arrived(
-        self, worker: int, member: Member, sequence: int, shard: int, finite: bool
+        self, worker: int, member: Member, sequence: int, part: int, finite: bool
     ) -> list[Order]:
         """Decide on a push once it has arrived on all shards that it must arrive on."""
         if sequence != member.arriving:
-            member.arriving, member.shards, member.finite = sequence, set(), True
-        member.shards.add(shard)
+            member.arriving, member.parts, member.finite = sequence, 0, True
+        member.parts |= part
         member.finite = member.finite and finite
         needed = self.shards if self.policy.coordinated else 1
-        if len(member.shards) < needed or 0 not in member.shards:
+        if member.parts.bit_count() < needed or not member.parts & 1:
             return []
         member.sequence = sequence
         self._change(worker, "waiting")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqtrain.wire.messages import Close, Extend, ReadyPush, Save, SetRate, SwitchPolicy
+from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
 
 
 @dataclass(slots=True)
@@ -56,10 +56,10 @@ class PushArrived:
 
 @dataclass(slots=True)
 class PushesReported:
-    """Parts of pushes, of live workers, have arrived on another shard."""
+    """Parts of pushes have arrived on another shard."""
 
     shard: int
-    pushes: tuple[ReadyPush, ...]
+    arrived: Arrived
 
 
 @dataclass(slots=True)

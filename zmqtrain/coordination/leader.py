@@ -251,10 +251,11 @@ class Leader:
         peer = self.peers.member(request)
         if self.coordinator is None or request.envelope.generation != self.generation:
             return
+        columns = arrived.workers, arrived.incarnations, arrived.sequences, arrived.finite
+        if len(set(map(len, columns))) > 1:
+            raise ProtocolError(f"{peer} reports pushes in columns of different lengths")
         self.delivery.answer(peer.index)
-        pushes = tuple(push for push in arrived.pushes if self.coordinator.expects(push))
-        if pushes:  # else all of them are reported once more
-            self.event(PushesReported(peer.index, pushes))
+        self.event(PushesReported(peer.index, arrived))
 
     def on_shard_report(self, request: Request, report: ShardReport) -> None:
         """Another shard reports its progress."""

@@ -57,12 +57,12 @@ _CONTAINERS: dict[type, Callable[[Any], Any]] = {tuple: list, set: sorted, deque
 _RECORDS = (
     *(Member, Ledger, Roster, Coordinator),
     *get_args(events.Event),
-    *(messages.Order, messages.ReadyPush),
+    *(messages.Order, messages.Arrived),
     *(messages.Pull, messages.PullReply, messages.Push, messages.PushReply),
 )
 """Dataclasses, packed as their fields."""
 
-_KINDS = (*_CONTAINERS, *_RECORDS, Policy)
+_KINDS = (*_CONTAINERS, *_RECORDS, Policy, int)
 _MARKS = {kind: msgpack.ExtType(code, b"") for code, kind in enumerate(_KINDS)}
 _FIELDS: dict[type, list[str]] = {kind: [field.name for field in fields(kind)] for kind in _RECORDS}
 _VALUES = {kind: attrgetter(*names) for kind, names in _FIELDS.items() if len(names) > 1}
@@ -81,6 +81,8 @@ def _encode(value: Any) -> list[Any]:
         return [_MARKS[kind], *[getattr(value, name) for name in _FIELDS[kind]]]
     if isinstance(value, Policy):
         return [_MARKS[Policy], value.spec, vars(value)]
+    if kind is int:  # of more than 64 bits
+        return [_MARKS[int], hex(value)]
     raise TypeError(f"{value!r:.80} is no plain data")
 
 
@@ -94,6 +96,8 @@ def _decode(items: list[Any]) -> Any:
     kind, content = items[0].kind, items[1:]
     if kind is Policy:
         return _policy_from(*content)
+    if kind is int:
+        return int(content[0], 16)
     if kind in _CONTAINERS:
         return kind(content)
     return kind(**dict(zip(_FIELDS[kind], content, strict=True)))

@@ -28,7 +28,6 @@ from zmqtrain.wire.messages import (
     Arrived,
     Order,
     Orders,
-    ReadyPush,
     ShardFailed,
     ShardFile,
     ShardReport,
@@ -69,7 +68,7 @@ class Follower(Decider):
         self._coordinated = make_policy(policy).coordinated
         self._taken = 0  # number of the last order that was taken up
         self._journal = Journal(state.shard.segment)
-        self._unreported: list[ReadyPush] = []
+        self._unreported: list[tuple[int, int, int, bool]] = []
         self._awaits_orders = False  # which answer a report
         self._send_guarded = guarded(self._send_reports, crash)
         self._failure = ""  # why the update rule refused
@@ -187,7 +186,7 @@ class Follower(Decider):
             return  # a pull needs no agreement
         if not self._unreported and not self._awaits_orders:
             asyncio.get_running_loop().call_soon(self._send_guarded)
-        ready = ReadyPush(worker.index, worker.incarnation, push.sequence, push.finite)
+        ready = (worker.index, worker.incarnation, push.sequence, push.finite)
         self._unreported.append(ready)
 
     def _send_reports(self) -> None:
@@ -198,7 +197,7 @@ class Follower(Decider):
         pushes, self._unreported = self._unreported, []
         self._awaits_orders = bool(pushes)
         for begin in range(0, len(pushes), BATCH):
-            self._link.send(Arrived(tuple(pushes[begin : begin + BATCH])))
+            self._link.send(Arrived(*zip(*pushes[begin : begin + BATCH], strict=True)))
 
     async def _deliver(self, message: ShardWritten | ShardFailed) -> None:
         """Send this until the leader has it, though this ps may have to join again first."""

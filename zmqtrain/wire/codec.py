@@ -116,11 +116,15 @@ def _one_of(choices: tuple[str, ...]) -> Check:
     return check
 
 
-def _items(item: Check) -> Check:
+def _items(kind: Any) -> Check:
+    item, expected = _check_of(kind), {kind}
+
     def check(value: Any) -> Any:
         if type(value) is not list:
             _fail("a list", value)
-        return tuple([item(element) for element in value]) if value else ()
+        if expected.issuperset(map(type, value)):  # most are used as they are
+            return tuple(value)
+        return tuple([item(element) for element in value])
 
     return check
 
@@ -171,7 +175,7 @@ def _check_of(hint: Any) -> Check:
     if origin is Literal:
         return _one_of(arguments)
     if origin is tuple:
-        return _items(_check_of(arguments[0]))
+        return _items(arguments[0])
     if origin is dict:
         return _mapping(_check_of(arguments[1]))
     if origin is types.UnionType and arguments[1] is type(None):

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -252,20 +252,17 @@ class HeartbeatReply:
 
 
 @dataclass(slots=True)
-class ReadyPush:
-    """A worker's push, of which one shard's part has arrived there."""
-
-    worker: int
-    incarnation: int
-    sequence: int
-    finite: bool
-
-
-@dataclass(slots=True)
 class Arrived:
-    """Other ps to leader: these pushes have arrived here, at most :data:`BATCH` of them."""
+    """Other ps to leader: parts of pushes have arrived here, at most :data:`BATCH` of them.
 
-    pushes: tuple[ReadyPush, ...]
+    Item i of each field is of the i-th: push ``sequence`` of a worker's life, and whether this part
+    of it is finite. A leader takes in so many of them that each must not be an object.
+    """
+
+    workers: tuple[int, ...]
+    incarnations: tuple[int, ...]
+    sequences: tuple[int, ...]
+    finite: tuple[bool, ...]
 
 
 @dataclass(slots=True)
