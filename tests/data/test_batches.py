@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,6 +37,14 @@ def test_every_batch_is_full(plan: BatchPlan, number: int) -> None:
     batch = plan.indices(number)
     assert batch.dtype == np.int64
     assert batch.shape == (plan.batch_size,)
+
+
+@given(plans, st.integers(0, 50), st.booleans())
+def test_rows_of_a_batch_are_known_without_its_indices(
+    plan: BatchPlan, number: int, exact: bool
+) -> None:
+    plan = replace(plan, exact=exact)
+    assert plan.rows(number) == len(plan.indices(number)) == len(plan.passes(number))
 
 
 @given(plans, st.lists(st.integers(0, 50), max_size=8))

@@ -21,7 +21,7 @@ from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.data.stream import stream_of
-from zmqtrain.data.subset import Subset
+from zmqtrain.data.subset import Subset, checked
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
@@ -177,15 +177,9 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
     parameters, state, frozen = job.initial_parameters(), job.initial_state(), job.frozen()
     training, evaluation = job.load_data()
     first = job.plan_of(training).indices(0)[: job.batch_size]
-    rows = len(first)
     with user_code("take()", training):
-        batch = tuple(map(np.asarray, training.take(first)))
-    if uneven := [array.shape for array in batch if array.shape[:1] != (rows,)]:
-        problems.errors.append(
-            f"take() of {rows} examples returned an array of shape {uneven[0]}; expected {rows} "
-            "rows in each"
-        )
-        return
+        taken = training.take(first)
+    batch = tuple(map(np.asarray, checked(taken, len(first), job.data)))
     if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in batch):
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return

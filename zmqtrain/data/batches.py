@@ -49,10 +49,16 @@ class BatchPlan:
         """How many batches an exact pass has."""
         return -(-self.examples // self.batch_size)
 
+    def rows(self, number: int) -> int:
+        """Return how many examples batch ``number`` has."""
+        if not self.exact:
+            return self.batch_size
+        return min(self.batch_size, self.examples - number % self.of_pass * self.batch_size)
+
     def passes(self, number: int) -> NDArray[np.int64]:
         """Return the pass of each example of batch ``number``, int64, from 0 on."""
         if self.exact:
-            return np.full(len(self.indices(number)), number // self.of_pass)
+            return np.full(self.rows(number), number // self.of_pass)
         start = number * self.batch_size
         return np.arange(start, start + self.batch_size) // self.examples
 

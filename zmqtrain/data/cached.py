@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from zmqtrain.data.arrays import ArrayDataset, as_dataset
 from zmqtrain.data.description import describe
 from zmqtrain.data.files import one_task_at_a_time, write_whole
+from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
 
@@ -57,13 +58,16 @@ class Cached:
         is_kept, arrays = self._kept
         missing = np.unique(indices[~is_kept[indices]])
         if missing.size:
-            for array, rows in zip(arrays, self.dataset.take(missing), strict=True):
+            for array, rows in zip(arrays, self._read(missing), strict=True):
                 array[missing] = rows
             is_kept[missing] = True
         return tuple(array[indices] for array in arrays)
 
     def __repr__(self) -> str:
         return f"Cached({self.dataset!r}{f', {str(self.directory)!r}' if self.directory else ''})"
+
+    def _read(self, indices: Array) -> Batch:
+        return checked(self.dataset.take(indices), len(indices), self.dataset)
 
     def _make_room(self, first: Batch) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
         """Return which examples are kept, and room for all of them."""
@@ -107,7 +111,7 @@ class Cached:
             ]
             for start in range(0, len(self), ROWS):
                 rows = np.arange(start, min(start + ROWS, len(self)))
-                for file, array in zip(files, self.dataset.take(rows), strict=True):
+                for file, array in zip(files, self._read(rows), strict=True):
                     file[rows] = array
             for file in files:
                 file.flush()

@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 
 from zmqtrain.data.stream import stream_of
+from zmqtrain.data.subset import checked
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Batch, Dataset
 from zmqtrain.user_code import user_code
@@ -36,7 +37,8 @@ def describe(dataset: Dataset) -> str:
 
 def _take(dataset: Dataset, number: int) -> Batch:
     with user_code("take()", dataset, DataError, lambda: f"It was example {number}"):
-        return tuple(np.asarray(array) for array in dataset.take(np.array([number])))
+        batch = dataset.take(np.array([number]))
+    return tuple(map(np.asarray, checked(batch, 1, dataset)))
 
 
 def _digest(*batches: Batch) -> str:

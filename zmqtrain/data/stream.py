@@ -35,6 +35,10 @@ class StreamPlan:
     batch_size: int
     seed: int
 
+    def rows(self, number: int) -> int:
+        """Return how many examples batch ``number`` has."""
+        return self.batch_size
+
     def indices(self, number: int) -> NDArray[np.int64]:
         """Return the numbers of the examples of a batch, as a Stream numbers them."""
         turn, part = divmod(number, self.parts)

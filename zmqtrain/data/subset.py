@@ -13,9 +13,35 @@ from zmqtrain.models.base import Array, Batch, Dataset
 
 
 def take_seeded(dataset: Dataset, indices: Array, seed: int, passes: Array) -> Batch:
-    """Return these examples, with random numbers of the seed and the pass where there are any."""
+    """Return these examples, with random numbers of the seed and the pass where there are any.
+
+    Raises:
+        DataError: it returns something else; see :func:`checked`.
+    """
     own = getattr(dataset, "take_seeded", None)
-    return dataset.take(indices) if own is None else own(indices, seed, passes)
+    batch = dataset.take(indices) if own is None else own(indices, seed, passes)
+    return checked(batch, len(indices), dataset)
+
+
+def checked(batch: Any, rows: int, owner: object) -> Batch:
+    """Return what ``take()`` of a data set has returned, if it is a batch of so many examples.
+
+    Raises:
+        DataError: it is not; the text names ``owner``.
+    """
+    if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
+        raise DataError(
+            f"take() of {owner!r} returned {batch!r:.80}; expected a tuple of arrays with a row "
+            "for each example, such as (features, labels)"
+        )
+    for place, array in enumerate(batch):
+        if np.shape(array)[:1] != (rows,):
+            raise DataError(
+                f"take() of {owner!r} was asked for {rows} examples, and array {place} that it "
+                f"returned has the shape {np.shape(array)}; expected {rows} rows in each array, in "
+                "the order of the indices"
+            )
+    return batch
 
 
 def layers(dataset: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.data.subset import checked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Measures, Metric, Totals
 from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
@@ -86,9 +87,10 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
 
 def _batches(dataset: Dataset, rows: int) -> Iterator[Batch]:
     for start in range(0, len(dataset), rows):
+        indices = np.arange(start, min(start + rows, len(dataset)))
         with user_code("take()", dataset, DataError):
-            batch = dataset.take(np.arange(start, min(start + rows, len(dataset))))
-        yield batch
+            batch = dataset.take(indices)
+        yield checked(batch, len(indices), dataset)
 
 
 def _numbers(model: Model, measures: dict[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from zmqtrain.compute.device import Host, make_device
 from zmqtrain.compute.offload import Offload
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.data.prefetch import Prefetcher
+from zmqtrain.data.subset import checked
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import DataError, FencedError, ProtocolError
 from zmqtrain.job import Job
@@ -70,7 +71,8 @@ class TrainingLoop:
             DataError: the dataset is empty.
         """
         self._job, self._exchange, self._metrics = job, exchange, metrics
-        self._prefetcher = Prefetcher(dataset, job.plan_of(dataset))
+        self._plan = job.plan_of(dataset)
+        self._prefetcher = Prefetcher(dataset, self._plan)
         self._team = ThreadTeam(threads)
         self._device = Host() if job.devices else make_device(job.device, "--device")
         self._towers = Towers(job, self._team) if job.devices else None
@@ -155,18 +157,14 @@ class TrainingLoop:
         return _Computed(report, taken_at - began_at, read_at - taken_at)
 
     def _take(self, number: int) -> Batch:
-        """Return a batch of at least one array.
+        """Return a batch of at least one array, with the rows of the plan.
 
         Raises:
             DataError: the dataset raises, or returns something else.
         """
         with user_code("take()", self._job.data, DataError, lambda: f"It was batch {number}"):
             batch = self._prefetcher.take(number)
-        if not isinstance(batch, tuple) or not batch or not getattr(batch[0], "shape", None):
-            raise DataError(
-                f"take() of {self._job.data!r} returned {batch!r:.80}; expected a tuple of arrays "
-                "with a row for each example, such as (features, labels)"
-            )
+        batch = checked(batch, self._plan.rows(number), self._job.data)
         if self._job.class_weight:
             return with_class_weights(batch, self._job.class_weight)
         return batch

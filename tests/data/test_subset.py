@@ -1,0 +1,106 @@
+"""What is asked of every data set, wherever its examples are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqtrain
+from zmqtrain import Job
+from zmqtrain.data import ArrayDataset, Arrays, Cached, Mapped, Parallel
+from zmqtrain.data.description import describe
+from zmqtrain.data.subset import Subset, checked, take_seeded
+from zmqtrain.errors import DataError
+from zmqtrain.models import LinearRegression
+from zmqtrain.optim import SGD
+
+X = np.linspace(0, 1, 40, dtype=np.float32)[:, None]
+SOUND = ArrayDataset(X, 2 * X)
+
+
+class Wrong(ArrayDataset):
+    """A data set one of whose arrays has other rows than were asked for."""
+
+    def __init__(self, rows: Callable[[Any], Any], place: int = 1) -> None:
+        super().__init__(X, 2 * X)
+        self.rows, self.place = rows, place
+
+    def take(self, indices: Any) -> Any:
+        arrays = list(super().take(indices))
+        arrays[self.place] = self.rows(arrays[self.place])
+        return tuple(arrays)
+
+    def __repr__(self) -> str:
+        return "Wrong()"
+
+
+def fewer(array: Any) -> Any:
+    return array[:-1]
+
+
+def one(array: Any) -> Any:
+    return array[:1]
+
+
+def more(array: Any) -> Any:
+    return np.concatenate([array, array])
+
+
+USES: dict[str, Callable[[Any, Path], Any]] = {
+    "Mapped": lambda wrong, _: Mapped(wrong, lambda x, y: (x, y)).take(np.arange(6)),
+    "Subset": lambda wrong, _: take_seeded(
+        Subset(wrong, np.arange(9)), np.arange(6), 0, np.zeros(6)
+    ),
+    "Parallel": lambda wrong, _: Parallel(wrong, 2).take(np.arange(12)),
+    "Cached": lambda wrong, _: Cached(wrong).take(np.arange(6)),
+    "Cached in a directory": lambda wrong, path: Cached(wrong, path / "cache").take(np.arange(6)),
+    "training": lambda wrong, _: zmqtrain.run(job(wrong)),
+    "an epoch": lambda wrong, _: zmqtrain.run(job(wrong, epochs=1)),
+    "evaluating": lambda wrong, _: zmqtrain.Trainer(LinearRegression(), SGD(0.1)).evaluate(wrong),
+    "workers": lambda wrong, _: zmqtrain.run(job(wrong), workers=2),
+}
+
+
+def job(data: Any, **fields: Any) -> Job:
+    defaults: dict[str, Any] = {"steps": 20, "batch_size": 6}
+    return Job(model=LinearRegression(), data=data, optimizer=SGD(0.1), **defaults | fields)
+
+
+@pytest.mark.parametrize("rows", [fewer, one, more])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_data_set_that_returns_other_rows_than_asked_for_is_named(
+    use: Callable[[Any, Path], Any], place: int, rows: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    text = rf"^take\(\) of .*Wrong\(\).* was asked for (\d+) examples, and array {place} .* shape"
+    with pytest.raises(DataError, match=text):
+        use(Wrong(rows, place), tmp_path)
+
+
+def test_message_says_what_was_asked_and_what_came() -> None:
+    with pytest.raises(DataError) as raised:
+        checked((X[:6], X[:5]), 6, "data")
+    assert str(raised.value) == (
+        "take() of 'data' was asked for 6 examples, and array 1 that it returned has the shape "
+        "(5, 1); expected 6 rows in each array, in the order of the indices"
+    )
+
+
+def test_evaluation_set_is_looked_at_as_well() -> None:
+    summary = zmqtrain.run(job(Arrays(SOUND, Wrong(fewer))))
+    assert "step 20 of 20 is done, but take() of Wrong() was asked for" in summary.ended
+
+
+def test_task_that_describes_its_data_tells_at_once() -> None:
+    with pytest.raises(DataError, match=r"asked for 1 examples, .* has the shape \(2, 1\)"):
+        describe(Wrong(more))
+
+
+@pytest.mark.parametrize("batch", [None, (), [X], (3.0,)])
+def test_what_is_no_batch_is_refused(batch: Any) -> None:
+    with pytest.raises(DataError, match="expected a tuple of arrays with a row for each example"):
+        checked(batch, 1, "data")
