@@ -193,8 +193,11 @@ def test_mount_that_nobody_can_write_may_look_writable(
 
 
 def test_directory_that_is_open_to_others_gets_no_keys(directory: Path) -> None:
-    directory.mkdir(mode=0o755)
-    with pytest.raises(ConfigError, match=r"is open to others \(mode 0755\).*chmod 700"):
+    directory.mkdir()
+    directory.chmod(0o775)
+    with pytest.raises(
+        ConfigError, match=r"is open to others \(mode 0775\).*use a directory of your own"
+    ):
         add_keys(directory, {WORKER: Pair(A, B)})
 
 

@@ -251,7 +251,7 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
     try:
         if make:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _refuse_open(directory, 0o077, "700")
+            _refuse_open(directory, _OTHERS_WRITE, "700")
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
