@@ -22,7 +22,7 @@ from zmqtrain.adapters.jax import JaxModel, load_pytree  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
-from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import Momentum  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)

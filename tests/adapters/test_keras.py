@@ -25,7 +25,7 @@ from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
 from zmqtrain.callbacks import ModelView  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError  # noqa: E402
-from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
 layers = keras.layers

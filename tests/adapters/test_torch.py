@@ -27,7 +27,7 @@ from zmqtrain.compute import threads  # noqa: E402
 from zmqtrain.data import Arrays, Digits  # noqa: E402
 from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
-from zmqtrain.models.check import mistakes_of_a_step  # noqa: E402
+from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

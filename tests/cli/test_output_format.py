@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.cli.output import cell, data_size, duration, show_json, table, text_of
+from zmqtrain.cli.output import cell, show_json, table, text_of
+from zmqtrain.units import data_size, duration
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zmqtrain.cli.numbers import seconds_option
-from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
+from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
 from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
+from zmqtrain.units import counted, duration
 
 ROLES = ("ps", "worker", "chief")
 

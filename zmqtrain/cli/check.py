@@ -13,7 +13,6 @@ from typing import Any
 import click
 import numpy as np
 
-from zmqtrain.cli.output import counted
 from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_of_this_host, parse_address
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
@@ -27,13 +26,14 @@ from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.metrics import Metric
 from zmqtrain.models.base import Dataset, Parameters
-from zmqtrain.models.check import mistakes_of_a_step
+from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
 from zmqtrain.roles.regroup import may_regroup
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_files import default_directory
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.training.evaluation import ROWS, evaluate
+from zmqtrain.units import counted, data_size
 from zmqtrain.user_code import user_code
 
 CONNECT_TIMEOUT_S = 2.0
@@ -266,8 +266,8 @@ def _check_segment(config: TaskConfig, job: Job | None) -> None:
     free = shutil.disk_usage(_nearest(directory)).free
     if needed > free:
         raise ConfigError(
-            f"{config.task} needs {needed / 1e6:.1f} MB for {counted(workers, 'worker')}, "
-            f"but {directory} has room for {free / 1e6:.1f} MB; give a larger one by "
+            f"{config.task} needs {data_size(needed)} for {counted(workers, 'worker')}, "
+            f"but {directory} has room for {data_size(free)}; give a larger one by "
             f"{names_of('segment_dir')}, or in Docker by --shm-size"
         )
 

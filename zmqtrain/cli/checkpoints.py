@@ -10,12 +10,13 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, cell, data_size, show, show_json, table
+from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import Manifest, read_manifest, verify
 from zmqtrain.store.weights import load, no_checkpoint, save
+from zmqtrain.units import data_size
 
 
 @dataclass(frozen=True, slots=True)

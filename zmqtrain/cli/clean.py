@@ -13,13 +13,14 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, data_size, duration, show, show_json, table
+from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.run_file import old_notes
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.local.run_directories import remove_run, run_directories
 from zmqtrain.store.segment_files import default_directory, remove_dead, segment_files
+from zmqtrain.units import data_size, duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from zmqtrain.cli.numbers import seconds_option
-from zmqtrain.cli.output import duration
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
 from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
+from zmqtrain.units import duration
 from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
 
 WAIT_S = 60.0

@@ -14,10 +14,7 @@ from zmqtrain.cli.output import (
     NOTHING,
     FirstThatFits,
     cell,
-    data_size,
-    duration,
     narrowing_table,
-    rate,
     show,
     show_json,
 )
@@ -30,6 +27,7 @@ from zmqtrain.cli.status_words import (
     steps_behind,
 )
 from zmqtrain.config.cluster import Role
+from zmqtrain.units import data_size, duration, rate
 from zmqtrain.wire.messages import Status, TaskStatus
 
 SHOWN_LEASES = 2

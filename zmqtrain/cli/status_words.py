@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from zmqtrain.cli.output import NOTHING, duration
+from zmqtrain.cli.output import NOTHING
 from zmqtrain.config.cluster import Role
+from zmqtrain.units import duration
 from zmqtrain.wire.messages import Status, TaskStatus, Wait
 
 STATE_STYLES = {"silent": "yellow", "left": "yellow", "waiting": "cyan"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from zmqtrain.cli.output import cell, counted, show, show_json, table
+from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.clusters.engine import OVER, Engine, LeftBehindError
 from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
@@ -28,6 +28,7 @@ from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
+from zmqtrain.units import counted
 
 ANSWER_S = 15.0
 """How long zmqtrain jobs waits for the engines."""

@@ -15,11 +15,8 @@ from zmqtrain.cli.output import (
     NOTHING,
     FirstThatFits,
     cell,
-    counted,
-    duration,
     narrowing_line,
     narrowing_table,
-    rate,
 )
 from zmqtrain.cli.status_words import (
     ABSENT,
@@ -33,6 +30,7 @@ from zmqtrain.cli.status_words import (
 )
 from zmqtrain.config.cluster import Role
 from zmqtrain.observe.metrics import Phases
+from zmqtrain.units import counted, duration, rate
 from zmqtrain.wire.messages import Status, TaskStatus
 
 WINDOW = 6  # statuses over which speeds are measured

@@ -8,11 +8,12 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import cell, counted, duration, show, show_json, table
+from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.status_words import SHORT_S, absences, absent, long_waits
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
+from zmqtrain.units import counted, duration
 from zmqtrain.wire.messages import Status, Wait
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from zmqtrain.errors import ExitCode
 from zmqtrain.metrics import Measures, numbers
+from zmqtrain.units import counted
 from zmqtrain.wire.messages import Status
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Summary:
         rate = f"{self.steps_per_second:.0f} steps/s"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
-        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        workers = counted(self.workers, "worker")
         where = f"{self.ps} ps, {workers}" if self.ps else f"{workers} without ps"
         alone = {"local": "one worker alone", "mirrored": "one worker with several devices"}
         where = alone.get(self.strategy, where)

@@ -25,6 +25,7 @@ from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
 from zmqtrain.store.shard import Shard
+from zmqtrain.units import counted, data_size
 
 log = logging.getLogger(__name__)
 
@@ -114,15 +115,13 @@ def log_memory(shard: Shard, address: str, workers: int) -> None:
     """Log what the shard will need at most."""
     layout, segment = shard.layout, shard.segment
     log.info(
-        "listening at %s: %.1f MB of parameters; with %d worker%s its memory is at "
-        "most %.1f MB%s and %.1f MB for messages",
+        "listening at %s: %s of parameters; with %s its memory is at most %s%s and %s for messages",
         address,
-        layout.nbytes / 1e6,
-        workers,
-        "" if workers == 1 else "s",
-        segment.layout.nbytes(workers) / 1e6,
+        data_size(layout.nbytes),
+        counted(workers, "worker"),
+        data_size(segment.layout.nbytes(workers)),
         f" in {segment.path}" if segment.path else "",
-        workers * MESSAGES_NBYTES / 1e6,
+        data_size(workers * MESSAGES_NBYTES),
     )
 
 

@@ -48,6 +48,7 @@ from zmqtrain.store.segment_layout import (
     WORDS_AT,
     SegmentLayout,
 )
+from zmqtrain.units import data_size
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock
 
@@ -491,7 +492,7 @@ def _reserve(descriptor: int, at: int, nbytes: int, path: Path) -> None:
         os.posix_fallocate(descriptor, at, nbytes)
     except OSError as error:
         raise SegmentError(
-            f"{path.parent} has no room for {nbytes / 1e6:.1f} MB more: {error.strerror}; see what "
+            f"{path.parent} has no room for {data_size(nbytes)} more: {error.strerror}; see what "
             "zmqtrain clean can remove, or give it a larger one: --segment-dir, or in Docker "
             "--shm-size"
         ) from error

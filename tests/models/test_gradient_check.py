@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zmqtrain.models import MLP, LinearRegression
-from zmqtrain.models.check import mistakes_of_a_step
+from zmqtrain.models.gradient_check import mistakes_of_a_step
 
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(40, 6)).astype(np.float32)

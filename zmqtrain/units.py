@@ -1,0 +1,41 @@
+"""Numbers with their units, for people."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """Return a span of time in its one or two largest units."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, part, part_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part_size} {part}"
+    return f"{whole} s"
+
+
+def data_size(nbytes: float) -> str:
+    """Return a number of bytes in the unit that keeps it below 1000."""
+    if nbytes < 1000:
+        return f"{nbytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        nbytes /= 1000
+        if nbytes < 999.95:
+            return f"{nbytes:.1f} {unit}"
+    return f"{nbytes / 1000:.1f} TB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 worker", "2 workers"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def rate(per_second: float) -> str:
+    """Return a rate; a slow one keeps two decimals."""
+    return f"{per_second:.0f}" if per_second >= 10 else f"{per_second:.2f}"
