@@ -19,6 +19,7 @@ from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
 from zmqtrain.clusters import kubectl as kubectl_engine
 from zmqtrain.clusters.kubectl import Kubernetes
+from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.curve import make_keys
@@ -482,6 +483,31 @@ def test_why_says_why_the_cluster_does_not_start_a_task(
     assert main(["why", "digits", "--json"]) == ExitCode.OK
     left = json.loads(capsys.readouterr().out)["engine"]
     assert {item["what"] for item in left} == {"ps 0", "worker 0", "worker 1"}
+
+
+@pytest.mark.parametrize(
+    "state, reason, advice",
+    [
+        ("PENDING", "Resources", "no node has free"),
+        ("PENDING", "Dependency", "the ps"),
+        ("PENDING", "PartitionConfig", "less"),
+        ("PENDING", "QOSMaxCpuPerUserLimit", "quota"),
+        ("OUT_OF_MEMORY", "OutOfMemory", "--memory"),
+        ("TIMEOUT", "TimeLimit", "again"),
+        ("FAILED", "NonZeroExitCode", "log"),
+        ("PENDING", "SomethingNew", ""),
+    ],
+)
+def test_why_says_why_slurm_does_not_run_a_task(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], state: str, reason: str, advice: str
+) -> None:
+    Submitted("digits", "slurm", "job.py", 1, 2, 2, "keys").save()
+    line = f"8|1|digits-worker|{state}|{reason}|\n"
+    waiting, lost = (line, "") if state == "PENDING" else ("", line)
+    kubectl.answers(said(lost, f"--states={LOST}"), said(waiting, "--noheader"))
+    assert main(["why", "digits"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert f"worker 1: {state.lower()}: {reason}" in told and advice in told
 
 
 def test_job_whose_ps_does_not_run_cannot_be_asked(

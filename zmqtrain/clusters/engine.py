@@ -27,6 +27,10 @@ Mistakes = Sequence[tuple[str, type[ZmqTrainError], str]]
 """What a program says (a pattern), the error that it means, and what to do; \\1 is group 1."""
 
 
+Advice = Sequence[tuple[str, str]]
+"""What an engine says of a task that does not run (a pattern), and what it means, or what to do."""
+
+
 class LeftBehindError(PeerLostError):
     """A job could not be submitted as a whole, and the engine still has a part of it."""
 
@@ -37,6 +41,11 @@ class Reason:
 
     what: str
     text: str
+
+    def advised(self, advice: Advice) -> Reason:
+        """Return this with the advice for it."""
+        said = (what_to_do for pattern, what_to_do in advice if re.search(pattern, self.text))
+        return Reason(self.what, "; ".join((self.text, *said)))
 
 
 @dataclass(frozen=True, slots=True)

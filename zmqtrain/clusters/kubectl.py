@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from zmqtrain.clusters.engine import (
     COMPLETED,
     FAILED,
+    Advice,
     Engine,
     Mistakes,
     Reason,
@@ -118,7 +119,7 @@ MISTAKES: Mistakes = (
 EVENTS = ("FailedCreate", "FailedMount")
 """Warnings of the cluster that say why there is no pod, or why it does not start."""
 
-REMEDIES = (
+ADVICE: Advice = (
     (
         r"ImagePull|ErrImage|InvalidImage",
         "submit it with another --image, or let the nodes pull it",
@@ -130,7 +131,6 @@ REMEDIES = (
     ),
     (r"OOMKilled", "submit it with more --memory, or, if it is a ps, --ps-memory"),
 )
-"""What to do, by what the cluster says of a task that does not run."""
 
 
 class Kubernetes(Engine):
@@ -345,12 +345,7 @@ def reasons_of(
         about = event["involvedObject"]
         if event["reason"] in EVENTS and str(about["name"]).startswith(f"{name}-"):
             found.append(Reason(f"{about['kind']} {about['name']}", str(event["message"])))
-    return [_advised(reason) for reason in dict.fromkeys(found)]
-
-
-def _advised(reason: Reason) -> Reason:
-    remedies = (remedy for pattern, remedy in REMEDIES if re.search(pattern, reason.text))
-    return Reason(reason.what, "; ".join((reason.text, *remedies)))
+    return [reason.advised(ADVICE) for reason in dict.fromkeys(found)]
 
 
 def _held(pod: Mapping[str, Any]) -> Iterator[str]:

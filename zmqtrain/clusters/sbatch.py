@@ -10,6 +10,7 @@ from typing import Self
 
 from zmqtrain.clusters.engine import (
     ENDED,
+    Advice,
     Engine,
     Mistakes,
     Reason,
@@ -62,14 +63,24 @@ MISTAKES: Mistakes = (
     ),
 )
 
-GLOSSES = {
-    "Resources": "no node has free what it asks for",
-    "Priority": "jobs of higher priority go first",
-    "Dependency": "it waits for the ps to start",
-    "BeginTime": "it was requeued, and starts again soon",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved",
-}
-"""What Slurm's word for a reason means."""
+ADVICE: Advice = (
+    (r": Resources", "no node has free what it asks for"),
+    (r": Priority", "jobs of higher priority go first"),
+    (r": Dependency$", "it waits for the ps to start"),
+    (r": BeginTime", "it was requeued, and starts again soon"),
+    (r"ReqNodeNotAvail", "a node that it needs is down or reserved"),
+    (
+        r"PartitionConfig|BadConstraints",
+        "no node of the partition has so much; submit it with less",
+    ),
+    (r": (QOS|Assoc)", "your quota is used up; wait for other jobs, or submit it with less"),
+    (r"out_of_memory", "submit it with more --memory, or, if it is a ps, --ps-memory"),
+    (r"timeout", "submit it again: it goes on from its checkpoint"),
+    (r"NonZeroExitCode", "its log says why"),
+)
+
+LOST = "FAILED,OUT_OF_MEMORY,TIMEOUT,NODE_FAIL"
+"""States of what Slurm does not run again; it forgets them after some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +128,8 @@ class Slurm(Engine):
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
-            Reason(str(part.task), f"{part.state.lower()}: {GLOSSES.get(part.reason, part.reason)}")
-            for part in _parts(job.name)
+            Reason(str(part.task), f"{part.state.lower()}: {part.reason}").advised(ADVICE)
+            for part in (*_parts(job.name), *_parts(job.name, f"--states={LOST}"))
             if part.state != "RUNNING"
         ]
 
@@ -167,11 +178,11 @@ def parts_of(listing: str, name: str) -> list[Part]:
 FORMAT = "%F|%K|%j|%T|%r|%N"
 
 
-def _parts(name: str) -> list[Part]:
+def _parts(name: str, *options: str) -> list[Part]:
+    """Return the parts of a job that run or wait, or those that the options ask for."""
     names = f"{name}-ps,{name}-worker"
-    return parts_of(
-        call(["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT], MISTAKES), name
-    )
+    words = ["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT, *options]
+    return parts_of(call(words, MISTAKES), name)
 
 
 def options_in(script: str) -> list[str]:
