@@ -45,6 +45,12 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
     ]
 
 
+def test_group_and_rosters_are_told_where_there_are_any(training: Status) -> None:
+    changed = replace(training, group=2, group_members=(1, 2), rosters=7)
+    lines = text_of(status_view(changed, "digits.py"), 80).splitlines()
+    assert lines[8:10] == ["  group      2 (worker 1, worker 2)", "  rosters    7"]
+
+
 @pytest.mark.parametrize(
     ("lanes", "shown"),
     [("", "-"), ("tcp", "tcp"), ("shm,shm,shm", "shm"), ("shm,tcp,tcp", "shm,tcp,tcp")],

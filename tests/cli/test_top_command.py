@@ -40,8 +40,8 @@ def later(status: Status, **changes: Any) -> Status:
     """Return this status some steps later, in which worker 0 computed and worker 1 waited."""
     *others, first, second = status.tasks
     moved = (
-        replace(first, step=first.step + 100, phases_s=(0.0, 0.0, 4.0, 0.0, 0.0)),
-        replace(second, step=second.step + 50, phases_s=(1.0, 0.0, 0.0, 0.0, 3.0), restarts=2),
+        replace(first, step=first.step + 100, phases_s=(0.0, 0.0, 4.0, 0.0, 0.0, 0.0)),
+        replace(second, step=second.step + 50, phases_s=(1.0, 0.0, 0.0, 0.0, 0.0, 3.0), restarts=2),
     )
     values: dict[str, Any] = {"step": 1400, "examples": 140000, "tasks": (*others, *moved)}
     return replace(status, **values | changes)
@@ -65,7 +65,7 @@ def test_view_fits_eighty_columns(training: Status) -> None:
         "digits.py: training for 12 s",
         "━━━━━━━━━━━━━━━━━━╸                      1400/3000, about 16 s left",
         "100 steps/s   10000 examples/s   loss 0.2500   sync-replicas",
-        "░ data 12%   ▒ pull 0%   █ compute 50%   ▓ push 0%   · wait 38%",
+        "░ data 12%   ▒ pull 0%   █ compute 50%   ▓ push 0%   ▚ update 0%   · wait 38%",
         "",
         "task      state      steps/s  time of a step        behind  silent  restarts",
         "ps 0      serving       0.00                             -   0.0 s         0",
@@ -112,15 +112,15 @@ def test_last_answer_stays_while_ps_0_is_away(training: Status) -> None:
     ("seconds", "bar"),
     [
         ((), ""),
-        ((0.0, 0.0, 0.0, 0.0, 0.0), ""),
-        ((1.0, 1.0, 1.0, 1.0, 1.0), "--~~##==.."),
-        ((0.0, 0.0, 2.0, 1.0, 0.0), "#######==="),
-        ((0.04, 0.0, 0.96, 0.0, 0.0), "##########"),
+        ((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), ""),
+        ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), "--~~##==++.."),
+        ((0.0, 0.0, 2.0, 1.0, 0.0, 0.0), "########===="),
+        ((0.04, 0.0, 0.96, 0.0, 0.0, 0.0), "############"),
     ],
 )
 def test_bar_is_full_and_its_parts_are_the_phases(seconds: tuple[float, ...], bar: str) -> None:
-    assert phase_bar(seconds, "-~#=.", 10).plain == bar
-    assert len(PHASES) == 5
+    assert phase_bar(seconds, "-~#=+.", 12).plain == bar
+    assert len(PHASES) == 6
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,7 @@ def test_phases_are_those_of_the_last_seconds(
     [
         ({}, []),
         ({"step": 1100}, ["the job went back from step 1200 to 1100"]),
+        ({"group": 2, "group_members": (1, 2)}, ["group 2 (worker 1, worker 2) goes on"]),
         ({"policy": "hogwild"}, ["the policy is hogwild; it was sync-replicas"]),
         ({"worker 1": {"state": "left"}}, ["worker 1 left"]),
         ({"worker 1": {"restarts": 1}}, ["worker 1 was started again"]),

@@ -58,6 +58,17 @@ def test_absent_tasks_are_named_first_with_how_many_wait_for_them(training: Stat
     ]
 
 
+def test_host_of_a_part_that_is_away_is_done_without_if_others_can(training: Status) -> None:
+    ps, part, *others = training.tasks
+    mute = replace(part, state="silent", silent_s=6.2, process="b:2")
+    wait = Wait("worker 0", "ps 1", "it has not answered push 7", 6.0, 53.8)
+    changed = replace(training, tasks=(ps, mute, *others), waits=(wait,), group=1)
+    assert told(changed)[0] == (
+        "ps 1 (b:2) has been silent for 6.2 s; 1 waits for it; in 54 s the other workers go on "
+        "without it, if they are enough"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "news"),
     [

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.asking import Asked
+from tests.clock import Clock
 from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
@@ -145,6 +146,26 @@ async def test_report_whose_columns_differ_in_length_is_refused(peers: PeerTable
     leader.begin(1, 0, Ledger())
     with pytest.raises(ProtocolError, match="ps 1 reports pushes in columns"):
         leader.on_arrived(Asked(sender="ps 1", incarnation=1), Arrived((0, 1), (1,), (1,), (True,)))
+
+
+async def test_waits_are_those_for_the_worker_whose_push_comes_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
+    leader = make_leader(policy="sync-replicas")
+    for worker in (0, 1):
+        leader.joined(add_peer(leader.peers, f"worker {worker}"))
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.arrived(PullArrived(worker))
+    for step, (first, last) in enumerate([(0, 1), (0, 1), (1, 0)], 1):
+        leader.arrived(PushArrived(first, step, 2 * step - 2 + first, 1))
+        clock.tick()
+        leader.arrived(PushArrived(last, step, 2 * step - 2 + last, 1))
+    value = leader._metrics.registry.get_sample_value
+    name = "zmqtrain_waited_for_seconds_total"
+    assert [value(name, {"worker": worker}) for worker in ("0", "1")] == [1.0, 2.0]
 
 
 async def test_steps_of_a_worker_never_count_down() -> None:

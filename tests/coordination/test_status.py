@@ -9,13 +9,13 @@ import pytest
 
 from tests.coordination.parts import TIMING, add_peer, make_leader
 from zmqtrain.coordination.endings import completion
-from zmqtrain.coordination.events import PullArrived, PushArrived
+from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.leader import A_WORKER, names_of
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.job import ENDLESS
-from zmqtrain.wire.messages import ShardReport, Status, TaskStatus, Wait
+from zmqtrain.wire.messages import Arrived, ShardReport, Status, TaskStatus, Wait
 
 SILENT_S = 2.7
 
@@ -87,6 +87,26 @@ def test_who_waits_for_silent_workers_waits_for_their_leases() -> None:
     (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
     assert (wait.owner, wait.peer) == ("worker 0", "worker 1")
     assert wait.until_s == pytest.approx(TIMING.lease_s - 3.0, abs=1.5)
+
+
+async def test_who_waits_for_a_push_that_some_ps_has_not_got_waits_for_that_ps() -> None:
+    """Ps 1 is silent: it has the push of worker 1, but not that of worker 0."""
+    peers = PeerTable(5.0, 2, lambda peer: False)
+    silent = add_peer(peers, "ps 1")
+    for name in ("worker 0", "worker 1"):
+        add_peer(peers, name)
+    leader = make_leader(policy="sync-replicas", shards=2, peers=peers)
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.arrived(PullArrived(worker))
+    leader.arrived(PushArrived(1, 1, 1, 1))
+    leader.event(PushesReported(1, Arrived((1,), (1,), (1,), (True,))))
+    leader.arrived(PushArrived(0, 1, 0, 1))
+    silent.heard_at = time.monotonic() - SILENT_S
+    (wait,) = status_of(leader, host(), event=0, save_wanted=False, stop_wanted=False).waits
+    assert (wait.owner, wait.peer) == ("worker 1", "ps 1")
+    assert wait.reason.endswith("the push of worker 0 has not arrived everywhere")
+    assert wait.until_s == pytest.approx(TIMING.peer_timeout_s - SILENT_S, abs=2.0)
 
 
 def test_job_without_a_worker_waits_for_one_until_it_gives_up() -> None:

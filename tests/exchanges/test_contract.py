@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from tests.exchanges.conftest import OpenExchange
 from zmqtrain import Job
 from zmqtrain.data import Arrays
+from zmqtrain.exchanges.board import BoardExchange
+from zmqtrain.exchanges.local import LocalExchange
 from zmqtrain.optim import SGD
 from zmqtrain.training.exchange import Exchange, Membership, StepReport, StepResult
 
@@ -80,6 +82,8 @@ async def test_step_updates_the_parameters_before_it_ends(
         result = await push(exchange, membership, 0, 1.0)
         assert result.result == "applied"
         np.testing.assert_array_equal(values(membership), before - RATE)
+        by_itself = BoardExchange if policy == "sync-replicas" else LocalExchange
+        assert (result.update_s > 0) == isinstance(exchange, (LocalExchange, by_itself))
         await push(exchange, membership, 1, -1.0)
         np.testing.assert_array_equal(values(membership), before)
 

@@ -74,7 +74,10 @@ def waited_s(member: int, other: int) -> float:
 
 def test_slow_member_is_who_was_waited_for() -> None:
     before = waited_s(0, 1), waited_s(1, 0)
+    phases = metrics_of("worker", 1).phase_duration_seconds
+    updated_s = phases.update.total
     held(calm(**ON_A_BOARD | {"workers": 2}, steps=24, slow=0))
+    assert phases.update.total > updated_s
     for_fast, for_slow = waited_s(0, 1) - before[0], waited_s(1, 0) - before[1]
     assert for_slow > for_fast >= 0
 

@@ -98,6 +98,12 @@ def test_every_step_is_counted_the_last_one_too() -> None:
     assert value("zmqtrain_step_duration_seconds_count") == 2
 
 
+def test_time_that_an_exchange_waits_and_updates_is_no_time_of_its_push() -> None:
+    metrics = train(Scripted(StepResult("applied", (1,), held_s=2.0, update_s=3.0), STOP))
+    phases = metrics.phase_duration_seconds
+    assert (phases.wait.total, phases.update.total, phases.push.total < 1) == (2.0, 3.0, True)
+
+
 def test_worker_that_is_fenced_joins_again_and_forgets_its_batches() -> None:
     exchange = Scripted(FencedError("a new life"), STOP, batches=(3, 4))
     train(exchange)

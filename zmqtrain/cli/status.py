@@ -21,6 +21,7 @@ from zmqtrain.cli.output import (
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.cli.status_words import (
     STATE_STYLES,
+    group_of,
     loss_of,
     remaining_of,
     state_of,
@@ -91,6 +92,10 @@ def _figures(status: Status) -> Table:
         "pushes": cell(", ".join(f"{count} {what}" for what, count in status.pushes.items())),
         "staleness": cell(_staleness(status.staleness)),
     }
+    if status.group:
+        rows["group"] = cell(group_of(status))
+    if status.rosters:
+        rows["rosters"] = cell(status.rosters)
     for name, text in rows.items():
         grid.add_row(cell(f"  {name}", "dim"), text)
     return grid

@@ -36,6 +36,12 @@ def remaining_of(status: Status) -> str:
     return f", about {duration((status.steps - status.step) / status.steps_per_second)} left"
 
 
+def group_of(status: Status) -> str:
+    """Return "2 (worker 1, worker 2)", the number and the members of the group of workers."""
+    members = ", ".join(f"worker {worker}" for worker in status.group_members)
+    return f"{status.group} ({members})"
+
+
 def loss_of(loss: float) -> str:
     """Return a loss, "-" if there is none yet."""
     return NOTHING if math.isnan(loss) else f"{loss:.4f}"
@@ -60,7 +66,10 @@ def long_waits(status: Status, shortest_s: float = SHORT_S) -> list[Wait]:
 
 def absences(status: Status) -> list[str]:
     """Say of each absent task how long it has been so, and how many wait for it."""
-    return [_absence(task, status.waits) for task in absent(status)]
+    return [
+        _absence(task, status.waits) + (_succession(task, status.waits) if status.group else "")
+        for task in absent(status)
+    ]
 
 
 def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
@@ -70,6 +79,15 @@ def _absence(task: TaskStatus, waits: Sequence[Wait]) -> str:
     verb = "waits" if len(waiting) == 1 else "wait"
     who = f"; {len(waiting)} {verb} for it" if waiting else ""
     return f"{task.task} ({task.process}) {absent}{who}"
+
+
+def _succession(task: TaskStatus, waits: Sequence[Wait]) -> str:
+    """Say when the others go on without the host of a ps, if somebody waits for that."""
+    if task.role != Role.PS:
+        return ""
+    left_s = [wait.until_s for wait in waits if wait.peer == task.task and wait.until_s is not None]
+    when = f"in {duration(max(left_s))} " if left_s else ""
+    return f"; {when}the other workers go on without it, if they are enough"
 
 
 def absent(status: Status) -> list[TaskStatus]:

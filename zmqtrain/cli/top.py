@@ -34,9 +34,10 @@ def top_command(job: RemoteJob, *, as_json: bool) -> None:
     """Watch a running job, until Ctrl-C or the end of the job.
 
     Speeds are those of the last seconds. A worker's bar shows where its steps spend their time: in
-    getting data, pulling parameters, computing, pushing the gradient, and waiting for others. Below
-    the tasks stand those that are absent, the longest waits, and what has happened meanwhile. If
-    ps 0 is away, its last answer stays until it is back. Without a terminal it prints lines.
+    getting data, pulling parameters, computing, pushing the gradient, updating (on a board; else
+    the ps do that during the push), and waiting for others. Below the tasks stand those that are
+    absent, the longest waits, and what has happened meanwhile. If ps 0 is away, its last answer
+    stays until it is back. Without a terminal it prints lines.
 
     \b
     Examples:

@@ -22,6 +22,7 @@ from zmqtrain.cli.status_words import (
     ABSENT,
     STATE_STYLES,
     absences,
+    group_of,
     long_waits,
     loss_of,
     remaining_of,
@@ -39,8 +40,8 @@ BAR = 20  # characters
 FEWEST_ROWS = 5  # of tasks, on the lowest terminal
 OTHER_ROWS = 16
 PHASES = tuple(field.name for field in fields(Phases))
-GLYPHS, ASCII_GLYPHS = "░▒█▓·", "-~#=."
-STYLES = ("blue", "cyan", "green", "magenta", "bright_black")
+GLYPHS, ASCII_GLYPHS = "░▒█▓▚·", "-~#=+."
+STYLES = ("blue", "cyan", "green", "magenta", "yellow", "bright_black")
 COLUMNS = ("task", "state", "steps/s", "time of a step", "behind", "silent", "restarts")
 FEWEST_COLUMNS = 3
 
@@ -125,6 +126,8 @@ def news_between(before: Status, after: Status) -> list[str]:
             news.append(f"a checkpoint of step {task.step} was saved")
     if after.step < before.step:
         news.append(f"the job went back from step {before.step} to {after.step}")
+    if after.group > before.group:
+        news.append(f"group {group_of(after)} goes on")
     if after.policy != before.policy:
         news.append(f"the policy is {after.policy}; it was {before.policy}")
     return news
@@ -178,6 +181,8 @@ def _figures(watched: Watched) -> FirstThatFits:
         f"{status.policy}{change}",
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "{dropped} dropped".format(**status.pushes),
+        *([f"group {status.group}"] if status.group > 1 else []),
+        *([f"{status.rosters} rosters"] if status.rosters else []),
     ]
     return narrowing_line(texts, fewest=2)
 

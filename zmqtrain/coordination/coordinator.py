@@ -164,6 +164,15 @@ class Coordinator:
             until = "step up to the last" if self.ledger.may_lease else "batch of the pass"
             yield Held(worker, f"every {until} is being computed already", by)
 
+    def lacking(self, workers: Iterable[int]) -> dict[int, set[int]]:
+        """Return the shards at which a push of these workers has not arrived, that others have."""
+        found = {worker: self.members[worker] for worker in workers if worker in self.members}
+        return {
+            worker: {shard for shard in range(self.shards) if not member.parts >> shard & 1}
+            for worker, member in found.items()
+            if member.arriving > member.sequence
+        }
+
     def is_alive(self, workers: Iterable[int]) -> bool:
         """Say whether any of them is alive: a policy may wait for workers that never joined."""
         return any(worker in self.members for worker in workers)

@@ -370,6 +370,7 @@ class Leader:
             self._begin_journal()
             self._journal.append(entry)
         orders = self.coordinator.handle(event)
+        self._count_waits(event, orders)
         self._follow_switches(orders)
         self.delivery.give(orders)
         if text := divergence(self.coordinator.refused, self.job.max_nonfinite):
@@ -386,6 +387,20 @@ class Leader:
             member = coordinator.members.get(worker)
             if member is None or member.incarnation != peer.incarnation:
                 self.event(Joined(worker, peer.incarnation))
+
+    def _count_waits(self, event: Event, orders: Sequence[Order]) -> None:
+        """Count for the worker whose push came last how long those have waited that may go on."""
+        if isinstance(event, PushArrived):
+            last = event.worker
+        elif isinstance(event, PushesReported) and event.arrived.workers:
+            last = event.arrived.workers[-1]
+        else:
+            return
+        now = time.monotonic()
+        for order in orders:
+            if order.kind == "release" and order.workers[0] != last:
+                waited_s = now - self.waiting_since.get(order.workers[0], now)
+                self._metrics.waited_for_seconds[last].inc(waited_s)
 
     def _follow_switches(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -437,6 +452,7 @@ class Leader:
 
     def _show_step(self, version: int) -> None:
         self._metrics.global_step.set(version)
+        self._metrics.rosters.set(self.coordinator.rosters if self.coordinator else 0)
         if self._learning_rate is not None:
             set_by_callback = self.coordinator.learning_rate if self.coordinator else None
             own = self._learning_rate(version - 1)

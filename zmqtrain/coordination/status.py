@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zmqtrain.config.cluster import Role
@@ -13,6 +13,7 @@ from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.leader import A_WORKER, Leader, names_of
 from zmqtrain.coordination.membership import Peer
 from zmqtrain.job import ENDLESS
+from zmqtrain.policies import Held
 from zmqtrain.wire.messages import State, Status, TaskStatus, Wait
 
 SILENT_BEATS = 2.5  # heartbeats that are missed before a task is called silent
@@ -27,6 +28,8 @@ class HostStatus:
     waits: tuple[Wait, ...]
     duplicates: int  # requests of workers that it had seen before
     started_at: float  # of the monotonic clock
+    group: int = 0  # of the workers that carry the job
+    group_members: tuple[int, ...] = ()
 
 
 def status_of(
@@ -63,6 +66,8 @@ def status_of(
         limit=coordinator.ledger.limit if coordinator is not None else None,
         pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
         learning_rate=coordinator.learning_rate if coordinator is not None else None,
+        group=host.group,
+        group_members=host.group_members,
     )
 
 
@@ -119,8 +124,20 @@ def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
         # Workers that are alive may take their time; leases bound the others.
         is_alive = coordinator.is_alive(held.by)
         left_s = None if is_alive else max(0.0, leader.timing.join_timeout_s - since_s)
-        on = names_of(held.by, first) or A_WORKER
-        yield Wait(f"worker {held.worker}", on, held.reason, since_s, left_s)
+        on, reason = _awaited(coordinator, held, first)
+        yield Wait(f"worker {held.worker}", on, reason, since_s, left_s)
+
+
+def _awaited(coordinator: Coordinator, held: Held, first: Sequence[int]) -> tuple[str, str]:
+    """Return who is waited for, and why: workers, and ps that a push has not arrived at."""
+    lacking = coordinator.lacking(held.by)
+    if not lacking:
+        return names_of(held.by, first) or A_WORKER, held.reason
+    computing = [worker for worker in held.by if worker not in lacking]
+    shards = sorted({shard for each in lacking.values() for shard in each})
+    names = [names_of(computing, first), *(f"ps {shard}" for shard in shards)]
+    reason = f"{held.reason}; the push of {names_of([*lacking])} has not arrived everywhere"
+    return ", ".join(filter(None, names)), reason
 
 
 def _with_deadline(wait: Wait, given_up_in_s: Mapping[str, float]) -> Wait:

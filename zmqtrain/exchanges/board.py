@@ -121,18 +121,19 @@ class BoardExchange:
         began_at, self._awaited = time.perf_counter(), -1
         if not await self._until(seat, MADE):
             return await self._push_after_all(report)
-        held_s = time.perf_counter() - began_at
+        all_made_at = time.perf_counter()
         await self._updating.run(seat.update)
-        began_at = time.perf_counter()
+        updated_at = time.perf_counter()
         await self._until(seat, DONE)
         batch = seat.end_step()
         self._messages.versions[0] = seat.version
         self._messages.take_in_exact()
-        held_s += await self._turn() - began_at
+        held_s = all_made_at - began_at + await self._turn() - updated_at
         if self._awaited >= 0:
             worker = seat.holders[self._awaited].worker
             self._actor.metrics.waited_for_seconds[worker].inc(held_s)
-        return StepResult("applied", (batch,), held_s=held_s)
+        update_s = updated_at - all_made_at
+        return StepResult("applied", (batch,), held_s=held_s, update_s=update_s)
 
     async def _turn(self) -> float:
         """Let the event loop have a turn if it has had none for long; return the time."""

@@ -94,18 +94,22 @@ class LocalExchange:
         self._result, self._reason = "refused", "the loss or the gradient is NaN or infinite"
         if report.finite:
             self.shard.stage(WORKER, GRADIENT, self.steps, report.examples)
+        began_at = time.perf_counter()
         self._handle(
             PushArrived(
                 WORKER, self.steps, report.batch, report.examples, report.finite, report.loss
             )
         )
+        update_s = time.perf_counter() - began_at
         self._check_divergence()
         await self._between_steps()
         self._check_release()
         release = self._take_release()
         if release is None or self.failure or self.coordinator.finished:
-            return StepResult(self._result, stop=True, reason=self._reason)
-        return StepResult(self._result, release.batches, release.stop, self._reason)
+            return StepResult(self._result, (), True, self._reason, update_s=update_s)
+        return StepResult(
+            self._result, release.batches, release.stop, self._reason, update_s=update_s
+        )
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""

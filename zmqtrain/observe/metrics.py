@@ -96,12 +96,17 @@ class Pushes:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Where a worker's step spends its time, in seconds; the phases of a step add up to it."""
+    """Where a worker's step spends its time, in seconds; the phases of a step add up to it.
+
+    ``update``: in place, on the board or without other tasks; otherwise a ps does it during
+    ``push``.
+    """
 
     data: Histogram
     pull: Histogram
     compute: Histogram
     push: Histogram
+    update: Histogram
     wait: Histogram
 
     def totals(self) -> tuple[float, ...]:
@@ -224,6 +229,10 @@ class Metrics:
         make = every if is_worker or is_ps else none
         text = "Gradients found to hold NaN or infinity."
         self.nonfinite_gradients = make.counter("nonfinite_gradients", text)
+        make = every if is_worker or (is_ps and index == 0) else none
+        text = "Time that others waited, by the worker that was the last they waited for."
+        waits = make.counter("waited_for_seconds", text, "worker")
+        self.waited_for_seconds = Series[int, Counter](waits, lambda series: series)
         make = every if is_chief or is_ps else none
         failures = make.counter("checkpoint_failures", "Failures that this task met.", "stage")
         self.checkpoint_failures = _by_label(failures, CheckpointStages)
@@ -263,9 +272,6 @@ class Metrics:
         self.step_duration_seconds = make.histogram("step_duration_seconds", text)
         phases = make.histogram("phase_duration_seconds", "One phase of a step.", "phase")
         self.phase_duration_seconds = _by_label(phases, Phases)
-        text = "Time in phase wait, by the last worker that was waited for on the board."
-        waits = make.counter("waited_for_seconds", text, "worker")
-        self.waited_for_seconds = Series[int, Counter](waits, lambda series: series)
 
     def _declare_shard(self, make: _Maker) -> None:
         pushes = make.counter("pushes", "Pushes answered, by what became of them.", "result")
@@ -291,6 +297,10 @@ class Metrics:
         self.worker_step = Series[int, Level](steps, Level)
         text = "Workers that the policy holds back now."
         self.waiting_workers = make.gauge("waiting_workers", text)
+        text = "Number of the group of workers without ps; 0: none goes on without a lost one."
+        self.group = make.gauge("group", text)
+        text = "How often workers began to make steps by themselves, on the board."
+        self.rosters = make.level("rosters", text)
         self.policy = make.info("policy", "Policy in force.")
         text = "Changes of policy while the job ran."
         self.policy_switches = make.counter("policy_switches", text)

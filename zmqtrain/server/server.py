@@ -301,6 +301,7 @@ class ParameterServer(JobActor):
     def _lead(self, executor: Executor) -> Handlers:
         """Host the leader; return its message handlers."""
         state, timing = self.state, self.timing
+        self.metrics.group.set(self.group)
         segment, others = state.shard.segment, self.shards - 1
         delivery = OrderDelivery(
             self.peers,
@@ -416,4 +417,11 @@ class ParameterServer(JobActor):
             lanes="",
             nbytes=state.shard.layout.nbytes,
         )
-        return HostStatus(task, self.waits.snapshot(), state.duplicates, self._chief.began_at)
+        return HostStatus(
+            task,
+            self.waits.snapshot(),
+            state.duplicates,
+            self._chief.began_at,
+            self.group,
+            self.hosts if self.group else (),
+        )

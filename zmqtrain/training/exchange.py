@@ -52,7 +52,8 @@ class StepResult:
     """What became of a step's gradient, and what comes next.
 
     ``batches``: numbers of further batches to compute. ``stop``: the job needs no more gradients.
-    ``held_s``: how long the gradient waited for others.
+    ``held_s``: how long the gradient waited for others. ``update_s``: how long this worker updated
+    parameters itself.
     """
 
     result: Literal["applied", "accumulated", "dropped", "refused"]
@@ -60,6 +61,7 @@ class StepResult:
     stop: bool = False
     reason: str = ""
     held_s: float = 0.0
+    update_s: float = 0.0
 
 
 class Exchange(Protocol):

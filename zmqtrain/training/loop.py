@@ -193,7 +193,9 @@ class TrainingLoop:
         phases.pull.observe(computed.read_s)
         phases.compute.observe(computing_s - computed.data_s - computed.read_s)
         phases.wait.observe(result.held_s)
-        phases.push.observe(max(0.0, step.ended_at - step.computed_at - result.held_s))
+        phases.update.observe(result.update_s)
+        pushing_s = step.ended_at - step.computed_at - result.held_s - result.update_s
+        phases.push.observe(max(0.0, pushing_s))
         metrics.step_duration_seconds.observe(step.ended_at - step.began_at)
         if not computed.report.finite:
             metrics.nonfinite_gradients.inc()

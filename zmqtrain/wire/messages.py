@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -524,6 +524,8 @@ class Status:
     pass_loss: float = math.nan  # mean over the examples counted in this pass
     learning_rate: float | None = None  # set by a callback, in place of the optimizer's
     rosters: int = 0  # that workers made steps in by themselves
+    group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one
+    group_members: tuple[int, ...] = ()  # of it
 
 
 Message = (
