@@ -24,7 +24,7 @@ MAX_FRAMES = 1 << 16  # of one message: at most 64 GiB of tensors
 DTYPES = frozenset({"<f2", "<f4", "<f8", "<i4", "<i8", "|i1", "|u1"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tensor:
     """An array to send or received: C order, ``parts`` end to end are its bytes.
 
@@ -62,11 +62,11 @@ class Tensor:
             )
         if not out.flags.c_contiguous:
             raise ValueError("the bytes of a tensor are copied into C-contiguous arrays only")
-        target = out.reshape(-1).view(np.uint8)
+        target = out.reshape(-1).view(np.uint8).data
         start = 0
         for part in self.parts:
             stop = start + len(part)
-            target[start:stop] = np.frombuffer(part, np.uint8)
+            target[start:stop] = part
             start = stop
 
     def array(self) -> NDArray[Any]:
