@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 from zmqtrain.errors import ExitCode
@@ -31,6 +33,24 @@ def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> 
     assert "pushes 400 applied, 0 dropped" in chief.output
     for task in (chief, worker):
         assert len(task.lines(r"waiting for ps 0: .*has not answered the join yet")) == 1, str(task)
+
+
+def test_ps_is_ready_once_it_listens_so_that_the_chief_can_find_it(stage: Stage) -> None:
+    """An engine that waits for readiness would otherwise not give it a name."""
+    ps = stage.cluster(stage.job()).start("ps")
+    url = ps.until_line("metrics at ").rpartition(" ")[2].removesuffix("metrics")
+
+    def answer(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url + path, timeout=10) as found:
+                return found.status, found.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    stage.until(lambda: answer("readyz") == (200, "waiting for the chief\n"), "readiness")
+    assert answer("readyz?all") == (503, "waiting for the chief\n")
+    ps.signal(signal.SIGTERM)
+    assert ps.exit_code() == ExitCode.TERMINATED
 
 
 def test_worker_beyond_those_of_the_start_joins_and_may_leave_again(stage: Stage) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -156,6 +157,21 @@ def test_who_does_not_belong_is_refused_with_the_reason_and_counted(stage: Stage
     stage.until(lambda: job.turned_away() >= before + len(refused) + 1, "the count of refusals")
     for told in ("a key that is not known", "a peer has no key", "worker 9"):
         job.tasks["ps 0"].until_line(f"WARNING .*refused: .*{told}")
+    job.end()
+
+
+def test_ps_of_a_former_job_is_put_up_with_until_that_of_this_one_comes(stage: Stage) -> None:
+    """It was submitted again within seconds: an engine has not yet ended the one before."""
+    job = KeyedJob(stage, stage.job(steps=STEPS), workers=1)
+    former = stage.directory / "former"
+    add_keys(former, {Owner(role): make_pair() for role in ("ps", "chief", "worker")})
+    old = job.cluster.start("ps", 0, "--keys", former)
+    job.tasks = {"chief": job.start("chief"), "worker 0": job.start("worker")}
+    for task in job.tasks.values():
+        task.until_line("its key is not the one that our registry has for it")
+    old.signal(signal.SIGTERM)
+    assert old.exit_code() == ExitCode.TERMINATED
+    job.tasks["ps 0"] = job.start("ps")
     job.end()
 
 

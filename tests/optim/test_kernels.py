@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -279,6 +280,21 @@ def test_loop_is_compiled_to_vector_instructions(update: Update) -> None:
         assert not re.search(r"\bv?fn?m(add|sub)", instructions)  # it would round once, not twice
         assert not re.search(r"\bsqrtf\b", instructions)
         assert bool(re.search(r"\bv?sqrtps\b", instructions)) is ("sqrt" in ir)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX is of x86")
+def test_loop_is_for_the_processor_on_which_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code is kept: on a host without AVX a ps compiles its own."""
+    monkeypatch.setattr(cpu, "_loaded", cpu._loaded.__wrapped__)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "x86-64")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)
+    update = Update(Momentum(0.1))
+    plain, reference = Run(update, 100), Run(unfused(update), 100)
+    assert plain.step(0).memory == reference.step(0).memory
+    kernel = update.bind(plain.parameters, plain.slots)._kernels[0]
+    instructions = target_machine().emit_assembly(kernel.loop.module)  # type: ignore[attr-defined]
+    assert re.search(r"\b(add|sub|mul)ps\b", instructions)
+    assert not re.search(r"\bv(add|sub|mul)ps\b|%ymm", instructions)
 
 
 @every_update

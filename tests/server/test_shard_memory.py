@@ -36,7 +36,7 @@ def test_another_life_may_go_on_unless_the_job_is_over_or_given_up(
 
 @pytest.mark.parametrize("board", [True, False])
 def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
-    board: bool, monkeypatch: pytest.MonkeyPatch
+    board: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shard_memory, "default_directory", lambda: None)
     ps = ("ipc://nowhere",)
@@ -44,6 +44,7 @@ def test_shared_memory_without_room_ends_a_ps_whose_workers_need_it(
     with pytest.raises(SegmentError, match="direct") if board else nullcontext():
         segment, is_left = open_segment(SegmentLayout(4, []), ps[0], config, safe=True, digest=1)
         assert (segment.path, is_left) == (None, False)
+        assert "/dev/shm" in caplog.text and "--segment-dir" in caplog.text
 
 
 @pytest.mark.parametrize("keep", [True, False])
