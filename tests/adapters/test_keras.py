@@ -199,6 +199,25 @@ def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
     assert after.keys() == {"loss", "accuracy"}
 
 
+def test_unused_variable_has_gradient_zero_and_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def build() -> Any:
+        inputs = keras.Input((5,))
+        unused = layers.Dense(2, name="unused")(inputs)
+        model = keras.Model(inputs, [layers.Dense(3, name="used")(inputs), unused])
+        model.compile("sgd", [keras.losses.SparseCategoricalCrossentropy(from_logits=True), None])
+        return model
+
+    step = Step(build)
+    for _ in range(2):
+        step((X, Y, Y))
+        assert not step.out["unused/kernel"].any() and step.out["used/kernel"].any()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum(text.count("unused/kernel") for text in told) == 1
+    assert not any("used/kernel" in text.replace("unused", "") for text in told)
+
+
 def test_dropout_has_a_seed_that_is_exact_state_and_rests_in_evaluation() -> None:
     step = Step(lambda: net(layers.Dropout(0.5, seed=3)))
     (name,) = step.model.state(0)

@@ -7,7 +7,6 @@ computation without a copy where they lie on JAX's device, and gradients leave i
 from __future__ import annotations
 
 import copy
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -30,9 +29,7 @@ try:
 except ImportError as missing:
     raise not_installed("JAX", "jax") from missing
 
-from zmqtrain.adapters.jax_memory import limit_threads, store, taken
-
-log = logging.getLogger(__name__)
+from zmqtrain.adapters.jax_memory import Differentiated, limit_threads, store, taken
 
 Tree: TypeAlias = Any
 """A pytree."""
@@ -102,12 +99,10 @@ class JaxModel:
         self._metrics, self._predict = metrics, predict
         self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype
         self._first = jax.jit(self._initial)
-        self._step = jax.jit(self._differentiate)
+        self._step = Differentiated(self, self._differentiate)
         self._evaluation = jax.jit(self._measure)
         self._outputs = jax.jit(self._apply)
         self._known_outline: _Outline | None = None
-        self._compiled: set[Any] = set()  # shapes of batches
-        self._used: set[str] = set()  # parameters that have a gradient
         self._seeds = _seeds(0, 0)
         self._out: Gradients = {}  # of the step of a loop of the user's own
 
@@ -147,17 +142,7 @@ class JaxModel:
         self._seeds = _seeds(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        values = taken(dict(parameters))
-        trained = {name: values.pop(name) for name in self._outline().trained}
-        kind = tuple((np.shape(array), str(array.dtype)) for array in batch)
-        is_new = kind not in self._compiled
-        if is_new:
-            self._compiled.add(kind)
-            log.info("compiling a step of %r for a batch of %s", self, kind)
-        loss, results = self._step(trained, values, taken(batch), self._seeds)
-        if is_new and (unused := sorted(trained.keys() - self._used)):
-            names = ", ".join(unused)
-            log.warning("parameters %s of %r have no gradient: it counts as zero", names, self)
+        loss, results = self._step(self._outline().trained, parameters, batch, self._seeds)
         store(results, out)
         return float(loss)
 
@@ -213,13 +198,8 @@ class JaxModel:
 
     def _differentiate(self, trained: Leaves, others: Leaves, batch: Batch, seeds: Any) -> Any:
         """Return the loss, and gradients and new state by name."""
-
-        def loss_of(trained: Leaves) -> tuple[Any, Leaves]:
-            noted = {name: _noting(self._used, name, value) for name, value in trained.items()}
-            return self._loss_of(noted | others, batch, _key(seeds))
-
-        (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return loss, gradients | state
+        key = _key(seeds)
+        return self._step.of(lambda trained: self._loss_of(trained | others, batch, key), trained)
 
     def _loss_of(self, values: Leaves, batch: Batch, key: Any) -> tuple[Any, Leaves]:
         """Return the loss, and the new state by name."""
@@ -420,18 +400,6 @@ def _are_classes(outputs: Any, targets: Any) -> bool:
     """Return whether targets are numbers of classes (n,), and outputs scores (n, classes)."""
     is_scores = isinstance(outputs, jax.Array) and outputs.ndim == 2
     return is_scores and targets.shape == outputs.shape[:1] and not _is_float(targets)
-
-
-def _noting(noted: set[str], name: str, value: Any) -> Any:
-    """Return the value; the name is noted when its gradient is derived."""
-
-    def backward(_: None, gradient: Any) -> tuple[Any]:
-        noted.add(name)
-        return (gradient,)
-
-    identity = jax.custom_vjp(lambda x: x)
-    identity.defvjp(lambda x: (x, None), backward)
-    return identity(value)
 
 
 def _seeds(seed: int, batch: int) -> NDArray[np.uint32]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -13,6 +14,11 @@ from jax import numpy as jnp
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.models.backend import array_module
 from zmqtrain.models.base import Gradients, written
+
+log = logging.getLogger(__name__)
+
+Values: TypeAlias = dict[str, Any]
+"""Arrays by name."""
 
 
 def limit_threads() -> None:
@@ -33,3 +39,55 @@ def store(values: Mapping[str, Any], out: Gradients) -> None:
         xp = array_module(out[name])
         out[name][...] = np.asarray(value) if xp is np else xp.from_dlpack(value)
         written(out, name)
+
+
+class Differentiated:
+    """The gradient of a loss, compiled once for each shape of batches."""
+
+    def __init__(self, owner: object, step: Callable[..., tuple[Any, Values]]) -> None:
+        """``owner``: the model, for texts. ``step(trained, others, *rest)`` is compiled; it calls
+        :meth:`of`."""
+        self._owner, self._step = owner, jax.jit(step)
+        self._used: set[str] = set()  # trained variables that have a gradient
+        self._shapes: set[Any] = set()  # of batches that are known
+
+    def of(self, loss_of: Callable[[Values], tuple[Any, Values]], trained: Values) -> Any:
+        """Return the loss, and gradients and new state by name; while compiled.
+
+        ``loss_of(trained)`` returns the loss and the new state.
+        """
+
+        def noted(trained: Values) -> tuple[Any, Values]:
+            return loss_of({n: _noting(self._used, n, v) for n, v in trained.items()})
+
+        (loss, state), gradients = jax.value_and_grad(noted, has_aux=True)(trained)
+        return loss, gradients | state
+
+    def __call__(
+        self, names: Collection[str], parameters: Mapping[str, Any], batch: Any, *rest: Any
+    ) -> tuple[Any, Values]:
+        """Return the loss, and gradients and new state by name; ``names``: of what is trained."""
+        others = taken(dict(parameters))
+        trained = {name: others.pop(name) for name in names}
+        shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
+        is_new = shapes not in self._shapes
+        if is_new:
+            self._shapes.add(shapes)
+            log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
+        loss, results = self._step(trained, others, taken(batch), *rest)
+        if is_new and (unused := sorted(trained.keys() - self._used)):
+            text = "parameters %s of %r have no gradient: it counts as zero"
+            log.warning(text, ", ".join(unused), self._owner)
+        return loss, results
+
+
+def _noting(noted: set[str], name: str, value: Any) -> Any:
+    """Return the value; the name is noted when its gradient is derived."""
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        noted.add(name)
+        return (gradient,)
+
+    identity = jax.custom_vjp(lambda x: x)
+    identity.defvjp(lambda x: (x, None), backward)
+    return identity(value)

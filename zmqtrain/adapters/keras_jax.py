@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,20 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from zmqtrain.adapters.jax_memory import store, taken
+from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
 from zmqtrain.models.base import Gradients, Parameters
-
-log = logging.getLogger(__name__)
-
-Values = dict[str, Any]
 
 
 class OnJax:
     """A network as functions of its variables by name; threads may share it."""
 
     def __init__(self, network: Any, owner: object) -> None:
-        self._network, self._model, self._owner = network, network.model, owner
-        self._step = jax.jit(self._differentiate)
+        self._network, self._model = network, network.model
+        self._step = Differentiated(owner, self._differentiate)
         self._evaluation = jax.jit(self._evaluate)
         self._outputs = jax.jit(self._predict)
         self._compiled: set[Any] = set()  # functions and shapes
@@ -34,9 +29,7 @@ class OnJax:
 
     def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
         """Write gradients and new state into ``out``; return the loss."""
-        every = taken(dict(values))
-        trained = {name: every.pop(name) for name in self._network.trained}
-        loss, results = self._call(self._step, parts, trained, every, taken(parts))
+        loss, results = self._call(self._step, parts, self._network.trained, values, parts)
         store(results, out)
         return float(loss)
 
@@ -58,8 +51,6 @@ class OnJax:
         if kind in self._compiled:
             return function(*arguments)
         with self._lock:
-            if function is self._step:
-                log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
             if function is not self._outputs:
                 # What is compiled with the model may make variables, which no trace may do.
                 self._model._symbolic_build(data_batch=batch)
@@ -69,15 +60,14 @@ class OnJax:
 
     # What is compiled.
 
-    def _differentiate(self, trained: Values, others: Values, parts: Any) -> tuple[Any, Values]:
+    def _differentiate(self, trained: Values, others: Values, parts: Any) -> Any:
         """Return the loss, and gradients and new state by name."""
 
         def loss_of(trained: Values) -> tuple[Any, Values]:
             loss, _, _, state = self._loss_of(trained | others, parts, training=True)
             return loss, state
 
-        (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
-        return loss, gradients | state
+        return self._step.of(loss_of, trained)
 
     def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any, Any]:
         return self._loss_of(values, parts, training=False)[:3]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import operator
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ try:
 except ImportError as missing:
     raise not_installed("PyTorch", "torch") from missing
 
-from zmqtrain.adapters.torch_memory import GradientViews, array_of, tensor_over, use_own_threads
+from zmqtrain.adapters.torch_memory import BoundVariables, array_of, seed_torch, tensor_over
 
 _BUILT: WeakSet[Any] = WeakSet()  # modules that instances train
 
@@ -93,14 +91,10 @@ class TorchModel:
         self._module: Any = None
         self._initial_seed: int | None = None  # while the module has its initial values
         self._modes: list[tuple[Any, bool]] = []  # of its modules in steps, while it evaluates
-        self._arrays: list[Any] = []  # that it is bound to
-        self._out: Gradients | None = None
-        self._gradients: GradientViews | None = None
-        self._buffers: list[_Buffer] = []
+        self._bound = BoundVariables(self)
         self._modules: list[Any] = []  # that may have buffers
         self._persistent = 0  # how many of them belong to the state
         self._is_double = False
-        self._unused: set[str] = set()  # that have been reported
 
     def __repr__(self) -> str:
         options = [f", autocast={self._autocast}"] if self._autocast else []
@@ -142,14 +136,14 @@ class TorchModel:
         return {name: array_of(buffer) for name, buffer in _buffers(self._initial(seed))}
 
     def seed_batch(self, seed: int, batch: int) -> None:
-        torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
+        seed_torch(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         tensors = self.begin(parameters, batch, out)
         total = torch.zeros(())
         parts = list(zip(*(tensor.chunk(self._micro_batches) for tensor in tensors), strict=True))
         for number, part in enumerate(parts, start=1):
-            self._running.is_last_part = number == len(parts)
+            self._bound.is_last_part = number == len(parts)
             with self._autocasting(part):
                 loss = self._loss_of(part)
             weight = len(part[0]) / len(tensors[0])
@@ -160,7 +154,7 @@ class TorchModel:
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
         """Make the module ready for a step; return the batch as tensors."""
         self._bind(parameters, out)
-        self._running.clear()
+        self._bound.clear()
         for module, is_training in self._modes:
             module.training = is_training
         self._modes = []
@@ -172,9 +166,7 @@ class TorchModel:
         Raises:
             ConfigError: a gradient is sparse, or a buffer has appeared in the step.
         """
-        self._running.complete()
-        for buffer in self._buffers:
-            buffer.store()
+        self._bound.complete()
         if self._persistent != sum(map(_persistent, self._modules)):
             known = [name for name, _ in _buffers(self._initial(0))]
             late = [name for name, _ in _buffers(self._module) if name not in known]
@@ -183,12 +175,6 @@ class TorchModel:
                 "them from the first step on: register it in __init__, or with persistent=False"
             )
         return float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-
-    @property
-    def _running(self) -> GradientViews:
-        if self._gradients is None:
-            raise RuntimeError("no step has begun")
-        return self._gradients
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         tensors = self._evaluate(parameters, batch)
@@ -303,59 +289,21 @@ class TorchModel:
 
         Without ``out`` for an evaluation.
         """
-        use_own_threads()
-        arrays = [*parameters.values(), *(out or {}).values()]
-        is_bound = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
-        if not is_bound or out is not self._out:
-            self._arrays, self._out = arrays, out
-            self._bind_module(self.module, parameters, out)
-        for buffer in self._buffers:
-            buffer.load()
-
-    def _bind_module(self, module: Any, parameters: Parameters, out: Gradients | None) -> None:
-        self._initial_seed = None
-        first = tensor_over(next(iter(parameters.values())))
-        self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
-        module.to(first.device)
-        if self._gradients is not None:
-            self._gradients.close()
-        self._gradients = None if out is None else GradientViews(self, out, self._unused)
-        self._buffers, self._modules = [], list(module.modules())
-        self._persistent = sum(map(_persistent, self._modules))
-        for name, parameter in module.named_parameters():
-            if name in parameters:
-                parameter.data = tensor_over(parameters[name])
-            if out is not None and self._gradients is not None and name in out:
-                self._gradients.add(name, parameter)
-        for name, _ in _buffers(module):
-            if name in parameters:
-                result = None if out is None else tensor_over(out[name])
-                self._buffers.append(_Buffer(module, name, tensor_over(parameters[name]), result))
-
-
-class _Buffer:
-    """One buffer of a module, in the worker's memory."""
-
-    def __init__(self, module: Any, name: str, source: Any, result: Any) -> None:
-        """``source``: its value before a step. ``result``: where its new value goes, if at all."""
-        path, _, self._name = name.rpartition(".")
-        self._owner = module.get_submodule(path)
-        self._source, self._result = source, result
-        tensor = self._owner.get_buffer(self._name)
-        if result is not None and result.dtype == tensor.dtype:
-            tensor.data = result
-        else:
-            tensor.data = tensor.clone()
-        self._tensor = tensor
-
-    def load(self) -> None:
-        self._tensor.copy_(self._source)
-
-    def store(self) -> None:
-        current = self._owner.get_buffer(self._name)
-        if current.data_ptr() != self._result.data_ptr():  # replaced, or of another dtype
-            self._result.copy_(current)
-            setattr(self._owner, self._name, self._tensor)
+        if self._bound.rebind(parameters, out):
+            module, self._initial_seed = self.module, None
+            first = tensor_over(next(iter(parameters.values())))
+            self._is_double = first.dtype == torch.float64  # in `zmqtrain check`
+            module.to(first.device)
+            for name, parameter in module.named_parameters():
+                if name in parameters:
+                    self._bound.add_parameter(name, parameter)
+            for name, _ in _buffers(module):
+                if name in parameters:
+                    path, _, attribute = name.rpartition(".")
+                    self._bound.add_state(name, module.get_submodule(path), attribute)
+            self._modules = list(module.modules())
+            self._persistent = sum(map(_persistent, self._modules))
+        self._bound.load()
 
 
 def load_state_dict(

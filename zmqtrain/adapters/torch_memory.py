@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import operator
+import zlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Buffers, Gradients, written
+from zmqtrain.models.base import Buffers, Gradients, Parameters, written
 
 log = logging.getLogger(__name__)
 
@@ -23,43 +25,78 @@ def use_own_threads() -> None:
         torch.set_num_threads(threads)
 
 
-class GradientViews:
-    """Gradients of parameters, which ``backward()`` adds up in the worker's memory."""
+def seed_torch(seed: int, batch: int) -> None:
+    """Seed torch's own generator for a batch."""
+    torch.manual_seed(zlib.crc32(f"{seed} {batch}".encode()))
 
-    def __init__(self, owner: object, out: Gradients, unused: set[str]) -> None:
-        """``owner``: the model, for texts. ``unused``: names that have been reported."""
-        self._owner, self._out, self._unused = owner, out, unused
+
+class BoundVariables:
+    """Variables of a model in the worker's memory: parameters, their gradients, and state.
+
+    ``backward()`` adds the gradients up there.
+    """
+
+    def __init__(self, owner: object) -> None:
+        """``owner``: the model, for texts."""
+        self._owner = owner
+        self._values: Parameters = {}
+        self._out: Gradients | None = None  # None in an evaluation
+        self._arrays: list[Any] = []  # of both
         self._trained: list[tuple[str, Any, Any]] = []  # (name, parameter, view of its gradient)
+        self._state: list[_State] = []
         self._hooks: list[Any] = []
+        self._unused: set[str] = set()  # that have been reported
         self.is_last_part = True  # whether backward() completes the gradients
 
-    def add(self, name: str, parameter: Any) -> None:
-        """Keep the gradient of a parameter in ``out``."""
+    def rebind(self, values: Parameters, out: Gradients | None) -> bool:
+        """Return False if the variables lie in this memory already; otherwise release them, and
+        all are to be added again."""
+        use_own_threads()
+        arrays = [*values.values(), *(out or {}).values()]
+        is_same = len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+        if is_same and out is self._out:
+            return False
+        for hook in self._hooks:
+            hook.remove()
+        for _, parameter, _ in self._trained:
+            parameter.grad = None
+        self._values, self._out, self._arrays = values, out, arrays
+        self._trained, self._state, self._hooks = [], [], []
+        return True
+
+    def add_parameter(self, name: str, parameter: Any) -> None:
+        """Keep a parameter in the memory; its gradient, too, if it is trained."""
+        parameter.data = tensor_over(self._values[name])
+        if self._out is None or name not in self._out:
+            return
         view = tensor_over(self._out[name])
         self._trained.append((name, parameter, view))
         if isinstance(self._out, Buffers):  # it wants to know when a gradient is complete
 
             def on_accumulated(parameter: Any) -> None:
-                if self.is_last_part:
+                if self.is_last_part and self._out is not None:
                     if parameter.grad is not view:
                         self._take_in(name, parameter, view)
                     written(self._out, name)
 
             self._hooks.append(parameter.register_post_accumulate_grad_hook(on_accumulated))
 
-    def close(self) -> None:
-        """Release the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        for _, parameter, _ in self._trained:
-            parameter.grad = None
+    def add_state(self, name: str, owner: Any, attribute: str) -> None:
+        """Keep a tensor in the memory that a step may write to, or replace in its owner."""
+        result = None if self._out is None else tensor_over(self._out[name])
+        self._state.append(_State(owner, attribute, tensor_over(self._values[name]), result))
+
+    def load(self) -> None:
+        """Give the state its current values."""
+        for state in self._state:
+            state.load()
 
     def clear(self) -> None:
         """Make all gradients 0 before a step."""
         torch._foreach_zero_([view for _, _, view in self._trained])
 
     def complete(self) -> None:
-        """Take in what ``backward()`` has left elsewhere.
+        """Take in what a step has left elsewhere.
 
         Raises:
             ConfigError: a gradient is sparse.
@@ -67,6 +104,8 @@ class GradientViews:
         for name, parameter, view in self._trained:
             if parameter.grad is not view:
                 self._take_in(name, parameter, view)
+        for state in self._state:
+            state.store()
 
     def _take_in(self, name: str, parameter: Any, view: Any) -> None:
         """Copy a gradient that is not in the worker's memory there; the next one is made there."""
@@ -86,6 +125,28 @@ class GradientViews:
         else:
             view.copy_(gradient)
         parameter.grad = view
+
+
+class _State:
+    """One tensor of the state."""
+
+    def __init__(self, owner: Any, attribute: str, source: Any, result: Any) -> None:
+        """``source``: its value before a step. ``result``: where its new value goes, if at all."""
+        self._owner, self._attribute = owner, attribute
+        self._source, self._result = source, result
+        self._tensor = getattr(owner, attribute)
+        is_there = result is not None and result.dtype == self._tensor.dtype
+        self._tensor.data = result if is_there else self._tensor.clone()
+
+    def load(self) -> None:
+        self._tensor.copy_(self._source)
+
+    def store(self) -> None:
+        current = getattr(self._owner, self._attribute)
+        if current.data_ptr() != self._result.data_ptr():  # replaced, or of another dtype
+            self._result.copy_(current)
+        if current is not self._tensor:
+            setattr(self._owner, self._attribute, self._tensor)
 
 
 class _Writable:
