@@ -20,6 +20,8 @@ import zmqtrain
 from zmqtrain import Job, Summary
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
+from zmqtrain.metrics import ConfusionMatrix
+from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.store.logdir import checkpoints
 from zmqtrain.wire.messages import Status
@@ -179,6 +181,17 @@ def test_measures_that_are_no_numbers_are_told_with_what_was_expected(
         f"step 200 of 200 is done, but metrics() of Spoilt() returned {returned!r}; expected a "
         'dict of names and numbers, such as {"loss": 0.25}'
     )
+
+
+@pytest.mark.parametrize("how", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
+def test_metric_that_does_not_fit_is_told_at_the_start(
+    make_job: MakeJob, how: dict[str, int], tmp_path: Path
+) -> None:
+    fields = {"metrics": [ConfusionMatrix(3)], "logdir": str(tmp_path)}
+    job = make_job(model=LinearRegression(), **fields)
+    with pytest.raises(ConfigError, match=r"^ConfusionMatrix\(.*expected"):
+        zmqtrain.run(job, **how)
+    assert checkpoints(tmp_path) == []
 
 
 @dataclass(frozen=True)

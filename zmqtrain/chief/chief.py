@@ -139,6 +139,7 @@ class Chief(JobActor):
             return self.stop_code
         for link in self._links:
             self.spawn(link.silence())
+        await self._evaluator.check()  # by now the others can be told of a mistake
         is_in = True
         while True:  # once for each generation
             try:

@@ -71,6 +71,17 @@ class Evaluator:
         one = first_of(self._dataset, 1)
         return list(evaluate(job.model, job.all_values(), one, metrics=job.metrics))
 
+    async def check(self) -> None:
+        """Measure one example if the job has metrics, so that one that does not fit is known soon.
+
+        Epochs do so by themselves, for they have to know the names.
+
+        Raises:
+            ConfigError, DataError: as for :meth:`evaluate`.
+        """
+        if self._job.metrics and not self._job.epochs:
+            await asyncio.to_thread(self.names)
+
     def forget(self) -> None:
         """The parameters were replaced, perhaps by those of an earlier step."""
         self._last = None

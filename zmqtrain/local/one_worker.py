@@ -88,6 +88,7 @@ class LocalRun:
             ZmqTrainError: it cannot begin, or cannot go on.
         """
         await self._saver.check()
+        await self._evaluator.check()
         exchange = await self._begin()
         if self._stop_code:
             raise KeyboardInterrupt
