@@ -1,9 +1,12 @@
-"""Checks of a model's arguments and batches."""
+"""Checks of a model's arguments, batches and loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zmqtrain.errors import ConfigError
-from zmqtrain.models.base import Array, Batch
+from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters
+from zmqtrain.user_code import user_code
 
 
 def check_sizes(model: str, **sizes: int) -> None:
@@ -75,3 +78,26 @@ def labelled(batch: Batch, features: int, classes: int) -> tuple[Array, Array]:
             f"expects 0 to {classes - 1}; set the model's classes or renumber the labels"
         )
     return inputs, labels
+
+
+def checked_loss(
+    model: Model,
+    parameters: Parameters,
+    batch: Batch,
+    out: Gradients,
+    details: Callable[[], str] = str,
+) -> float:
+    """Call the model's ``loss_and_gradients``; ``details`` returns more that helps if it raises.
+
+    Raises:
+        ConfigError: the model raises or returns no number.
+    """
+    with user_code("loss_and_gradients()", model, details=details):
+        loss = model.loss_and_gradients(parameters, batch, out)
+    try:
+        return float(loss)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: return "
+            "the mean loss over the batch"
+        ) from None

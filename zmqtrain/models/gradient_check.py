@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Model, Parameters
-from zmqtrain.user_code import user_code
+from zmqtrain.models.checks import checked_loss
 
 ELEMENTS = 4
 """Single elements of each variable for which the slope is measured."""
@@ -56,7 +56,7 @@ def mistakes_of_a_step(
     model = _OfParameters(model, state, frozen)
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
-    loss = _call(model, parameters, batch, out)
+    loss = checked_loss(model, parameters, batch, out)
     wrong = list(_check_arrays(before, parameters, out))
     if not math.isfinite(loss):
         wrong.append(f"the loss of the first batch is {loss}; expected a finite number")
@@ -130,7 +130,7 @@ def _check_slopes(model: Model, parameters: Arrays, batch: Batch) -> Iterator[st
         return  # the loss differs from call to call, as with dropout
     point = {name: value.astype(precision.dtype) for name, value in parameters.items()}
     gradients = {name: np.zeros_like(value) for name, value in point.items()}
-    _call(model, point, batch, gradients)
+    checked_loss(model, point, batch, gradients)
     random, until = np.random.default_rng(0), time.monotonic() + SECONDS
     for name in map(str, random.permutation(list(gradients))):
         if time.monotonic() > until:
@@ -211,16 +211,4 @@ def _precision(model: Model, parameters: Arrays, batch: Batch) -> _Precision | N
 
 def _loss(model: Model, parameters: Arrays, batch: Batch) -> float:
     out = {name: np.zeros_like(value) for name, value in parameters.items()}
-    return _call(model, parameters, batch, out)
-
-
-def _call(model: Model, parameters: Arrays, batch: Batch, out: dict[str, Any]) -> float:
-    with user_code("loss_and_gradients()", model):
-        loss = model.loss_and_gradients(parameters, batch, out)
-    try:
-        return float(loss)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: return "
-            "the mean loss over the batch"
-        ) from None
+    return checked_loss(model, parameters, batch, out)

@@ -12,12 +12,12 @@ from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
-from zmqtrain.models.base import Batch, Buffers, Gradients, Parameters
+from zmqtrain.models.base import Batch, Buffers, Gradients
+from zmqtrain.models.checks import checked_loss
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.memory import WorkerMemory
-from zmqtrain.user_code import user_code
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
 """Bits of a NaN that no computation makes, and that a sum with it has, too."""
@@ -74,7 +74,13 @@ class ModelRunner:
             self._seed_batch(self._job.seed, number)
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
-        loss = self._call_model(self._parameters.values | self._frozen, batch)
+        parameters = self._parameters.values | self._frozen
+
+        def shapes() -> str:
+            given = _shapes(dict(enumerate(batch)))
+            return f"Parameters are {_shapes(parameters)}, the batch is {given}"
+
+        loss = checked_loss(self._job.model, parameters, batch, self._out, shapes)
         self._check_gradients()
         if self._is_first and math.isfinite(loss):
             self._check_written()
@@ -97,25 +103,6 @@ class ModelRunner:
         if complete:
             self._gradients.scatter(*complete)
             self._on_written(complete)
-
-    def _call_model(self, parameters: Parameters, batch: Batch) -> float:
-        model = self._job.model
-
-        def shapes() -> str:
-            return (
-                f"Parameters are {_shapes(parameters)}, the batch is "
-                f"{_shapes(dict(enumerate(batch)))}"
-            )
-
-        with user_code("loss_and_gradients()", model, details=shapes):
-            loss = model.loss_and_gradients(parameters, batch, self._out)
-        try:
-            return float(loss)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"loss_and_gradients() of {model!r} returned {loss!r:.80}; expected a number: "
-                "return the mean loss over the batch"
-            ) from None
 
     def _check_gradients(self) -> None:
         """Check the gradients, and copy those that replace their buffers into the buffers.
