@@ -36,14 +36,13 @@ class Plan:
     """What a run trains and with whom.
 
     ``job``: the :func:`~bench.jobs.description` of a job, or else ``reference``: a file that has
-    it. ``overrides`` are fields of the job, ``flags`` options of the tasks, such as their lane.
+    it. ``overrides`` are fields of the job.
     """
 
     cluster: LocalCluster
     job: str = ""
     reference: str = REFERENCE
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    flags: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(plan: Plan, look: Look = lambda status: None) -> Summary:
@@ -54,7 +53,7 @@ def train(plan: Plan, look: Look = lambda status: None) -> Summary:
     """
     setup_logging("chief 0", "warning")
     limit_threads(plan.cluster.threads)
-    flags = [*flags_of({**plan.overrides, **plan.flags}), "--log-level", "warning"]
+    flags = [*flags_of(plan.overrides), "--log-level", "warning"]
     os.environ[VARIABLE] = plan.job  # of the processes of this run
     try:
         with restored():

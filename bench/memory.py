@@ -149,9 +149,8 @@ def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
     watch = Watch(stops)
     arguments = {"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule}
     plan = Plan(
-        LocalCluster(workers=shard.workers),
+        LocalCluster(workers=shard.workers, lane=shard.lane),
         description(blob_job, **arguments),
-        flags={"lane": shard.lane},
     )
     train(plan, watch)
     return watch

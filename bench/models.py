@@ -112,10 +112,9 @@ def measure(work: Work, side: str) -> dict[str, Any]:
 def _ours(work: Work) -> dict[str, Any]:
     watch = _Watch(work.steps)
     plan = Plan(
-        LocalCluster(workers=work.workers, threads=work.threads),
+        LocalCluster(workers=work.workers, threads=work.threads, lane="shm"),
         reference=work.reference,
         overrides={"policy": work.policy, "steps": work.steps},
-        flags={"lane": "shm"},
     )
     summary = train(plan, watch)
     return {

@@ -63,10 +63,9 @@ class Training:
             ClickException: the run failed or was stopped; the text says how.
         """
         plan = Plan(
-            LocalCluster(ps=self.ps, workers=self.workers),
+            LocalCluster(ps=self.ps, workers=self.workers, lane=lane),
             description(make_job, **self.arguments),
             overrides={**self.overrides, **overrides},
-            flags={"lane": lane},
         )
         return train(plan, look)
 

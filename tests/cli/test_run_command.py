@@ -14,6 +14,7 @@ import pytest
 from zmqtrain.chief.progress import ProgressLog, line
 from zmqtrain.cli import run
 from zmqtrain.cli.main import main
+from zmqtrain.config.options import flags_of
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.wire.messages import Status
@@ -36,8 +37,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Mock:
 )
 def test_tasks_are_told_what_the_run_was_told(flags: list[str], started: Mock) -> None:
     assert main(["run", JOB, *flags]) == ExitCode.USAGE
-    arguments = " ".join(started.call_args.args[3])
-    assert " ".join(flags) in arguments
+    cluster, arguments = started.call_args.args[2:4]
+    assert " ".join(flags) in " ".join([*flags_of(cluster.shared()), *arguments])
 
 
 def test_mistyped_variable_is_told(

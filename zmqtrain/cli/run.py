@@ -21,10 +21,10 @@ from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import Watched, top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.config.options import flags_of, mistyped, names_of, option_of, options_of, values_of
+from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
-from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.local.forked import forked
@@ -37,18 +37,12 @@ REFRESH_S = 0.5
 NEWS = ("zmqtrain.chief",)
 """Loggers whose INFO lines a person wants to see: resuming, saving, evaluations."""
 
-TASK_OPTIONS = ("lane", "segment_dir", "crash_safe")
-"""Options of a task that apply to all tasks of a run."""
-
 log = logging.getLogger(__name__)
 
 
 @click.command("run", context_settings={"max_content_width": 100})
 @click.argument("job_reference", metavar="JOB")
 @options_of(LocalCluster)
-@option_of(TaskConfig, "lane")
-@option_of(TaskConfig, "segment_dir")
-@option_of(TaskConfig, "crash_safe")
 @option_of(TaskConfig, "log_format")
 @options_of(Job, optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print the summary as one line of JSON")
@@ -74,14 +68,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         log.warning("%s", text)
     cluster = LocalCluster(**values_of(LocalCluster, flags))
     overrides = values_of(Job, flags)
-    options = {name: flags[name] for name in TASK_OPTIONS if flags[name] is not None}
-    if options.get("lane") == "memory":
-        raise ConfigError(
-            f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; expected "
-            "auto, shm or tcp; or call zmqtrain.run in Python, which runs all tasks in one process"
-        )
     # Tasks send their log as JSON; the user may see it as text.
-    arguments = flags_of(options | overrides | {"log_level": level, "log_format": "json"})
+    arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
         job = load_job(job_reference).with_overrides(**overrides)
         cluster = _planned(cluster, job, flags)
@@ -97,10 +85,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
                     arguments,
                     on_progress,
                     _show_as_json if log_format == "json" else _show_as_text,
-                    options.get("segment_dir"),
                     processes,
-                    lane=options.get("lane", "auto"),
-                    crash_safe=options.get("crash_safe", True),
                 )
                 summary = uvloop.run(running)
         except ZmqTrainError as error:

@@ -49,13 +49,13 @@ def text_of(value: object) -> str:
 
 
 def flags_of(values: Mapping[str, object]) -> list[str]:
-    """Return options as flags for another process."""
+    """Return options as flags for another process; None is the default."""
     arguments: list[str] = []
     for name, value in values.items():
         flag = flag_of(name)
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
+        elif value is not None:
             arguments += [flag, text_of(value)]
     return arguments
 

@@ -66,7 +66,28 @@ METRICS_PORTS = {Role.CHIEF: 9400, Role.PS: 9410, Role.WORKER: 9450}
 """Port of the metrics of a role's task 0; task i has this port + i."""
 
 
-class TaskConfig(Timing):
+class SharedConfig(Timing):
+    """What is the same for all tasks of a cluster, its addresses apart."""
+
+    lane: Literal["auto", "memory", "shm", "tcp"] = Field(
+        "auto",
+        description="how tensors are sent: memory (one process), shm (one host), tcp; auto takes "
+        "the fastest that both ends support",
+    )
+    segment_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="directory for the memory of a ps, a file that other tasks map "
+        "(default: the user's directory in /dev/shm)",
+    )
+    crash_safe: bool = Field(
+        True,
+        description="whether a killed ps goes on exactly where it was when it is restarted; makes "
+        "an update some 30 % slower",
+    )
+
+
+class TaskConfig(SharedConfig):
     """Everything a task needs that is not the job.
 
     Raises:
@@ -139,22 +160,6 @@ class TaskConfig(Timing):
         "is encrypted and authenticated",
     )
     insecure: bool = Field(False, description="whether to talk to other hosts without keys")
-    lane: Literal["auto", "memory", "shm", "tcp"] = Field(
-        "auto",
-        description="how tensors are sent: memory (one process), shm (one host), tcp; auto takes "
-        "the fastest that both ends support",
-    )
-    segment_dir: str | None = Field(
-        None,
-        min_length=1,
-        description="directory for the memory of a ps, a file that other tasks map "
-        "(default: the user's directory in /dev/shm)",
-    )
-    crash_safe: bool = Field(
-        True,
-        description="whether a killed ps goes on exactly where it was when it is restarted; makes "
-        "an update some 30 % slower",
-    )
     metrics_host: str = Field(
         "127.0.0.1", min_length=1, description="IP address on which metrics and health are served"
     )

@@ -18,18 +18,18 @@ from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from zmqtrain.chief.chief import Chief
 from zmqtrain.compute.threads import usable_cores
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import MAX_PORT, Cluster, Role, Task
-from zmqtrain.config.options import flags_of
+from zmqtrain.config.options import flags_of, names_of
 from zmqtrain.config.restarts import USUAL_LIMITS
 from zmqtrain.config.strategy import with_exchange
-from zmqtrain.config.task import MAX_THREADS, TaskConfig
-from zmqtrain.config.timing import Timing
+from zmqtrain.config.task import MAX_THREADS, SharedConfig, TaskConfig
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
 from zmqtrain.local.forked import ForkedProcess
@@ -57,7 +57,7 @@ SHOWN_LINES = 15  # last lines of a task that ended without an error in its log
 log = logging.getLogger(__name__)
 
 
-class LocalCluster(Timing):
+class LocalCluster(SharedConfig):
     """The size of a cluster on this host, and how it is run."""
 
     ps: int = Field(
@@ -74,6 +74,20 @@ class LocalCluster(Timing):
         description="port of the run's metrics, where /sd names those of its tasks for Prometheus "
         f"(default: {METRICS_PORT} if it is free, else any free one)",
     )
+
+    @model_validator(mode="after")
+    def _lane_joins_processes(self) -> LocalCluster:
+        if self.lane == "memory":
+            raise ConfigError(
+                f"{names_of('lane')} is memory, but the tasks of zmqtrain run are processes; "
+                "expected auto, shm or tcp; or call zmqtrain.run in Python, which runs all tasks "
+                "in one process"
+            )
+        return self
+
+    def shared(self) -> dict[str, Any]:
+        """Return what all tasks are told."""
+        return {name: getattr(self, name) for name in SharedConfig.model_fields}
 
 
 OnOutput = Callable[[Task, str], None]
@@ -193,17 +207,11 @@ async def run_processes(
     arguments: Sequence[str],
     on_progress: Callable[[Status], None],
     on_output: OnOutput,
-    segment_dir: str | None = None,
     forked: Sequence[ForkedProcess] = (),
-    *,
-    lane: str = "auto",
-    crash_safe: bool = True,
 ) -> Summary:
     """Train ``job``; every task loads it from ``reference`` with the flags ``arguments``.
 
-    ``segment_dir``: directory for the memory of the ps; None: the default in shared memory.
     ``forked``: processes that the first tasks become; others are started from scratch.
-    ``lane`` and ``crash_safe``: as the flags say.
 
     Raises:
         ZmqTrainError: the job cannot go on; text and exit code are those of the task that failed.
@@ -213,7 +221,7 @@ async def run_processes(
     job = job.hosted(not cluster.ps)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(run_directory())
-        config = _chief_config(reference, job, cluster, directory, lane, crash_safe)
+        config = _chief_config(reference, job, cluster, directory)
         config = config.with_shards(job.shards_on(cluster.workers))
         transport = TransportByAddress()
         stack.callback(transport.close)
@@ -240,7 +248,7 @@ async def run_processes(
         finally:
             ignore_signals()
             await _end(children, in_order=in_order, hosted=config.hosted)
-            _remove_segments(config, segment_dir)
+            _remove_segments(config)
     if failures:
         if chief.summary is not None and chief.summary.checkpoint is not None:
             log.warning("the same command resumes from %s", chief.summary.checkpoint)
@@ -250,9 +258,7 @@ async def run_processes(
     return chief.summary
 
 
-def _chief_config(
-    reference: str, job: Job, cluster: LocalCluster, directory: Path, lane: str, crash_safe: bool
-) -> TaskConfig:
+def _chief_config(reference: str, job: Job, cluster: LocalCluster, directory: Path) -> TaskConfig:
     sockets = [directory / f"ps-{index}.sock" for index in range(cluster.ps or cluster.workers)]
     if len(os.fsencode(sockets[-1])) > MAX_SOCKET_PATH_NBYTES:
         raise ConfigError(
@@ -263,9 +269,9 @@ def _chief_config(
     return TaskConfig(
         role=Role.CHIEF,
         job=reference,
-        **asdict(with_exchange(tasks, job, lane=lane, crash_safe=crash_safe)),
+        **asdict(with_exchange(tasks, job, lane=cluster.lane, crash_safe=cluster.crash_safe)),
         metrics_port=0,
-        **{name: getattr(cluster, name) for name in Timing.model_fields},
+        **cluster.shared(),
     )
 
 
@@ -294,7 +300,7 @@ def _flags(
         *("--job", config.job, "--index", str(task.index), "--chief"),
         *("--ps", ps, "--workers", workers),
         *("--metrics-port", "0", "--threads", str(threads)),
-        *flags_of({name: getattr(cluster, name) for name in Timing.model_fields}),
+        *flags_of(cluster.shared()),
         *arguments,
     ]
 
@@ -330,9 +336,9 @@ async def _keep(
     chief.stop(error.exit_code)
 
 
-def _remove_segments(config: TaskConfig, segment_dir: str | None) -> None:
+def _remove_segments(config: TaskConfig) -> None:
     """Remove the segments of killed ps, which will not be restarted."""
-    directory = Path(segment_dir) if segment_dir else default_directory()
+    directory = Path(config.segment_dir) if config.segment_dir else default_directory()
     if directory is not None:
         for index, address in enumerate(config.ps):
             remove_dead(directory / file_name(str(Task(Role.PS, index)), address))
