@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
     summary = summaries[-1] if summaries else None
     wrong = [*_wrong_ends(cluster)]
     if summary is not None:
-        wrong += _wrong_summary(cluster.schedule, summary)
+        wrong += [*_wrong_summary(cluster.schedule, summary), *_wrong_evaluations(summaries)]
     if summary is not None and not wrong:
         wrong += _Learned(cluster, monitor, summary).wrong()
     if wrong:
@@ -89,6 +89,16 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
             yield f"the run ended otherwise than after its epochs: {summary.ended}"
     elif not schedule.has("interrupt") and summary.global_step != schedule.steps:
         yield f"the run ended at step {summary.global_step} of {schedule.steps}"
+
+
+def _wrong_evaluations(summaries: Iterable[Summary]) -> Iterator[str]:
+    """Yield the evaluations on the way that are not of the step that they name, on all shards."""
+    for summary in summaries:
+        for row in summary.evaluations:
+            updates = row["fewest_updates"], row["most_updates"]
+            is_last = row["step"] == summary.global_step
+            if not is_last and any(abs(each - row["step"]) > TOLERANCE for each in updates):
+                yield f"the evaluation of step {row['step']} is of shards with {updates} updates"
 
 
 class _Learned:

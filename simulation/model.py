@@ -59,7 +59,9 @@ class CountingModel:
         return float("nan") if example in self.bad else 1.0
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        return {"loss": float(np.mean(parameters["trail0"]))}
+        sums = [float(parameters[f"sums{i}"].sum()) for i in range(self.shards)]
+        updates = {"fewest_updates": min(sums), "most_updates": max(sums)}
+        return {"loss": float(np.mean(parameters["trail0"]))} | updates
 
 
 class Numbers:

@@ -163,5 +163,6 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         consistent_reads=schedule.consistent_reads,
         logdir=str(directory) if schedule.keeps else None,
         save_secs=schedule.save_secs,
+        evaluate_every=schedule.evaluates,
     )
     return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

@@ -88,10 +88,11 @@ class Schedule:
     ``absent``: tasks that are not started with the others. ``epochs``: passes over a small data
     set, after which the run ends, instead of ``steps``. ``sets_weights``: whether a callback sets
     the weights, to what they are, and the learning rate after each of them. ``board``: whether
-    worker 0 hosts the only shard, with a board that all workers share. ``leaves``: whether an
-    engine terminates tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``:
-    whether each worker is alone on its host, and hosts a ps, or one of them alone if the model is
-    ``small``; the lowest hosts the chief; who is lost is done without.
+    worker 0 hosts the only shard, with a board that all workers share. ``evaluates``: after how
+    many steps the job is evaluated, 0: only at its end. ``leaves``: whether an engine terminates
+    tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``: whether each
+    worker is alone on its host, and hosts a ps, or one of them alone if the model is ``small``; the
+    lowest hosts the chief; who is lost is done without.
     """
 
     seed: int
@@ -115,6 +116,7 @@ class Schedule:
     epochs: int = 0
     sets_weights: bool = False
     board: bool = False
+    evaluates: int = 0
     leaves: bool = False
     hosts: bool = False
     small: bool = False

@@ -189,9 +189,9 @@ class Job(BaseModel):
     evaluate_every: Count = Field(
         0,
         ge=0,
-        description="global steps between evaluations; 0: only at the end; one worker alone is "
-        "evaluated at exactly these steps; a cluster trains on meanwhile, and is evaluated soon "
-        "after, at a step that the log names",
+        description="global steps between evaluations; 0: only at the end; each is of exactly its "
+        "step; a cluster trains on meanwhile, and steps that it passes before the last evaluation "
+        "has ended are skipped",
     )
     logdir: str | None = Field(
         None, description="directory for checkpoints; a run resumes from the last one in it"

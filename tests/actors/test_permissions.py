@@ -22,6 +22,7 @@ from zmqtrain.wire.messages import (
     Extend,
     Gather,
     Initialize,
+    Keep,
     Message,
     Pull,
     Push,
@@ -40,7 +41,7 @@ from zmqtrain.wire.messages import (
 FOR_SOME = {
     "worker": {Pull, Push, Chunk, Gather},
     "chief": {
-        *(Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
+        *(Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         *(SwitchPolicy, RequestSave, RequestStop, Gather),
     },
     "ps": {Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave, Gather},

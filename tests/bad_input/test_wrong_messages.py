@@ -16,16 +16,20 @@ from zmqtrain.wire.messages import (
     Done,
     GetStatus,
     Heartbeat,
+    Initialize,
     Join,
+    Keep,
     Leave,
     MapSegment,
     Message,
     Order,
     Orders,
+    Parameters,
     Pull,
     PullReply,
     Push,
     PushReply,
+    Read,
     Shutdown,
     Status,
     SwitchPolicy,
@@ -202,6 +206,22 @@ async def test_follower_takes_no_orders_but_from_its_link_to_the_lead(
             "RefusedError",
             "ps 1 takes orders over its own link to ps 0 only",
         )
+
+
+async def test_version_that_is_not_kept_is_refused(table: Table, make_job: MakeJob) -> None:
+    async with table(make_job()) as t:
+        chief = await t.begin()
+        worker, batches = await t.worker()
+        _, text = await chief.refused(Keep(1, average=True))
+        assert text == "the job keeps no moving average (its field moving_average)"
+        assert (await chief.ask(Keep(1))).message == Parameters(0)
+        assert await chief.refused(Read(at=1)) == ("RefusedError", "ps 0 has not kept version 1")
+        await t.check(worker, batches)
+        assert (await chief.ask(Keep(1))).message == Parameters(1)  # too late, but it was kept
+        assert (await chief.ask(Read(at=1))).message == Parameters(1)
+        chief.generation = 2  # of which nothing is kept
+        await chief.ask(Initialize(None))
+        assert await chief.refused(Read(at=1)) == ("RefusedError", "ps 0 has not kept version 1")
 
 
 async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job: MakeJob) -> None:

@@ -13,6 +13,7 @@ from tests.exchanges.test_contract import make_job
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.transport.memory import MemoryTransport
@@ -73,6 +74,7 @@ async def test_new_generation_is_evaluated_anew_at_the_steps_of_the_one_before()
     job = make_job(evaluate_every=10)
     dataset = job.load_data()[0]
     chief._evaluator = Evaluator(job, dataset, chief.metrics, chief.read_parameters)
+    chief._on_the_way = OnTheWay(chief._evaluator, chief, every=10, steps=job.steps)
     chief._chosen = job.initial_values()
     for step in (10, 20):
         assert chief._evaluator.is_due(step)

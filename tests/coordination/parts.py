@@ -63,12 +63,14 @@ def make_leader(
     peers: PeerTable | None = None,
     carry_out: Callable[[Sequence[Numbered]], None] = ignore,
     halt: Callable[[int | None], None] | None = None,
+    evaluate_every: int = 0,
 ) -> Leader:
     """Return the leader of a job of 10 steps, in which two workers are expected."""
     segment = segment or Segment.private(SegmentLayout(4, []))
     peers = peers or PeerTable(5.0, shards, lambda peer: False)
+    fields = {"policy": policy, "steps": 10, "seed": 1, "evaluate_every": evaluate_every}
     return Leader(
-        counting_job(shards, frozenset(), policy=policy, steps=10, seed=1),
+        counting_job(shards, frozenset(), **fields),
         peers,
         Journal(segment),
         make_delivery(peers, segment, others=shards - 1),

@@ -9,7 +9,7 @@ import pytest
 from tests.asking import Asked
 from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
 from zmqtrain.coordination.admin_api import AdminApi
-from zmqtrain.coordination.events import PushArrived, Stepped
+from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
 from zmqtrain.errors import ExitCode
@@ -85,6 +85,21 @@ async def test_failure_before_the_job_begins_is_told_to_who_watches() -> None:
     admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
     leader.fail(ExitCode.PEER_LOST, "no worker has been alive for 20 s")
     assert told == ["no worker has been alive for 20 s"]
+
+
+async def test_step_that_is_evaluated_is_told_at_once_to_who_watches() -> None:
+    leader = make_leader(evaluate_every=2)
+    told = []
+    admin = AdminApi(leader, cannot_tell, can_save=False, crash=lambda error: None)
+    admin.status = lambda: told.append(leader.step)  # type: ignore[method-assign, assignment, func-returns-value]
+    add_peer(leader.peers, "worker 0")
+    leader.begin(1, 0, Ledger())
+    leader.arrived(PullArrived(0))
+    admin.on_get_status(Asked(), GetStatus(wait_s=100.0))
+    leader.arrived(PushArrived(0, 1, 0, 10))
+    assert not told
+    leader.arrived(PushArrived(0, 2, 1, 10))
+    assert told == [2]
 
 
 @pytest.mark.parametrize(

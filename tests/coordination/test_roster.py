@@ -169,6 +169,28 @@ def test_last_step_and_the_last_batches_of_a_pass_are_decided_one_by_one() -> No
     assert pass_end.rosters[0].sequence == 2
 
 
+def test_step_that_is_evaluated_is_decided_by_itself() -> None:
+    """So that each shard can be copied before the next one."""
+    job = Job(coordinator(2, evaluate_every=10, steps=25))
+    job.join(0)
+    job.join(1)
+    for version, steps in ((0, 9), (10, 9), (20, 4)):
+        assert job.made.version == version
+        assert job.rosters[0].sequence == steps
+        job.end_roster(steps)
+        job.step()
+    assert job.made.finished
+
+
+def test_every_step_is_decided_by_itself_if_each_is_evaluated() -> None:
+    job = Job(coordinator(2, evaluate_every=1))
+    job.join(0)
+    job.join(1)
+    for _ in range(3):
+        assert not job.rosters
+        job.step()
+
+
 @pytest.mark.parametrize("policy", ["hogwild", "bounded-staleness:1", "sync-replicas:aggregate=1"])
 def test_other_policies_have_no_rosters(policy: str) -> None:
     job = Job(coordinator(2, policy=policy))

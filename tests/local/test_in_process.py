@@ -364,6 +364,10 @@ def test_periodic_evaluation_and_moving_average_are_reported() -> None:
     assert plain.parameters_sha256 == average.parameters_sha256
     assert plain.loss != average.loss
     _, evaluation = job.data.load(None)
+    for row in plain.evaluations:
+        of_step = undisturbed(job.model_copy(update={"steps": row["step"]}), 2)
+        assert row["step"] % 20 == 0
+        assert row["loss"] == pytest.approx(evaluate(job.model, of_step, evaluation)["loss"], 1e-3)
     reference = evaluate(job.model, undisturbed(job, 2), evaluation)
     assert plain.loss == pytest.approx(reference["loss"], rel=1e-3)
     assert parameters_sha256(plain.parameters) == plain.parameters_sha256

@@ -20,10 +20,16 @@ from zmqtrain.wire.messages import Push
 SIZE = 8
 
 
-def make_state(index: int = 0, rule: Rule | None = None, *, safe: bool = False) -> ShardState:
+def make_state(
+    index: int = 0,
+    rule: Rule | None = None,
+    *,
+    safe: bool = False,
+    moving_average: float | None = None,
+) -> ShardState:
     """Return shard ``index`` of two, of a job that has begun: all its parameters are 0."""
     layout = place([Variable("w", (2 * SIZE,))], 2, partition_nbytes=4 * SIZE)[index]
-    update = Update(rule or SGD(1.0), fused=False)
+    update = Update(rule or SGD(1.0), fused=False, moving_average=moving_average)
     segment = Segment.private(segment_layout(layout, update))
     shard = Shard(layout, update, segment, safe=safe)
     state = ShardState(Task(Role.PS, index), shard, Marks(segment))

@@ -14,12 +14,12 @@ from tests.asking import Asked
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim import SGD
+from zmqtrain.optim import AVERAGE, SGD
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Order, Pull, PullReply, PushReply
+from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, PushReply
 
 
 class NoRate:
@@ -57,6 +57,13 @@ def ears() -> Ears:
 
 @pytest.fixture
 def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
+    made = make_executor(state, ears)
+    made._work.last_s = 0.0  # updates are known to be short
+    yield made
+    made.close()
+
+
+def make_executor(state: ShardState, ears: Ears) -> Executor:
     made = Executor(
         state,
         Metrics("ps"),
@@ -65,9 +72,7 @@ def executor(state: ShardState, ears: Ears) -> Iterator[Executor]:
     )
     decider: Any = ears
     made.decider = decider
-    made._work.last_s = 0.0  # updates are known to be short
-    yield made
-    made.close()
+    return made
 
 
 def release(sequence: int, *, stop: bool = False) -> Order:
@@ -206,3 +211,48 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
     executor.halt_at_snapshot()  # no checkpoint came of that one
     assert (state.orders, state.version, state.shard.learning_rate) == (5, 1, 0.25)
     assert len(request.replies) == 1
+
+
+@pytest.mark.parametrize("average", [False, True])
+async def test_version_that_is_asked_for_is_copied_before_the_next_update(
+    ears: Ears, within: Callable[[Any], Any], average: bool
+) -> None:
+    state = make_state(moving_average=0.9)
+    executor = make_executor(state, ears)
+    add_worker(state)
+    add_push(state, 1)
+    executor.keep(Keep(2, average))
+    executor.carry_out([(n, Order("apply", (0,))) for n in (1, 2, 3)])
+    assert executor.kept(2) is None  # the first one is under way in the thread
+    await within(come_to_rest(executor))
+    executor.close()
+    expected = make_state(moving_average=0.9)
+    add_worker(expected)
+    add_push(expected, 1)
+    for _ in range(2):
+        expected.shard.apply(0)
+    segment = expected.shard.segment
+    kept = executor.kept(2)
+    assert kept is not None
+    assert np.array_equal(kept, segment.slots[AVERAGE] if average else segment.parameters)
+    assert (state.version, executor.kept(3)) == (3, None)
+
+
+async def test_copy_is_kept_until_another_version_is_asked_for(
+    state: ShardState, executor: Executor, within: Callable[[Any], Any]
+) -> None:
+    add_worker(state)
+    add_push(state, 1)
+    executor.keep(Keep(1))
+    executor.carry_out([(1, Order("apply", (0,)))])
+    await within(come_to_rest(executor))
+    executor.keep(Keep(1))  # the question has come twice
+    assert executor.kept(1) is not None
+    executor.keep(Keep(5))
+    assert (executor.kept(1), executor.kept(5)) == (None, None)
+
+
+async def come_to_rest(executor: Executor) -> None:
+    done = asyncio.Event()
+    executor.after_orders(done.set)
+    await done.wait()

@@ -13,6 +13,7 @@ from zmqtrain.wire.messages import (
     Gather,
     GetStatus,
     Initialize,
+    Keep,
     Pull,
     Push,
     RequestSave,
@@ -33,7 +34,7 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push),
         ("worker", "ps", "chief"): (Gather,),
-        ("chief",): (Initialize, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
+        ("chief",): (Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),
         ("chief", _CLIENT): (SwitchPolicy, RequestStop),
         ("chief", "ps", _CLIENT): (RequestSave,),  # a ps that leaves

@@ -26,6 +26,7 @@ from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.epochs import Epochs, Progress
 from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.strategy import strategy_of
 from zmqtrain.config.task import TaskConfig
@@ -54,6 +55,7 @@ from zmqtrain.wire.messages import (
     GetStatus,
     Heartbeat,
     Initialize,
+    Keep,
     Leave,
     Parameters,
     Read,
@@ -97,6 +99,7 @@ class Chief(JobActor):
         self._segments: list[Reached | None] = []  # of the ps on this host
         self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
         self._evaluator: Evaluator
+        self._on_the_way: OnTheWay
         self._epochs: Epochs | None = None  # if the job has epochs
         self._epochs_failure: ZmqTrainError | None = None  # of a callback or an evaluation
         self._is_ending = False
@@ -125,6 +128,8 @@ class Chief(JobActor):
     async def _run_job(self) -> int:
         training, evaluation = self._data or await self.load_data()
         self._evaluator = Evaluator(self.job, evaluation, self.metrics, self.read_parameters)
+        every, steps = self.job.evaluate_every, self.job.steps
+        self._on_the_way = OnTheWay(self._evaluator, self, every=every, steps=steps)
         if self.job.epochs:
             self._epochs = Epochs(self.job, len(training), self._evaluator, self)
         await self._saver.check()
@@ -261,7 +266,7 @@ class Chief(JobActor):
     async def _initialize(self, path: Path | None, generation: int) -> None:
         """Begin a generation from a checkpoint; None: from the seed."""
         self.generation = generation
-        self._evaluator.forget()
+        self._on_the_way.forget()
         await self._saver.note_generation(generation)
         async with self._saver.shared_directory() as logdir:
             message = Initialize(str(path) if path is not None else None, logdir)
@@ -286,7 +291,8 @@ class Chief(JobActor):
         """
         seen, begins = 0, True
         while True:
-            status = await self.status(seen, WATCH_S)
+            at_once = begins and not self._evaluator.is_done  # before the first step to evaluate
+            status = await self.status(seen, 0.0 if at_once else WATCH_S)
             seen, self._tasks = status.event, status.tasks
             for link in self._links:
                 link.check()
@@ -308,8 +314,7 @@ class Chief(JobActor):
             if status.save_wanted or self._saver.is_due():
                 with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                     await self._save(status.step)
-            if self._evaluator.is_due(status.step):
-                await self._evaluator.report(status.step)
+            await self._on_the_way.follow(status.step)
 
     async def _follow_epochs(self, epochs: Epochs, status: Status, begins: bool) -> bool:
         """Call the callbacks; return False if the training is over.
@@ -362,14 +367,23 @@ class Chief(JobActor):
         )
         return reply.expect(Status)
 
-    async def read_parameters(self, average: bool = False) -> dict[str, Any]:
-        """Return the current variables or their moving averages; at the end, chosen ones."""
+    async def keep(self, version: int) -> list[int]:
+        """Have every ps keep this version for an evaluation; return those that they are at."""
+        keep = Keep(version, self.job.evaluate_average)
+        requests = (link.request(keep, reason="it keeps a version") for link in self._links)
+        return [reply.expect(Parameters).version for reply in await asyncio.gather(*requests)]
+
+    async def read_parameters(self, average: bool = False, at: int = 0) -> dict[str, Any]:
+        """Return the current variables or their moving averages; at the end, chosen ones.
+
+        ``at``: those of this version, which every ps has kept.
+        """
         if self._chosen:
             return self._chosen
         flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
         await asyncio.gather(
             *(
-                read_parameters(link, segment, flat, average=average)
+                read_parameters(link, segment, flat, average=average, at=at)
                 for link, segment, flat in zip(self._links, self._segments, flats, strict=True)
             )
         )
@@ -414,6 +428,8 @@ class Chief(JobActor):
             await self._close(*self._verdict(status))
         if not status.failure:
             await self._wait_for_shards()
+        if status.stop and not status.stop_code:
+            await self._on_the_way.follow(status.step)  # of one that they came to since
         if self._epochs is not None:
             await self._end_epochs(self._epochs)
         is_over = self._epochs is not None and self._epochs.ended

@@ -47,12 +47,17 @@ class Evaluator:
             self._next_step = max(every, math.ceil(step / every) * every)
         return step >= self._next_step
 
-    async def report(self, step: int) -> None:
+    @property
+    def is_done(self) -> bool:
+        """Whether there is no evaluation any more before the end."""
+        return self._next_step == math.inf
+
+    async def report(self, step: int, parameters: Parameters | None = None) -> None:
         """Evaluate and log the result; training goes on if this fails."""
         every = self._job.evaluate_every
         self._next_step = (step // every + 1) * every
         try:
-            measures = await self.evaluate(step)
+            measures = await self.evaluate(step, parameters)
         except (ConfigError, DataError) as error:
             self._next_step = math.inf
             log.error("not evaluated at step %d, nor again before the end: %s", step, error)
@@ -88,8 +93,10 @@ class Evaluator:
         if self._next_step != math.inf:
             self._next_step = None
 
-    async def evaluate(self, step: int) -> Measures:
+    async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
         """Return what is measured on the evaluation set at this step; {} without one.
+
+        ``parameters``: of this step, or their moving averages; None: the current ones.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.
@@ -98,7 +105,8 @@ class Evaluator:
             return {}
         if self._last is not None and self._last[0] == step:
             return self._last[1]
-        parameters = await self._read_parameters(self._job.evaluate_average)
+        if parameters is None:
+            parameters = await self._read_parameters(self._job.evaluate_average)
         cancelled = threading.Event()
         try:
             measures = await asyncio.to_thread(

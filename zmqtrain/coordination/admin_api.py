@@ -76,6 +76,7 @@ class AdminApi:
         self._crash = crash
         self._event = 0  # rises when the chief has to act
         self._is_pass_over = False  # when the leader's last event was reviewed
+        self._evaluations = 0  # that were due by then
         self._save_requests: dict[Asking, Request] = {}
         self._in_snapshot: set[Asking] = set()  # those made before the last order for one
         self._stop_requests: list[Request] = []
@@ -104,7 +105,10 @@ class AdminApi:
             _answer_all(self._close_requests, Done())
         was_over = self._is_pass_over
         self._is_pass_over = coordinator is not None and coordinator.is_pass_over
-        if finished or self._leader.failure or (self._is_pass_over and not was_over):
+        before, every = self._evaluations, self._leader.job.evaluate_every
+        self._evaluations = self._leader.step // every if every else 0
+        is_due = self._evaluations != before or (self._is_pass_over and not was_over)
+        if finished or self._leader.failure or is_due:
             self._notify()
         if self._switch_requests and coordinator and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))

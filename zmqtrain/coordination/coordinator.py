@@ -89,6 +89,7 @@ class Coordinator:
     dropped: int = 0
     refused: int = 0  # pushes with non-finite gradients
     makes_rosters: bool = False  # workers may make steps by themselves
+    evaluate_every: int = 0  # but these steps are made here: each shard may have to be copied
     roster: Roster | None = None  # that does; until it is over only Stepped is handled
     rosters: int = 0  # that there were
     workers: InitVar[int | None] = None  # that the policy begins with; None: it has begun
@@ -222,7 +223,10 @@ class Coordinator:
             or not all(member.on_board for member in self.members.values())
         ):
             return
-        left = self.steps - self.version
+        end, every = self.steps, self.evaluate_every
+        if every:
+            end = min(end, (self.version // every + 1) * every)
+        left = end - self.version
         roster = self.roster = roster_for(workers, self.policy, self.ledger, left, self.lookahead)
         if roster is not None:  # they find it when they are released
             self.rosters += 1

@@ -160,6 +160,7 @@ class Leader:
             lookahead=self.job.prefetch,
             learning_rate=learning_rate,
             makes_rosters=self._halt is not None,
+            evaluate_every=self.job.evaluate_every,
         )
         for peer in self.peers.workers():
             self.coordinator.handle(Joined(peer.index, peer.incarnation))

@@ -36,8 +36,8 @@ def roster_for(
 ) -> Roster | None:
     """Return the roster of these workers, who have just been released; None if there can be none.
 
-    ``steps``: those that the job still needs. The last one, and the end of a pass, are left to the
-    coordinator.
+    ``steps``: those up to the end, or to the next evaluation. The last one, and the end of a pass,
+    are left to the coordinator.
     """
     count = len(workers)
     if not (isinstance(policy, Lockstep) and policy.is_level) or not 0 < count <= SEATS:

@@ -145,12 +145,15 @@ async def _check_known(link: Link) -> None:
 
 
 async def read_parameters(
-    link: Link, segment: Reached | None, out: Flat, *, average: bool = False
+    link: Link, segment: Reached | None, out: Flat, *, average: bool = False, at: int = 0
 ) -> None:
-    """Copy one shard's parameters, or their moving average, as they are at one version."""
-    if segment is not None:
+    """Copy one shard's parameters, or their moving average, as they are at one version.
+
+    ``at``: what the shard has kept of this one.
+    """
+    if segment is not None and not at:
         source = segment.slots[AVERAGE] if average else segment.parameters
         if copy_consistently(segment.words, source, out):
             return
-    reply = await link.request(Read(average), reason="its parameters are read", out=out)
+    reply = await link.request(Read(average, at=at), reason="its parameters are read", out=out)
     reply.expect(Parameters)

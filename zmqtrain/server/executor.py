@@ -14,14 +14,17 @@ from typing import Any
 
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
+from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.wire.messages import Order, PullReply, PushReply
+from zmqtrain.store.shard import Shard
+from zmqtrain.wire.messages import Keep, Order, PullReply, PushReply
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class Executor:
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
         self._halts = False
+        self._keep: Keep | None = None  # the last that was asked for
+        self._kept: Flat | None = None  # once the shard has come to it
 
     def halt_at_snapshot(self) -> None:
         """Carry out no order after the next snapshot: what this ps does then would be lost.
@@ -78,6 +83,15 @@ class Executor:
         """Call once all orders so far are done; the shard is idle then."""
         self._work.put(None, lambda _: call())
         self._work.run()
+
+    def keep(self, keep: Keep | None) -> None:
+        """Copy the shard as soon as it comes to this version, in place of the copy before."""
+        if keep != self._keep:
+            self._keep, self._kept = keep, None
+
+    def kept(self, version: int) -> Flat | None:
+        """Return the copy of the shard at this version; None: it was not made."""
+        return self._kept if self._keep is not None and self._keep.version == version else None
 
     def close(self) -> None:
         self._work.close()
@@ -130,7 +144,10 @@ class Executor:
             self._not_updated(order, error)
             self._done(number)
             return
-        computed_on = {}
+        version, computed_on = self._state.version, {}
+        if self._keep is not None and self._keep.version == version:
+            copy = partial(_copy_values, self._state.shard, average=self._keep.average)
+            self._work.put(copy, self._copied_values, rare=True, first=True)
         for worker in order.workers:
             if push := self._state.decided(worker, "applied"):
                 computed_on[worker] = push.version
@@ -138,7 +155,7 @@ class Executor:
             asyncio.get_running_loop().call_soon(self._count)
         self._uncounted.append(
             Applied(
-                self._state.version,
+                version,
                 len(order.workers),
                 computed_on,
                 self._work.last_s,
@@ -224,6 +241,9 @@ class Executor:
         flat = self._state.shard.parameters
         request.reply_with(reply, flat.copy() if self._copies else flat)
 
+    def _copied_values(self, copy: Any) -> None:
+        self._kept = copy
+
     def _copied(self, number: int, order: Order, copy: object) -> None:
         """A copy of the shard is in a file; it is made durable beside the next orders."""
         if isinstance(copy, Path):
@@ -245,6 +265,10 @@ class Executor:
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()
         self.decider.not_written(directory, error)
+
+
+def _copy_values(shard: Shard, *, average: bool) -> Flat:
+    return (shard.segment.slots[AVERAGE] if average else shard.parameters).copy()
 
 
 def _copy(directory: str, state: ShardState) -> Path:

@@ -19,7 +19,7 @@ from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_layout import GENERATION
-from zmqtrain.wire.messages import Initialize, Parameters, Read
+from zmqtrain.wire.messages import Initialize, Keep, Parameters, Read
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +48,31 @@ class ParameterAccess:
         self._at_rest(partial(self._initialize, request, message))
 
     def on_read(self, request: Request, message: Read) -> None:
+        self._check(request, message)
+        if not message.at:
+            self._at_rest(partial(self._show, request, message))
+        elif (kept := self._executor.kept(message.at)) is not None:
+            request.reply_with(Parameters(message.at), kept)
+        else:
+            raise RefusedError(f"{self._state.task} has not kept version {message.at}")
+
+    def on_keep(self, request: Request, message: Keep) -> None:
+        """Keep a version to come. No roster passes it, so none has to end for that."""
+        self._peers.member(request)
+        self._check(request, message)
+        self._executor.after_orders(partial(self._keep, request, message))
+
+    def _keep(self, request: Request, message: Keep) -> None:
+        if message.version > self._state.version:
+            self._executor.keep(message)
+        request.reply(Parameters(self._state.version))
+
+    def _check(self, request: Request, message: Read | Keep) -> None:
         if not self._state.initialised:
             self._peers.member(request)  # refuses a chief of an earlier life
             raise RefusedError(f"{self._state.task} holds no parameters yet")
         if message.average and AVERAGE not in self._state.shard.segment.slots:
             raise RefusedError("the job keeps no moving average (its field moving_average)")
-        self._at_rest(partial(self._show, request, message))
 
     def _at_rest(self, call: Callable[[], None]) -> None:
         self._decider.at_rest(partial(self._executor.after_orders, call))
@@ -81,6 +100,7 @@ class ParameterAccess:
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, there is nothing to go on from
         self._end_generation()
+        self._executor.keep(None)
         try:
             self._fill(message.checkpoint)
         except ZmqTrainError as error:

@@ -67,6 +67,7 @@ from zmqtrain.wire.messages import (
     Heartbeat,
     Initialize,
     Join,
+    Keep,
     Leave,
     MapSegment,
     Orders,
@@ -294,6 +295,7 @@ class ParameterServer(JobActor):
             Push: receiver.on_push,
             Initialize: parameters.on_initialize,
             Read: parameters.on_read,
+            Keep: parameters.on_keep,
             Shutdown: self._on_shutdown,
             **of_decider,
         }

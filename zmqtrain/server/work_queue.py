@@ -41,13 +41,15 @@ class WorkQueue:
         then: Callable[[Result | ZmqTrainError | None], None],
         *,
         rare: bool = False,
+        first: bool = False,
     ) -> None:
-        """Queue work for the next :meth:`run`.
+        """Queue work for the next :meth:`run`; ``first``: before all that is queued.
 
         ``then`` is given what the work returned, or the ZmqTrainError that it raised. ``rare`` work
         always goes to the thread, and says nothing of how long the rest takes.
         """
-        self._queue.append((work, then, rare))
+        add = self._queue.appendleft if first else self._queue.append
+        add((work, then, rare))
 
     def run(self) -> None:
         """Do what is queued; on return all of it is done, or the first long work has begun."""

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -201,10 +201,26 @@ class PushReply:
 
 @dataclass(slots=True)
 class Read:
-    """Ask for the current parameters (or their moving average), or only for the version."""
+    """Ask for the current parameters (or their moving average), or only for the version.
+
+    ``at``: for those that the shard has kept of this version.
+    """
 
     average: bool = False
     values: bool = True
+    at: int = 0
+
+
+@dataclass(slots=True)
+class Keep:
+    """Have the shard keep a copy of its parameters (or their moving average) at a version to come.
+
+    It is answered at once with the current version: if that is not below, it is too late. The copy
+    is kept until the next one.
+    """
+
+    version: int
+    average: bool = False
 
 
 @dataclass(slots=True)
@@ -530,7 +546,7 @@ class Status:
 
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | Initialize | Pull
-    | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Parameters | Heartbeat
+    | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep | Parameters | Heartbeat
     | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
     | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | SetRate | Shutdown
     | GetStatus | Status

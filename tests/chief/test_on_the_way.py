@@ -1,0 +1,182 @@
+"""Evaluations while a cluster trains on: which steps they are of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.chief.on_the_way import OnTheWay
+from zmqtrain.data import Arrays
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.job import Job
+from zmqtrain.models import LinearRegression
+from zmqtrain.observe.metrics import Metrics
+from zmqtrain.optim import SGD
+
+STEPS = 100
+
+
+class Cluster:
+    """Shards at some versions, which keep one each; ``moves`` happen while it is asked."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.versions = [0] * shards
+        self.kept = [0] * shards
+        self.moves: list[list[int]] = []
+        self.error: Exception | None = None  # what a read comes to
+        self.read: list[int] = []
+
+    async def keep(self, version: int) -> list[int]:
+        if self.moves:
+            self.versions = self.moves.pop(0)
+        for shard, at in enumerate(self.versions):
+            if version > at:
+                self.kept[shard] = version
+        return self.versions
+
+    async def read_parameters(self, *, at: int) -> Any:
+        if self.error is not None:
+            raise self.error
+        assert self.kept == [at] * len(self.kept)
+        assert min(self.versions) >= at
+        self.read.append(at)
+        return LinearRegression(2).parameters(0)
+
+
+class Watched:
+    """The evaluations of a job that is evaluated every 10 steps, and what they are made of."""
+
+    def __init__(self, *, model: Any = None, every: int = 10) -> None:
+        data = Arrays((np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)), None)
+        job = Job(
+            model=model or LinearRegression(2), data=data, optimizer=SGD(0.1),
+            evaluate_every=every, steps=STEPS,
+        )  # fmt: skip
+        self.cluster = Cluster()
+        self.evaluator = Evaluator(job, data.load(None)[0], Metrics("chief"), self._cannot_read)
+        self.made = OnTheWay(self.evaluator, self.cluster, every=every, steps=STEPS)
+
+    async def come_to(self, *versions: int) -> None:
+        self.cluster.versions = list(versions)
+        await self.made.follow(versions[0])
+
+    @property
+    def steps(self) -> list[int]:
+        assert self.cluster.read == [row["step"] for row in self.evaluator.evaluations]
+        return self.cluster.read
+
+    async def _cannot_read(self, average: bool) -> Any:
+        raise AssertionError("the parameters of now are of no step that was asked for")
+
+
+async def test_steps_are_exactly_those_that_were_asked_for() -> None:
+    job = Watched()
+    for versions in ((0, 0), (9, 9), (12, 13), (13, 13), (20, 21), (39, 38)):
+        await job.come_to(*versions)
+    assert (job.steps, job.cluster.kept) == ([10, 20, 30], [40, 40])
+
+
+async def test_job_that_goes_on_from_any_step_is_evaluated_at_the_next_multiple() -> None:
+    job = Watched()
+    for version in (30, 35, 41):
+        await job.come_to(version, version)
+    assert job.steps == [40]
+
+
+async def test_ps_that_is_a_little_behind_is_waited_for() -> None:
+    job = Watched()
+    await job.come_to(0, 0)
+    job.cluster.moves = [[10, 9], [10, 9], [10, 10]]
+    await job.come_to(10, 8)
+    assert job.steps == [10]
+
+
+async def test_ps_that_stays_behind_holds_nobody_up() -> None:
+    """Without a common decision a push may never come to all of them."""
+    job = Watched()
+    await job.come_to(0, 0)
+    await job.come_to(11, 9)
+    assert not job.steps
+    await job.come_to(14, 12)
+    assert job.steps == [10]
+
+
+async def test_steps_that_training_passes_meanwhile_are_skipped_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    job = Watched()
+    await job.come_to(0, 0)
+    await job.come_to(34, 35)
+    assert (job.steps, job.cluster.kept) == ([10], [40, 40])
+    assert "training is faster than evaluations: the next one is of step 40" in caplog.text
+
+
+async def test_step_that_only_some_shards_had_not_passed_is_not_asked_for() -> None:
+    """The next one is further ahead each time, so it is not passed again and again."""
+    job = Watched(every=1)
+    job.cluster.moves = [[1, 0], [2, 3], [6, 6]]
+    await job.come_to(0, 0)
+    assert job.cluster.kept == [7, 7]
+    await job.come_to(8, 7)
+    assert job.steps == [7]
+
+
+async def test_restarted_ps_has_forgotten_the_step_and_the_next_one_is_evaluated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    job = Watched()
+    await job.come_to(0, 0)
+    job.cluster.error = RefusedError("ps 1 has not kept version 10")
+    await job.come_to(11, 11)
+    assert "step 10 is not evaluated" in caplog.text
+    job.cluster.error = None
+    await job.come_to(20, 20)
+    assert job.steps == [20]
+
+
+async def test_ps_that_does_not_know_the_chief_has_it_join_again() -> None:
+    job = Watched()
+    await job.come_to(0, 0)
+    job.cluster.error = FencedError("ps 1 does not know this life any more")
+    with pytest.raises(FencedError):
+        await job.come_to(10, 10)
+
+
+async def test_generation_that_goes_back_is_asked_anew() -> None:
+    job = Watched()
+    for version in (0, 10, 20, 30):
+        await job.come_to(version, version)
+    job.made.forget()
+    job.cluster.kept, job.cluster.read = [0, 0], [10]
+    for version in (15, 21):
+        await job.come_to(version, version)
+    assert job.steps == [10, 20]
+
+
+async def test_last_step_is_left_to_the_end_of_the_job() -> None:
+    job = Watched(every=50)
+    for version in (0, 60, STEPS):
+        await job.come_to(version, version)
+    assert (job.steps, job.cluster.kept) == ([50], [50, 50])
+
+
+async def test_evaluation_that_fails_is_the_last_one_before_the_end() -> None:
+    class Failing(LinearRegression):
+        def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
+            raise ValueError("no")
+
+    job = Watched(model=Failing(2))
+    for version in (0, 10, 20, 30):
+        await job.come_to(version, version)
+    assert (job.cluster.read, job.evaluator.evaluations) == ([10], ())
+
+
+async def test_job_without_evaluations_keeps_nothing() -> None:
+    job = Watched(every=0)
+    await job.come_to(0, 0)
+    assert job.cluster.kept == [0, 0]

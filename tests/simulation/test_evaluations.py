@@ -1,0 +1,91 @@
+"""Evaluations while workers train on: of exactly the steps that were asked for.
+
+That each is of the step that it names, on all shards, is checked at the end of every run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulation.rules import before, drop
+from simulation.run import simulate
+from simulation.schedule import Fault, draw
+from tests.traces import ON_A_BOARD, Trace, calm, trace_of
+from zmqtrain.wire.messages import Keep, Read, Status
+
+STEPS = {"steps": 40, "evaluates": 10}
+PLACES: dict[str, dict[str, Any]] = {
+    "one ps": {"ps": 1},
+    "three ps": {"ps": 3},
+    "shm": {"ps": 2, "lane": "shm"},
+    "no ps": {"ps": 0, "lane": "memory"},
+    "a board": ON_A_BOARD,
+}
+POLICIES = (
+    "sync-replicas",
+    "sync-replicas:aggregate=2",
+    "bounded-staleness:2",
+    "hogwild:whole",
+    "hogwild",
+)
+
+
+def evaluated(trace: Trace) -> list[int]:
+    """Return the steps that were evaluated before the end."""
+    lines = trace.of("chief 0 says: step [0-9]+: loss")
+    return [int(found[1]) for line in lines if (found := re.search("step ([0-9]+):", line))]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_every_policy_is_evaluated_at_exactly_these_steps(
+    place: dict[str, Any], policy: str
+) -> None:
+    assert evaluated(trace_of(calm(**place, **STEPS, policy=policy))) == [10, 20, 30]
+
+
+@pytest.mark.parametrize("place", [{"ps": 1}, ON_A_BOARD], ids=["ps", "board"])
+def test_next_chief_asks_anew_and_the_steps_up_to_then_are_not_evaluated(
+    place: dict[str, Any],
+) -> None:
+    kill = Fault(0.0, "kill", ("chief 0",), 0.05)
+    rule = before(Keep, 2, sender="chief 0", fault=kill)  # when it looks whether the ps is so far
+    trace = trace_of(calm(**place, **STEPS, rules=(rule,)))
+    assert trace.of("taking over in generation 1")
+    steps = evaluated(trace)
+    assert steps == [step for step in (20, 30) if step >= steps[0]]
+
+
+def test_step_that_was_kept_is_evaluated_though_the_job_has_ended_meanwhile() -> None:
+    unheard = drop(Status, receiver="chief 0", from_s=0.1, until_s=2.0)
+    trace = trace_of(calm(ps=2, steps=12, evaluates=10, rules=(unheard,)))
+    assert evaluated(trace) == [10]
+
+
+def test_ps_killed_before_it_is_read_has_forgotten_that_step_alone() -> None:
+    kill = Fault(0.0, "kill", ("ps 1",), 0.05)
+    rule = before(Read, 1, sender="chief 0", receiver="ps 1", fault=kill)
+    trace = trace_of(calm(ps=2, lane="shm", **STEPS, rules=(rule,)))
+    assert trace.of("step 10 is not evaluated")
+    assert evaluated(trace) == [20, 30]
+
+
+def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:
+    fault = Fault(1.3, "kill", ("ps 1",), 0.05)
+    places = {"ps": 2, "lane": "memory", "keeps": True, "save_secs": 0.5}
+    trace = trace_of(calm(**places, **STEPS, faults=(fault,)))
+    assert trace.of("generation 2 begins at version 1[0-9]")
+    assert evaluated(trace) == [10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"hosted": True}, {"board": True}], ids=["ps", "none", "board"]
+)
+def test_evaluations_are_of_their_steps_whatever_is_drawn(kind: dict[str, bool]) -> None:
+    drawn = [replace(draw(seed, **kind), evaluates=(1, 2, 5)[seed % 3]) for seed in range(8)]
+    reports = [simulate(schedule) for schedule in drawn]
+    assert not [str(report) for report in reports if report.broken]

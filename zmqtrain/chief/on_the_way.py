@@ -1,0 +1,97 @@
+"""Evaluations of a cluster that trains on meanwhile, each of exactly the step that was asked for.
+
+Nobody waits for them. Every ps is told beforehand which version to keep a copy of; it is read, and
+the next one asked for, once all of them have come to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Protocol
+
+from zmqtrain.chief.evaluator import Evaluator
+from zmqtrain.errors import FencedError, RefusedError
+from zmqtrain.models.base import Parameters
+
+LOOKS, LOOK_S = 20, 0.01
+"""How often, and after how many seconds, a ps is asked again that is a little behind the others."""
+
+log = logging.getLogger(__name__)
+
+
+class Cluster(Protocol):
+    """What keeps versions."""
+
+    async def keep(self, version: int) -> list[int]:
+        """Have every ps keep this version, if it is to come; return those that they are at."""
+        ...
+
+    async def read_parameters(self, *, at: int) -> Parameters:
+        """Return this version, which every ps has kept.
+
+        Raises:
+            RefusedError: some ps has not kept it.
+        """
+        ...
+
+
+class OnTheWay:
+    """The evaluations of one job before its end."""
+
+    def __init__(self, evaluator: Evaluator, cluster: Cluster, *, every: int, steps: int) -> None:
+        """``every``: steps between two. ``steps``: of the job."""
+        self._evaluator, self._cluster = evaluator, cluster
+        self._every, self._steps = every, steps
+        self._next: float = 0  # the step that is kept; 0: none was asked for; inf: none is left
+
+    def forget(self) -> None:
+        """A generation has begun, of which nothing is kept or evaluated."""
+        self._evaluator.forget()
+        self._next = 0
+
+    async def follow(self, step: int) -> None:
+        """Evaluate the step that is kept, if the job has come to it, which is at this step."""
+        if self._evaluator.is_done:
+            return
+        if not self._next:
+            self._next = await self._ask(step)
+        elif step >= self._next:
+            await self._evaluate(int(self._next))
+
+    async def _evaluate(self, step: int) -> None:
+        for _ in range(LOOKS):
+            reached = await self._cluster.keep(step)
+            if min(reached) >= step:
+                break
+            await asyncio.sleep(LOOK_S)
+        else:
+            return
+        parameters = await self._read(step)
+        self._next = await self._ask(max(reached))
+        if parameters is None:
+            log.info("step %d is not evaluated: a ps that had kept it was restarted", step)
+        else:
+            await self._evaluator.report(step, parameters)
+        if step + self._every < self._next < math.inf:
+            text = "training is faster than evaluations: the next one is of step %d"
+            log.info(text, self._next)
+
+    async def _read(self, step: int) -> Parameters | None:
+        try:
+            return await self._cluster.read_parameters(at=step)
+        except FencedError:
+            raise
+        except RefusedError:
+            return None
+
+    async def _ask(self, step: int) -> float:
+        """Have the next step to be evaluated kept, one that no ps has come to; return it."""
+        ahead = 1
+        while (wanted := (step // self._every + ahead) * self._every) < self._steps:
+            step = max(await self._cluster.keep(wanted))
+            if step < wanted:
+                return wanted
+            ahead *= 2  # they pass it while they are asked
+        return math.inf
