@@ -34,15 +34,40 @@ except ChildProcessError:
     print("none is left")
 """
 
+INTERRUPTED = """
+import os, signal
+from zmqtrain.local.forked import forked
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+try:
+    with forked(1):
+        print("Ctrl-C was lost")
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+only_where_something_is_forked = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere nothing is forked"
+)
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, check=True, timeout=LIMIT_S, capture_output=True, text=True)
+
+
+@only_where_something_is_forked
 def test_forked_process_becomes_a_task_and_one_that_is_not_needed_ends() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], check=True, timeout=LIMIT_S, capture_output=True, text=True
-    )
+    ended = run(SCRIPT)
     assert "Usage: python -m zmqtrain.roles.worker" in ended.stdout
     assert ended.stdout.endswith("none is left\n")
     assert ended.stderr == ""
+
+
+@only_where_something_is_forked
+def test_interrupt_during_a_fork_is_raised_after_it() -> None:
+    ended = run(INTERRUPTED)
+    assert (ended.stdout, ended.stderr) == ("stopped\n", "")
 
 
 def test_process_with_threads_forks_none() -> None:

@@ -11,6 +11,7 @@ import click
 from zmqtrain import __version__
 from zmqtrain.config.invoke import invoke
 from zmqtrain.errors import did_you_mean
+from zmqtrain.roles.signals import interrupts_kept
 
 COMMANDS = {
     "run": "zmqtrain.cli.run:run_command",
@@ -46,7 +47,8 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             ctx.fail(f"No such command {cmd_name!r}{did_you_mean(cmd_name, COMMANDS)}")
         module, name = COMMANDS[cmd_name].split(":")
-        command: click.Command = getattr(import_module(module), name)
+        with interrupts_kept():
+            command: click.Command = getattr(import_module(module), name)
         return command
 
 

@@ -31,6 +31,7 @@ from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging
 from zmqtrain.roles.hosting import allow_descriptors
+from zmqtrain.roles.signals import interrupts_kept
 from zmqtrain.wire.messages import Status
 
 REFRESH_S = 0.5
@@ -71,7 +72,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
-        job = load_job(job_reference).with_overrides(**overrides)
+        with interrupts_kept():
+            job = load_job(job_reference).with_overrides(**overrides)
         cluster = _planned(cluster, job, flags)
         limit_threads(cluster.threads)
         # Connections and pipes; a worker may be both.

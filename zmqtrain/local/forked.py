@@ -36,9 +36,13 @@ class ForkedProcess:
         self.returncode: int | None = None  # negative: the signal that ended it
         self._link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         die_with_parent = dying_with(signal.SIGTERM)
+        # What Ctrl-C raises in the callbacks of a fork would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self.pid = os.fork()
         if not self.pid:
             os.setsid()  # only the process that forked gets Ctrl-C, and ends the others
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if not self.pid:
             die_with_parent()
             for link in (self._link, *(other._link for other in others)):
                 link.close()

@@ -1,10 +1,11 @@
-"""Which signals ask a process to end."""
+"""Which signals ask a process to end, and how none of them is lost while it starts."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 def that_end() -> tuple[signal.Signals, ...]:
@@ -23,3 +24,27 @@ def restored() -> Iterator[list[signal.Signals]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block if Ctrl-C came in it, and was lost.
+
+    What a signal raises where Python calls back is printed and forgotten. Each import calls back.
+    """
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupts:
+        raise KeyboardInterrupt
