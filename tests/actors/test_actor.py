@@ -120,6 +120,32 @@ async def test_request_is_answered_to_its_sender_alone(
         assert len(peer.received) == 1
 
 
+async def test_failed_actor_answers_nothing_while_it_ends(
+    ps: Ps, client: Clients, within: Within
+) -> None:
+    """What it would need for that may never have been there."""
+    failed, ended = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly() -> None:
+        try:
+            await ended.wait()
+        finally:
+            failed.set()
+            await within(ended.wait())
+
+    peer = client(ADDRESS)
+    ps.spawn(end_slowly())
+    ps.crash(ps.refused)
+    await within(failed.wait())
+    peer.send(GetStatus(), request_id=7)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ended.set()
+    with pytest.raises(ConfigError):
+        await within(ps.life)
+    assert not peer.received
+
+
 async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Within) -> None:
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send(Leave(""), request_id=7)

@@ -101,8 +101,9 @@ MISTAKES = [
         "ps",
         "--job sound.py --ps 127.0.0.1:BUSY",
         USAGE,
-        "cannot listen at tcp://127.0.0.1:BUSY: Address already in use. Another ps may be running "
-        "there; end it, or choose another address (--ps, --base-port)",
+        "cannot listen at tcp://127.0.0.1:BUSY: Address already in use. Another task may be "
+        "running there, also with this one's index; end it, or correct --index or the address "
+        "(--ps, --workers, --base-port)",
     ),
     Mistake(
         "run",

@@ -175,8 +175,8 @@ async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
         transport.bind(address)
     transport.close()
     assert str(caught.value) == (
-        f"cannot listen at {address}: {reason}. Another ps may be running there; end it, or "
-        "choose another address (--ps, --base-port)"
+        f"cannot listen at {address}: {reason}. Another task may be running there, also with "
+        "this one's index; end it, or correct --index or the address (--ps, --workers, --base-port)"
     )
 
 

@@ -138,6 +138,9 @@ class Actor:
                     self.spawn(begin())
                 try:
                     return await self.main()
+                except BaseException:
+                    self._stop_listening()  # who asks now shall ask the next life
+                    raise
                 finally:
                     for task in self._background:
                         task.cancel()
@@ -151,8 +154,7 @@ class Actor:
             self.on_end(error)
             for link in self.links:
                 link.close()
-            for listener in self._listeners:
-                listener.close()
+            self._stop_listening()
 
     def stop(self, exit_code: int) -> None:
         """Ask the actor to end, on a signal or a Shutdown; the first call decides the exit code."""
@@ -189,6 +191,10 @@ class Actor:
         endpoint.start(partial(self._receive, endpoint))
         endpoint.on_failure(lambda text, _: self._on_refused(text))
         return endpoint
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def link(self, peer: Task, address: str) -> Link:
         """Connect to a ps and exchange heartbeats with it."""

@@ -196,8 +196,9 @@ class ZmqTransport:
             except zmq.ZMQError as error:
                 reason = zmq.strerror(error.errno or 0)
                 raise ConfigError(
-                    f"cannot listen at {address}: {reason}. Another ps may be running there; "
-                    "end it, or choose another address (--ps, --base-port)"
+                    f"cannot listen at {address}: {reason}. Another task may be running "
+                    "there, also with this one's index; end it, or correct --index or the address "
+                    "(--ps, --workers, --base-port)"
                 ) from None
             undo.pop_all()
         bound = socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
