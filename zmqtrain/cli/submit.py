@@ -16,14 +16,14 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, show, show_json, table
-from zmqtrain.clusters.engine import OVER, Engine, LeftBehindError
+from zmqtrain.clusters.engine import OVER, Engine
 from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
@@ -103,7 +103,7 @@ def submit_command(
         if is_printed:
             sys.stdout.write(kind.rendered(plan))
             return
-        kind.chosen(asked).submit(plan, dry_run=True)
+        kind.chosen(asked).check(plan, dry_run=True)
         click.echo(f"{name} could be submitted; nothing was")
         return
     click.echo(f"{name} is submitted to {_submitted(plan, kind.chosen(asked), keys)}")
@@ -195,8 +195,8 @@ def _submitted(plan: Plan, engine: Engine, keys: str | None) -> str:
 
     Raises:
         ConfigError: a job of this name was submitted already.
-        LeftBehindError: a part of it is there, and so is its record.
-        ZmqTrainError: the engine refuses it; no record is left.
+        PeerLostError: a part of it is there, and so is its record.
+        ZmqTrainError: the engine refuses it; nothing is left.
     """
     counts = plan.ps, plan.workers, plan.max_workers
     where = plan.asked.kind, engine.context, engine.namespace
@@ -207,12 +207,28 @@ def _submitted(plan: Plan, engine: Engine, keys: str | None) -> str:
         kept = Path(job.keys)
         if keys is None:
             _new_keys(kept, plan)
-        return engine.submit(replace(plan, keys=_texts(kept, plan)))
-    except LeftBehindError:
-        raise
+        plan = replace(plan, keys=_texts(kept, plan))
+        engine.check(plan, dry_run=False)
     except BaseException:
         job.forget()
         raise
+    try:
+        return engine.submit(plan)
+    except BaseException as error:  # Ctrl-C, too
+        _undo(job, engine, error)
+        raise
+
+
+def _undo(job: Submitted, engine: Engine, error: BaseException) -> None:
+    """Remove what there may be of a job that could not be submitted as a whole."""
+    try:
+        engine.remove(job)
+    except ZmqTrainError as left:
+        raise PeerLostError(
+            f"{error or type(error).__name__}; what was made of {job.name} could not be removed: "
+            f"{left}; remove it with zmqtrain stop {job.name}"
+        ) from None
+    job.forget()
 
 
 def _with_our_paths(plan: Plan) -> Plan:

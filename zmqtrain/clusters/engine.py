@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, ClassVar, Self
@@ -29,10 +29,6 @@ Mistakes = Sequence[tuple[str, type[ZmqTrainError], str]]
 
 Advice = Sequence[tuple[str, str]]
 """What an engine says of a task that does not run (a pattern), and what it means, or what to do."""
-
-
-class LeftBehindError(PeerLostError):
-    """A job could not be submitted as a whole, and the engine still has a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +79,21 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
-        """Submit a job; say where it is. ``dry_run``: it is only checked.
+    def check(self, plan: Plan, *, dry_run: bool) -> None:
+        """Have the engine look at a job, and submit nothing.
 
-        Nothing is left of a job that cannot be submitted as a whole.
+        ``dry_run``: nor will it be submitted, so it is also an error if no node has room now.
 
         Raises:
-            LeftBehindError: but something is.
             ZmqTrainError: the engine refuses it, or its name is taken.
+        """
+
+    @abstractmethod
+    def submit(self, plan: Plan) -> str:
+        """Submit a job that was checked; say where it is.
+
+        Raises:
+            ZmqTrainError: something is in the way now; a part of the job may be there.
         """
 
     @abstractmethod
@@ -247,26 +250,6 @@ def serving(
                 yield found
             finally:
                 process.kill()
-
-
-@contextlib.contextmanager
-def undone(name: str, remove: Callable[[], object]) -> Iterator[None]:
-    """Remove what the block has made of a job if it fails, Ctrl-C included.
-
-    Raises:
-        LeftBehindError: it cannot be removed now.
-    """
-    try:
-        yield
-    except BaseException as error:
-        try:
-            remove()
-        except ZmqTrainError as left:
-            raise LeftBehindError(
-                f"{error or type(error).__name__}; what was made of {name} could not be removed: "
-                f"{left}; remove it with zmqtrain stop {name}"
-            ) from None
-        raise
 
 
 def _begin_of(file: IO[bytes]) -> str:

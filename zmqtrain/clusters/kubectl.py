@@ -22,7 +22,6 @@ from zmqtrain.clusters.engine import (
     serving,
     shown,
     tally,
-    undone,
 )
 from zmqtrain.clusters.kubernetes import (
     KINDS,
@@ -146,17 +145,15 @@ class Kubernetes(Engine):
     def rendered(plan: Plan) -> str:
         return render(plan)
 
-    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
-        objects, kind = manifests(plan), plan.asked.kind
+    def check(self, plan: Plan, *, dry_run: bool) -> None:
+        objects = manifests(plan)
         self._check_volume(plan)
         # A TrainJob, the last one, is refused as long as its runtime is not there.
-        checked = objects[:-1] if kind == "trainjob" else objects
+        checked = objects[:-1] if plan.asked.kind == "trainjob" else objects
         self._make(checked, "create", "--dry-run=server")
-        if dry_run:
-            return ""
-        # Of this job only: the dry run found no other one of its name.
-        with undone(plan.name, lambda: self._delete(plan.name, kind)):
-            made = self._make(objects, "apply", "--server-side")
+
+    def submit(self, plan: Plan) -> str:
+        made = self._make(manifests(plan), "apply", "--server-side")
         return f"context {self.context}, namespace {self.namespace}: {len(made)} objects"
 
     def state(self, job: Submitted) -> str:
@@ -206,7 +203,8 @@ class Kubernetes(Engine):
         shown(self._words("logs", pod, *(["--follow"] if follow else [])))
 
     def remove(self, job: Submitted) -> None:
-        self._delete(job.name, job.kind)
+        kinds = ",".join((*RESOURCES[job.kind], "services", "secrets"))
+        self._call("delete", kinds, "-l", _selector(job.name), "--wait=false")
 
     def _scale_jobset(self, job: Submitted, size: Mapping[str, int]) -> None:
         """Patch the JobSet; before its version 0.12 only the Job that it has made can change."""
@@ -236,10 +234,6 @@ class Kubernetes(Engine):
                 if not re.search(_LATER, str(error)) or time.monotonic() > until:
                     raise
                 time.sleep(1)
-
-    def _delete(self, name: str, kind: str) -> None:
-        kinds = ",".join((*RESOURCES[kind], "services", "secrets"))
-        self._call("delete", kinds, "-l", _selector(name), "--wait=false")
 
     def _check_volume(self, plan: Plan) -> None:
         if not plan.logdir:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import yaml
@@ -21,7 +20,6 @@ from zmqtrain.clusters.engine import (
     ended,
     not_running,
     summary,
-    undone,
 )
 from zmqtrain.clusters.plan import GRACE_S, Plan, Submission
 from zmqtrain.clusters.ray_actors import PENDING, WAITS, JobActor, actor
@@ -75,16 +73,14 @@ class Ray(Engine):
         text: str = yaml.safe_dump({"name": plan.name, "actors": tasks}, sort_keys=False)
         return text
 
-    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
-        ray = self._connected()
+    def check(self, plan: Plan, *, dry_run: bool) -> None:
         if self._actor(plan.name) is not None:
             raise ConfigError(f"Ray has an actor {plan.name}: {TAKEN}")
-        if dry_run:
-            return ""
+
+    def submit(self, plan: Plan) -> str:
         options = {"name": plan.name, "num_cpus": 0, "max_concurrency": 8}
-        with undone(plan.name, partial(self._end, plan.name)):
-            job_actor = actor(ray, JobActor, options).remote(plan)
-            self._answer_of(job_actor.states.remote())
+        job_actor = actor(self._connected(), JobActor, options).remote(plan)
+        self._answer_of(job_actor.states.remote())
         return f"Ray at {self.context}"
 
     def state(self, job: Submitted) -> str:
@@ -138,11 +134,7 @@ class Ray(Engine):
                 time.sleep(0 if text else FOLLOW_S)
 
     def remove(self, job: Submitted) -> None:
-        self._end(job.name)
-
-    def _end(self, name: str) -> None:
-        """End a job's tasks, and remove its actor."""
-        job_actor = self._actor(name)
+        job_actor = self._actor(job.name)
         if job_actor is not None:
             try:
                 self._answer_of(job_actor.end.remote(), 2 * GRACE_S)

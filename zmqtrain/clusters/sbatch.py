@@ -18,7 +18,6 @@ from zmqtrain.clusters.engine import (
     not_running,
     shown,
     tally,
-    undone,
 )
 from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
@@ -106,21 +105,19 @@ class Slurm(Engine):
     def rendered(plan: Plan) -> str:
         return "".join(render(plan).values())
 
-    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
+    def check(self, plan: Plan, *, dry_run: bool) -> None:
+        scripts = render(plan)
         if _parts(plan.name):
             raise ConfigError(f"squeue lists jobs of {plan.name}: {TAKEN}")
-        scripts = render(plan)
-        numbers: list[str] = []
-        if dry_run:
-            for text in scripts.values():
-                call(["sbatch", "--test-only", *options_in(text)], MISTAKES, stdin=text)
-            return ""
-        directory = directory_of(plan.name)
+        for text in scripts.values() if dry_run else ():
+            call(["sbatch", "--test-only", *options_in(text)], MISTAKES, stdin=text)
+
+    def submit(self, plan: Plan) -> str:
+        scripts, directory, numbers = render(plan), directory_of(plan.name), list[str]()
         write(directory, scripts)
-        with undone(plan.name, lambda: _cancel(*numbers)):
-            for name in scripts:
-                after = [f"--dependency=after:{numbers[0]}"] if numbers else []
-                numbers.append(_submitted(directory / name, *after))
+        for name in scripts:
+            after = [f"--dependency=after:{numbers[0]}"] if numbers else []
+            numbers.append(_submitted(directory / name, *after))
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:

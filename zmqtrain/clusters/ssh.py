@@ -10,7 +10,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +22,6 @@ from zmqtrain.clusters.engine import (
     meant,
     serving,
     summary,
-    undone,
 )
 from zmqtrain.clusters.hosts import address_of, keyed, placed, problem, render
 from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
@@ -84,7 +82,7 @@ class Ssh(Engine):
             for host, script in keyed(_scripts(plan), plan, plan.keys).items()
         )
 
-    def submit(self, plan: Plan, *, dry_run: bool = False) -> str:
+    def check(self, plan: Plan, *, dry_run: bool) -> None:
         scripts = _scripts(plan)
         path = Path(plan.job.partition(":")[0])
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
@@ -92,11 +90,11 @@ class Ssh(Engine):
         for host, facts in _done(scripts, "check").items():
             if wrong := problem(facts, digest, cpu):
                 raise ConfigError(f"{host.login}: {wrong}")
-        if dry_run:
-            return ""
+
+    def submit(self, plan: Plan) -> str:
+        scripts = _scripts(plan)
         write(directory_of(plan.name), {f"{host.login}.sh": scripts[host] for host in scripts})
-        with undone(plan.name, partial(_done, scripts, "end")):
-            _done(keyed(scripts, plan, plan.keys), "start", str(plan.workers))
+        _done(keyed(scripts, plan, plan.keys), "start", str(plan.workers))
         return ", ".join(host.login for host in scripts)
 
     def state(self, job: Submitted) -> str:
