@@ -14,15 +14,35 @@ from collections.abc import Iterable
 from zmqtrain.policies.base import Accumulate, Decision, Drop, Held, Reduce, Release
 
 
-class SyncReplicas:
+class _Averaging:
+    """A step is the mean of the gradients in hand."""
+
+    coordinated = True
+    step_per_push = False
+
+    def start(self, version: int, workers: int) -> None:
+        self.version = version  # +1 at every Reduce
+        self.ready: set[int] = set()  # their gradient of this step has arrived
+        self.counted = 0  # gradients of this step, accumulated ones included
+
+    def drain(self) -> list[Decision]:
+        return self._reduce() if self.counted else []
+
+    def _reduce(self) -> list[Decision]:
+        workers = tuple(sorted(self.ready))
+        self.ready.clear()
+        self.counted = 0
+        self.version += 1
+        return [Reduce(workers)]
+
+
+class SyncReplicas(_Averaging):
     """Average ``aggregate`` gradients a step; None means one from every live worker.
 
     With fewer than the number of workers the others are backups, whose late gradients are dropped.
     With more, workers that finish early compute further batches of the same step.
     """
 
-    coordinated = True
-    step_per_push = False
     staleness_bound = 0
 
     def __init__(self, aggregate: int | None = None) -> None:
@@ -34,13 +54,11 @@ class SyncReplicas:
         return "sync-replicas" + (f":aggregate={self.aggregate}" if self.aggregate else "")
 
     def start(self, version: int, workers: int) -> None:
-        self.version = version  # +1 at every Reduce
+        super().start(version, workers)
         self.expected = workers  # the first step waits for that many
         self.begun = False  # set once they have all joined
         self.computing: dict[int, int] = {}  # worker -> version it was released at
         self.waiting: set[int] = set()  # live, not computing
-        self.ready: set[int] = set()  # their gradient of this step has arrived
-        self.counted = 0  # gradients of this step, accumulated ones included
         # Gradients of this step, counted or on their way: +1 at a release, -1 if that worker leaves
         # instead of pushing. A worker still at an earlier step is not one: its push will be stale.
         self.hands = 0
@@ -67,9 +85,6 @@ class SyncReplicas:
         self.ready.add(worker)
         self.counted += 1
         return self._settle()
-
-    def drain(self) -> list[Decision]:
-        return self._reduce() if self.counted else []
 
     def held(self) -> Iterable[Held]:
         if not self.begun:
@@ -101,13 +116,6 @@ class SyncReplicas:
             return self._begin()
         return self._fill()
 
-    def _reduce(self) -> list[Decision]:
-        workers = tuple(sorted(self.ready))
-        self.ready.clear()
-        self.counted = 0
-        self.version += 1
-        return [Reduce(workers)]
-
     def _begin(self) -> list[Decision]:
         """Release all waiting workers into the step at ``version``."""
         self.hands = 0
@@ -137,7 +145,7 @@ class SyncReplicas:
         return [Release(worker)]
 
 
-class TokenSyncReplicas:
+class TokenSyncReplicas(_Averaging):
     """The original's token queue, for parity: anonymous first-in-first-out tokens.
 
     ``tokens`` initial tokens carry the starting step, so as many first gradients are wasted; a
@@ -147,8 +155,6 @@ class TokenSyncReplicas:
     as in TensorFlow. With :class:`SyncReplicas` none does.
     """
 
-    coordinated = True
-    step_per_push = False
     staleness_bound = None
 
     def __init__(self, aggregate: int, tokens: int) -> None:
@@ -161,14 +167,12 @@ class TokenSyncReplicas:
         return f"sync-replicas:aggregate={self.aggregate},tokens={self.initial_tokens}"
 
     def start(self, version: int, workers: int) -> None:
-        self.version = version  # +1 at every Reduce
+        super().start(version, workers)
         self.tokens_per_step = max(workers, self.aggregate)
         # Fewer than R - T would never end the first step; the original refuses such a number.
         self.tokens = deque([version] * max(self.initial_tokens, self.aggregate - workers))
         self.local_step: dict[int, int] = {}  # live workers; the last token taken
         self.takers: deque[int] = deque()  # waiting for a token, in order
-        self.ready: set[int] = set()  # their gradient of this step has arrived
-        self.counted = 0
 
     def join(self, worker: int) -> list[Decision]:
         self.local_step[worker] = self.version
@@ -195,9 +199,6 @@ class TokenSyncReplicas:
             decisions += self._take_token()
         return decisions
 
-    def drain(self) -> list[Decision]:
-        return self._reduce() if self.counted else []
-
     def held(self) -> Iterable[Held]:
         computing = tuple(sorted(set(self.local_step) - set(self.takers)))
         reason = f"waits for a token; step {self.version} has {self.counted} of {self.aggregate}"
@@ -213,10 +214,3 @@ class TokenSyncReplicas:
             return [Release(worker)]
         self.ready.discard(worker)  # its next gradient takes the place of this one
         return [Accumulate(worker), Release(worker)]
-
-    def _reduce(self) -> list[Decision]:
-        workers = tuple(sorted(self.ready))
-        self.ready.clear()
-        self.counted = 0
-        self.version += 1
-        return [Reduce(workers)]
