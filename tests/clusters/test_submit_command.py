@@ -135,6 +135,10 @@ QUOTA = (
     "requested: secrets=1, used: secrets=10, limited: secrets=10"
 )
 REFUSED = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?"
+CLOSED = (
+    'error: error validating "STDIN": error validating data: failed to download openapi: Get '
+    '"https://10.0.0.1:6443/openapi/v2": dial tcp 10.0.0.1:6443: connect: connection refused'
+)
 AWAY = "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout"
 LOGIN = "error: You must be logged in to the server (Unauthorized)"
 SBATCH = "sbatch: error: Batch job submission failed:"
@@ -158,6 +162,7 @@ SUBMITS = {
         ("kubernetes", TAKEN, ExitCode.USAGE, "--name"),
         ("kubernetes", QUOTA, ExitCode.PEER_LOST, "quota objects"),
         ("kubernetes", REFUSED, ExitCode.PEER_LOST, "kubectl version"),
+        ("kubernetes", CLOSED, ExitCode.PEER_LOST, "kubectl version"),
         ("kubernetes", AWAY, ExitCode.PEER_LOST, "kubectl version"),
         ("kubernetes", LOGIN, ExitCode.REFUSED, "log in"),
         ("kubernetes", NAMESPACE, ExitCode.USAGE, "--namespace"),
@@ -195,6 +200,22 @@ def test_refusal_of_an_engine_says_what_to_do_and_leaves_nothing(
     assert main([*words]) == code
     assert remedy in capsys.readouterr().err
     assert not kubectl.calls("apply") and not submitted_jobs()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error: current-context must exist in order to minify",
+        "error: cannot locate context lab",
+        "Error in configuration: context was not found for specified context: lab",
+    ],
+)
+def test_context_that_is_not_there_is_said(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    kubectl.answers(refused(text, "config"))
+    assert main([*SUBMIT]) == ExitCode.USAGE
+    assert "--context" in capsys.readouterr().err
 
 
 def test_what_was_made_is_removed_if_the_rest_cannot_be(kubectl: Kubectl) -> None:

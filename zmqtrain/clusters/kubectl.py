@@ -96,12 +96,12 @@ MISTAKES: Mistakes = (
         ),
     ),
     (
-        r'context "?([^" ]*)"? does not exist|(current-context is not set)',
+        r"context .*does not exist|cannot locate context|context was not found|current-context",
         ConfigError,
         "kubectl has no such context; expected one of kubectl config get-contexts; give --context",
     ),
     (
-        r"was refused - did you specify|Unable to connect to the server|no such host|i/o timeout",
+        r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
         PeerLostError,
         "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
     ),
