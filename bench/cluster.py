@@ -17,9 +17,9 @@ import uvloop
 from bench.jobs import REFERENCE, VARIABLE, job_of
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Task
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of
 from zmqtrain.errors import ZmqTrainError
-from zmqtrain.job_file import load_job
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.observe.summary import Summary

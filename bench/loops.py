@@ -17,11 +17,11 @@ import zmqtrain
 from bench.models import DDP_PROCESSES, Timer, tell
 from bench.peers.shared import free_ports
 from zmqtrain.callbacks import LambdaCallback
+from zmqtrain.config.job_file import load_job
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.data.subset import first_of
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 
 
 def torch_loop(job: Job, batches: int, timer: Timer, rank: int = 0, ranks: int = 1) -> Any:

@@ -82,7 +82,7 @@ def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int
 
 def train(arguments: argparse.Namespace, addresses: list[str]) -> int:
     from zmqtrain.chief.chief import Chief
-    from zmqtrain.job_file import load_job
+    from zmqtrain.config.job_file import load_job
 
     overrides = json.loads(arguments.overrides)
     job = load_job(arguments.job).with_overrides(exchange="direct", **overrides)

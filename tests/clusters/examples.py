@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zmqtrain.clusters import kubernetes, slurm
 from zmqtrain.clusters.plan import Plan, Submission, plan_of
-from zmqtrain.job_file import load_job
+from zmqtrain.config.job_file import load_job
 
 ROOT = Path(__file__).parents[2]
 JOB = "examples/digits.py"

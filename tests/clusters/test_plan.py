@@ -20,9 +20,9 @@ from zmqtrain.clusters.plan import (
     plan_of,
 )
 from zmqtrain.config.cluster import Role
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.errors import ConfigError, ExitCode
-from zmqtrain.job_file import load_job
 
 
 @pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])

@@ -15,8 +15,8 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
+from zmqtrain.config.job_file import load_job
 from zmqtrain.errors import ExitCode
-from zmqtrain.job_file import load_job
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
-from zmqtrain.job_file import load_job
+from zmqtrain.config.job_file import load_job
 from zmqtrain.store.manifest import read_manifest
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
-from zmqtrain.job_file import load_job
+from zmqtrain.config.job_file import load_job
 
 if TYPE_CHECKING:
     from tests.harness import Stage

@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from zmqtrain.config.cluster import IPC, Role, Task, ip_of, is_of_this_host, parse_address
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
@@ -23,7 +24,6 @@ from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset, checked
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.metrics import Metric
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.store.layout import ShardLayout, Slice, Variable
 from zmqtrain.units import data_size
 

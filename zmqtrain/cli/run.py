@@ -21,12 +21,12 @@ from zmqtrain.cli.output import show_json
 from zmqtrain.cli.top_view import Watched, top_view
 from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import flags_of, mistyped, option_of, options_of, values_of
 from zmqtrain.config.strategy import MIRRORED, is_mirrored, local_ps
 from zmqtrain.config.task import ENVIRON, TaskConfig
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.local.forked import forked
 from zmqtrain.local.processes import LocalCluster, run_processes
 from zmqtrain.observe.logs import LogLine, setup_logging

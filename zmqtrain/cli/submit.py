@@ -21,11 +21,11 @@ from zmqtrain.clusters.engines import ENGINES, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import names_of, option_of, options_of, values_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
 from zmqtrain.units import counted

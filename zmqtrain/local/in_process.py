@@ -21,13 +21,13 @@ from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.cluster import Cluster, Role
+from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.config.strategy import is_mirrored, local_ps, with_exchange
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
-from zmqtrain.job_file import refuse_while_loading
 from zmqtrain.local.one_worker import LocalRun
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles.launch import job_of_script

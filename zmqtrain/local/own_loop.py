@@ -17,9 +17,9 @@ from typing import Any
 import uvloop
 
 from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
-from zmqtrain.job_file import refuse_while_loading
 from zmqtrain.local.in_process import Stop, run_alone
 from zmqtrain.observe.summary import Summary
 from zmqtrain.roles import script, signals

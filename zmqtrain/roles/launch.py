@@ -26,6 +26,7 @@ from zmqtrain.compute.threads import limit_threads
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
+from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
 from zmqtrain.config.task import (
     ENVIRON,
@@ -45,7 +46,6 @@ from zmqtrain.errors import (
 )
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
-from zmqtrain.job_file import load_job
 from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (

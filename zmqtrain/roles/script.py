@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqtrain.actors.task import JobActor
+from zmqtrain.config.job_file import run_as_script
 from zmqtrain.errors import ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.job import Job
-from zmqtrain.job_file import run_as_script
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from zmqtrain.config.job_file import load_job
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference, remedy_of_difference
-from zmqtrain.job_file import load_job
 
 HEADER = """\
 from zmqtrain.data import NoisyLine
