@@ -104,15 +104,11 @@ async def test_ps_that_stays_behind_holds_nobody_up() -> None:
     assert job.steps == [10]
 
 
-async def test_steps_that_training_passes_meanwhile_are_skipped_and_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
+async def test_steps_that_training_passes_meanwhile_are_skipped() -> None:
     job = Watched()
     await job.come_to(0, 0)
     await job.come_to(34, 35)
     assert (job.steps, job.cluster.kept) == ([10], [40, 40])
-    assert "training is faster than evaluations: the next one is of step 40" in caplog.text
 
 
 async def test_step_that_only_some_shards_had_not_passed_is_not_asked_for() -> None:
@@ -125,15 +121,12 @@ async def test_step_that_only_some_shards_had_not_passed_is_not_asked_for() -> N
     assert job.steps == [7]
 
 
-async def test_restarted_ps_has_forgotten_the_step_and_the_next_one_is_evaluated(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
+async def test_restarted_ps_has_forgotten_the_step_and_the_next_one_is_evaluated() -> None:
     job = Watched()
     await job.come_to(0, 0)
     job.cluster.error = RefusedError("ps 1 has not kept version 10")
     await job.come_to(11, 11)
-    assert "step 10 is not evaluated" in caplog.text
+    assert not job.steps
     job.cluster.error = None
     await job.come_to(20, 20)
     assert job.steps == [20]
