@@ -94,6 +94,15 @@ def _exchange_name(name: Any) -> Any:
     return name
 
 
+def _strategy_name(name: Any) -> Any:
+    if isinstance(name, str) and name in (*_NO_EXCHANGES, "board", "direct", "to-one"):
+        raise ValueError(
+            f"expected auto, parameter-server, multi-worker-mirrored or mirrored; {name} would be "
+            "an exchange: give exchange (--exchange)"
+        )
+    return name
+
+
 def _names_of_devices(value: Any) -> Any:
     """Return the names of devices in a text such as "gpu:0,gpu:1"; else what was given."""
     return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
@@ -115,6 +124,10 @@ ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
 Exchange = Annotated[Literal["auto", "board", "direct", "to-one"], BeforeValidator(_exchange_name)]
+Strategy = Annotated[
+    Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"],
+    BeforeValidator(_strategy_name),
+]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 Devices = Annotated[
@@ -145,7 +158,7 @@ class Job(BaseModel):
         "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
         "without ps the default is sync-replicas",
     )
-    strategy: Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"] = Field(
+    strategy: Strategy = Field(
         "auto",
         description="where parameters live: on parameter servers; or on the workers, each of which "
         "then hosts a part; mirrored: on the only worker, which computes on several devices; auto: "

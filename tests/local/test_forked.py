@@ -46,6 +46,20 @@ except KeyboardInterrupt:
     print("stopped")
 """
 
+FAILING = """
+import os, signal
+from zmqtrain.local.forked import ForkedProcess
+
+def full():
+    raise BlockingIOError("no more processes")
+
+os.fork = full
+try:
+    ForkedProcess([])
+except BlockingIOError:
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
 only_where_something_is_forked = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere nothing is forked"
 )
@@ -78,3 +92,8 @@ def test_process_with_threads_forks_none() -> None:
         assert processes == []
     may_end.set()
     thread.join()
+
+
+@only_where_something_is_forked
+def test_fork_that_fails_lets_interrupts_through() -> None:
+    assert run(FAILING).stdout == "False\n"

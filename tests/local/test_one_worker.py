@@ -92,6 +92,7 @@ def test_ctrl_c_saves_what_was_learned_and_the_same_call_goes_on(tmp_path: Path)
     assert read_manifest(Path(summary.checkpoint)).global_step == summary.global_step > 0
     resumed = zmqtrain.run(job.with_overrides(steps=summary.global_step + 10))
     assert resumed.pushes["applied"] == 10
+    assert " steps/s over the last 9, " in "\n".join(resumed.lines())
     straight = zmqtrain.run(digits_job(steps=summary.global_step + 10))
     assert resumed.parameters_sha256 == straight.parameters_sha256
 

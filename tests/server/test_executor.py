@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,16 @@ async def test_copy_is_kept_until_another_version_is_asked_for(
     assert executor.kept(1) is not None
     executor.keep(Keep(5))
     assert (executor.kept(1), executor.kept(5)) == (None, None)
+
+
+async def test_policy_that_begins_anew_with_a_pass_is_logged_once(
+    executor: Executor, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = ["hogwild", "hogwild", "sync-replicas", "hogwild"]
+    with caplog.at_level(logging.INFO):
+        executor.carry_out([(n, Order("switch", text=spec)) for n, spec in enumerate(specs, 1)])
+    logged = [record.args[0] for record in caplog.records if "policy" in record.msg]
+    assert logged == ["hogwild", "sync-replicas", "hogwild"]
 
 
 async def come_to_rest(executor: Executor) -> None:

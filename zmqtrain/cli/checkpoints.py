@@ -16,7 +16,7 @@ from zmqtrain.store.layout import Variable
 from zmqtrain.store.logdir import checkpoints, step_of
 from zmqtrain.store.manifest import Manifest, read_manifest, verify
 from zmqtrain.store.weights import load, no_checkpoint, save
-from zmqtrain.units import data_size
+from zmqtrain.units import counted, data_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -
     """
     weights = load(logdir, step=step, average=average)
     save(to, weights)
-    click.echo(f"{to}: {len(weights)} variables")
+    click.echo(f"{to}: {counted(len(weights), 'variable')}")
 
 
 def _look(path: Path) -> Found:

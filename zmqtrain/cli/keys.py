@@ -28,6 +28,7 @@ from zmqtrain.transport.keys import (
     revoke_key,
     secrets_in,
 )
+from zmqtrain.units import counted
 
 _keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
@@ -87,8 +88,8 @@ def new_command(*, keys: str | None, ps: int, workers: int, clients: int) -> Non
     counts = {"ps": ps, "chief": 1, "worker": workers, "client": clients}
     made = make_keys(directory, counts)
     click.echo(
-        f"{made} keys in {directory}: copy {REGISTRY} to every host, and to each host the "
-        "*.secret files of its own tasks"
+        f"{counted(made, 'key')} in {directory}: copy {REGISTRY} to every host, and to each host "
+        "the *.secret files of its own tasks"
     )
 
 

@@ -17,6 +17,7 @@ from zmqtrain.data.files import files_of
 from zmqtrain.data.subset import layers, stacked
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.models.base import Array, Batch
+from zmqtrain.units import counted
 from zmqtrain.user_code import parameters_of, user_code
 
 OPEN = 2
@@ -89,9 +90,9 @@ class Stream:
     def __len__(self) -> int:
         """
         Raises:
-            DataError: always.
+            ConfigError: always.
         """
-        raise DataError(
+        raise ConfigError(
             f"{self!r} has no length, which epochs, fit, Holdout, Cached and an evaluation set "
             "need; give the job steps, and arrays to evaluate on: "
             "Job(data=Arrays(Stream(...), (x, y)), steps=1000)"
@@ -207,9 +208,9 @@ class _Part:
         if not count or self._length not in (0, count):
             before = f", and {self._length} in the pass before" if self._length else ""
             raise DataError(
-                f"{self._name} of {self._stream!r} has {count} records{before}; expected at least "
-                "one, and as many in each pass; read() must begin anew at each call; correct it, or"
-                " leave that part out"
+                f"{self._name} of {self._stream!r} has {counted(count, 'record')}{before}; "
+                "expected at least one, and as many in each pass; read() must begin anew at each "
+                "call; correct it, or leave that part out"
             )
         self._length = count
 

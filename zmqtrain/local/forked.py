@@ -38,10 +38,12 @@ class ForkedProcess:
         die_with_parent = dying_with(signal.SIGTERM)
         # What Ctrl-C raises in the callbacks of a fork would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        self.pid = os.fork()
-        if not self.pid:
-            os.setsid()  # only the process that forked gets Ctrl-C, and ends the others
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            self.pid = os.fork()
+            if not self.pid:
+                os.setsid()  # only the process that forked gets Ctrl-C, and ends the others
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if not self.pid:
             die_with_parent()
             for link in (self._link, *(other._link for other in others)):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Summary:
     """The figures of a run.
 
-    ``seconds`` and ``steps_per_second`` count from the first to the last push, start-up left out.
+    ``seconds`` and ``steps_per_second`` count from the first to the last push that ps 0 has seen
+    in its present life, start-up left out; ``staleness`` is that of this life, too.
     ``strategy`` is "local" if one worker trained alone, "mirrored" if it had several devices;
     ``rosters``: how often workers began to make steps by themselves, over the board.
     ``ps`` leaves those out that workers host.
@@ -101,6 +102,9 @@ class Summary:
             f"{names.get(name, name)} {value:.4f}" for name, value in numbers(self.measures).items()
         )
         rate = f"{self.steps_per_second:.0f} steps/s"
+        timed = round(self.seconds * self.steps_per_second)
+        if 0 < timed + 1 < 0.9 * self.global_step:  # it was resumed, or ps 0 was restarted
+            rate += f" over the last {timed}"
         results = "{applied} applied, {dropped} dropped, {duplicate} duplicate, {refused} refused"
         staleness = "mean {mean:.2f}, p99 {p99:.0f}, max {max:.0f}"
         workers = counted(self.workers, "worker")

@@ -63,6 +63,7 @@ class Executor:
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
         self._halts = False
+        self._policy = ""  # that was logged last
         self._keep: Keep | None = None  # the last that was asked for
         self._kept: Flat | None = None  # once the shard has come to it
 
@@ -194,7 +195,9 @@ class Executor:
 
     def _switched(self, number: int, order: Order, _: object) -> None:
         self.decider.switched(order.text)
-        log.info("the policy is %s from version %d on", order.text, self._state.version)
+        if order.text != self._policy:  # a pass begins with the same one anew
+            self._policy = order.text
+            log.info("the policy is %s from version %d on", order.text, self._state.version)
         self._done(number)
 
     def _rate_set(self, number: int, order: Order, _: object) -> None:
