@@ -21,6 +21,7 @@ from zmqtrain.coordination.roster import Roster
 from zmqtrain.policies import Policy, make_policy
 from zmqtrain.store.changes import Contribution
 from zmqtrain.wire import messages
+from zmqtrain.wire.codec import Packer
 
 
 def pack(value: Any) -> bytes:
@@ -29,8 +30,7 @@ def pack(value: Any) -> bytes:
     Raises:
         TypeError: the value holds something else.
     """
-    packed: bytes = _PACKER.pack(value)
-    return packed
+    return _PACKER.pack(value)
 
 
 def unpack(data: bytes) -> Any:
@@ -103,4 +103,4 @@ def _decode(items: list[Any]) -> Any:
     return kind(**dict(zip(_FIELDS[kind], content, strict=True)))
 
 
-_PACKER = msgpack.Packer(default=_encode, strict_types=True)
+_PACKER = Packer(default=_encode, strict_types=True)

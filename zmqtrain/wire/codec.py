@@ -7,6 +7,7 @@ every field against the message's declaration and bounds every size before it al
 
 from __future__ import annotations
 
+import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -214,7 +215,16 @@ _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Messa
 _CHECKS = {name: _structure(kind) for name, kind in _KINDS.items()}
 _GETTERS = {kind: _getter(kind) for kind in _KINDS.values()}
 _CHECK_SENDER = _structure(Sender)
-_PACKER = msgpack.Packer()
+
+
+class Packer(threading.local):
+    """msgpack's, which is worth keeping; one for each thread, for it has one buffer."""
+
+    def __init__(self, **options: Any) -> None:
+        self.pack: Callable[[Any], bytes] = msgpack.Packer(**options).pack
+
+
+_PACKER = Packer()
 
 
 def encode(envelope: Envelope) -> list[Buffer]:
