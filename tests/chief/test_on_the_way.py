@@ -132,6 +132,17 @@ async def test_restarted_ps_has_forgotten_the_step_and_the_next_one_is_evaluated
     assert job.steps == [20]
 
 
+async def test_restarted_ps_keeps_the_step_that_is_still_to_come() -> None:
+    job = Watched()
+    await job.made.ask_again()
+    assert job.cluster.kept == [0, 0]  # none was asked for
+    await job.come_to(3, 3)
+    job.cluster.kept[1] = 0
+    await job.made.ask_again()
+    await job.come_to(10, 10)
+    assert job.steps == [10]
+
+
 async def test_ps_that_does_not_know_the_chief_has_it_join_again() -> None:
     job = Watched()
     await job.come_to(0, 0)

@@ -15,7 +15,7 @@ from simulation.rules import before, drop
 from simulation.run import simulate
 from simulation.schedule import Fault, draw
 from tests.traces import ON_A_BOARD, Trace, calm, trace_of
-from zmqtrain.wire.messages import Keep, Read, Status
+from zmqtrain.wire.messages import Keep, Push, Read, Status
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {
@@ -72,6 +72,26 @@ def test_ps_killed_before_it_is_read_has_forgotten_that_step_alone() -> None:
     trace = trace_of(calm(ps=2, lane="shm", **STEPS, rules=(rule,)))
     assert trace.of("step 10 is not evaluated")
     assert evaluated(trace) == [20, 30]
+
+
+def test_ps_restarted_before_a_step_is_asked_for_it_again() -> None:
+    kill = Fault(0.0, "kill", ("ps 1",), 0.05)
+    rule = before(Push, 6, receiver="ps 1", fault=kill)
+    trace = trace_of(calm(ps=2, lane="shm", **STEPS, rules=(rule,)))
+    assert trace.of("taking over in generation 1")
+    assert evaluated(trace) == [10, 20, 30]
+
+
+def test_step_is_evaluated_before_the_end_of_an_epoch_that_came_meanwhile() -> None:
+    """Else that end would count as a step to which the job has not come any more."""
+    unheard = drop(Status, receiver="chief 0", from_s=0.1, until_s=2.0)
+    lines: list[str] = []
+    epochs = {"steps": 30, "epochs": 2, "evaluates": 2}  # of 5 steps each
+    report = simulate(calm(**epochs, rules=(unheard,)), lines.append)
+    assert not report.broken, str(report)
+    moments = ("step 2: loss", r"-> sent: .*Extend\(limit=30\)", "step 6: loss")
+    found = [next(i for i, line in enumerate(lines) if re.search(it, line)) for it in moments]
+    assert found == sorted(found)
 
 
 def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:

@@ -251,6 +251,7 @@ class Chief(JobActor):
         if not lost and not await self._saver.has_later(generations[0]):
             self.generation = self.learned_until = generations[0]
             log.info("taking over in generation %d", self.generation)
+            await self._on_the_way.ask_again()
             return
         path, self.learned_until, generation = await self._saver.newest()
         if lost and (again or await self._has_learned(joined)):
@@ -328,6 +329,7 @@ class Chief(JobActor):
                 return False
             if is_held:
                 await self._wait_for_shards(self.timing.heartbeat_s)  # callbacks see the epoch
+                await self._on_the_way.follow(status.step)  # a step before its end, if it is kept
             elif not begins:
                 return True
             limit = await (epochs.begin(at) if begins else epochs.next_limit(at))

@@ -51,6 +51,11 @@ class OnTheWay:
         self._evaluator.forget()
         self._next = 0
 
+    async def ask_again(self) -> None:
+        """Have the step that was asked for kept by a ps that was restarted since, too."""
+        if 0 < self._next < math.inf:
+            await self._cluster.keep(int(self._next))
+
     async def follow(self, step: int) -> None:
         """Evaluate the step that is kept, if the job has come to it, which is at this step."""
         if self._evaluator.is_done:
