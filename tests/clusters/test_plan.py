@@ -23,6 +23,7 @@ from zmqtrain.config.cluster import Role
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.restarts import USUAL_LIMITS, Ending, Restart, decide
 from zmqtrain.errors import ConfigError, ExitCode
+from zmqtrain.server.receiver import MESSAGES_NBYTES
 
 
 @pytest.mark.parametrize("code", [*ExitCode, 134, 137, 139, 200])
@@ -39,6 +40,18 @@ def test_ps_has_memory_for_its_part_of_the_parameters_and_for_its_process() -> N
     wanted = example_plan().resources[Role.PS]
     assert wanted.shared_nbytes > 0
     assert wanted.memory_nbytes >= wanted.shared_nbytes + PROCESS_NBYTES
+
+
+def test_ps_has_memory_for_a_copy_that_is_read_and_one_that_is_kept() -> None:
+    job = load_job(str(ROOT / JOB))
+    asked = Submission.model_validate({"on": "kubernetes", "ps": 1, "workers": 2})
+    (layout,) = job.layouts(1)
+    sizes = []
+    for each in (job, job.with_overrides(evaluate_every=10)):
+        wanted = plan_of(asked, JOB, each, "digits", {}).resources[Role.PS]
+        sizes.append(wanted.memory_nbytes - wanted.shared_nbytes)
+    process = PROCESS_NBYTES + 2 * MESSAGES_NBYTES
+    assert sizes == [process + copies * 4 * layout.size for copies in (1, 2)]
 
 
 def test_memory_of_a_ps_grows_with_the_workers_that_there_may_be() -> None:

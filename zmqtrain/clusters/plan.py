@@ -21,6 +21,8 @@ from zmqtrain.config.task import MAX_THREADS
 from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.job import Job
 from zmqtrain.server.receiver import MESSAGES_NBYTES
+from zmqtrain.server.shard_memory import copies_nbytes
+from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_name
 
@@ -33,7 +35,7 @@ LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 MIB = 1 << 20
 PROCESS_NBYTES = 1 << 30
-"""Memory of a ps beside its parameters and messages: Python, the job's framework."""
+"""Memory of a ps beside its parameters, copies and messages: Python, the job's framework."""
 
 SPARE_NBYTES = 16 * MIB
 """Room in /dev/shm beside the segment: a pod that needs a byte more is evicted."""
@@ -342,7 +344,12 @@ def plan_of(
         raise ConfigError(
             f"{names_of('ps_memory')} is not given, and the job was not loaded; give one of both"
         )
-    shared = asked.ps_memory or _largest_segment(job, ps, most)
+    shared, copies = asked.ps_memory or 0, 0
+    if job is not None:
+        hosted = job.hosted(not ps)
+        layouts = hosted.layouts(ps or hosted.shards_on(most))
+        shared = shared or _largest_segment(hosted, layouts, most)
+        copies = max(copies_nbytes(layout, hosted) for layout in layouts)
     return Plan(
         name=name,
         asked=asked,
@@ -350,18 +357,21 @@ def plan_of(
         ps=ps,
         workers=asked.workers,
         max_workers=most,
-        resources=_resources(asked, shared, most, hosted=not ps),
+        resources=_resources(asked, shared, copies, most, hosted=not ps),
         overrides=overrides,
         **more,
     )
 
 
 def _resources(
-    asked: Submission, shared: int, workers: int, *, hosted: bool
+    asked: Submission, shared: int, copies: int, workers: int, *, hosted: bool
 ) -> dict[Role, Resources]:
-    """Return the resources by role; ``shared``: bytes of the largest shard's segment."""
+    """Return the resources by role.
+
+    ``shared``: bytes of the largest shard's segment. ``copies``: of copies of it, 0 if not known.
+    """
     memory = asked.memory or 0
-    process = PROCESS_NBYTES + workers * MESSAGES_NBYTES
+    process = PROCESS_NBYTES + workers * MESSAGES_NBYTES + copies
     worker = Resources(asked.cpu, memory, asked.gpu)
     if hosted:
         limit = memory + shared if memory else 0
@@ -373,13 +383,9 @@ def _resources(
     }
 
 
-def _largest_segment(job: Job | None, ps: int, workers: int) -> int:
+def _largest_segment(job: Job, layouts: Sequence[ShardLayout], workers: int) -> int:
     """Return the bytes of the largest segment with some room, in whole MiB."""
-    if job is None:
-        return 0
-    hosted = job.hosted(not ps)
-    layouts = hosted.layouts(ps or hosted.shards_on(workers))
-    needed = (segment_layout(layout, hosted.update()).nbytes(workers) for layout in layouts)
+    needed = (segment_layout(layout, job.update()).nbytes(workers) for layout in layouts)
     return -(-(max(needed) + SPARE_NBYTES) // MIB) * MIB
 
 

@@ -128,7 +128,7 @@ class ParameterServer(JobActor):
         self._segment = segment
         shard = make_shard(layout, segment, self.job, safe=safe, threads=self._config.threads)
         self._build(ShardState(self.task, shard, Marks(segment)))
-        log_memory(shard, bound.address, self._config.most_workers)
+        log_memory(shard, bound.address, self._config.most_workers, self.job)
         self.metrics.parameter_bytes.set(layout.nbytes)
         self.metrics.role_state.set("joining")
         if is_left:

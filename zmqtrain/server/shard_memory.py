@@ -20,7 +20,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ExitCode, SegmentError, ZmqTrainError
 from zmqtrain.job import Job
 from zmqtrain.server.receiver import MESSAGES_NBYTES
-from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.layout import ITEM_NBYTES, ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_files import SHARED_MEMORY, default_directory, file_name
 from zmqtrain.store.segment_layout import ALIVE_AT, GENERATION, JOB, VERSION, SegmentLayout
@@ -111,17 +111,24 @@ def note_alive(segment: Segment) -> None:
     segment.words[ALIVE_AT] = _boot_time_ms()
 
 
-def log_memory(shard: Shard, address: str, workers: int) -> None:
+def copies_nbytes(layout: ShardLayout, job: Job) -> int:
+    """Return the most bytes of copies of a shard: one is on its way to the chief, one is kept."""
+    return layout.size * ITEM_NBYTES * (2 if job.evaluate_every else 1)
+
+
+def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
     """Log what the shard will need at most."""
     layout, segment = shard.layout, shard.segment
     log.info(
-        "listening at %s: %s of parameters; with %s its memory is at most %s%s and %s for messages",
+        "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "
+        "and %s for copies that the chief reads",
         address,
         data_size(layout.nbytes),
         counted(workers, "worker"),
         data_size(segment.layout.nbytes(workers)),
         f" in {segment.path}" if segment.path else "",
         data_size(workers * MESSAGES_NBYTES),
+        data_size(copies_nbytes(layout, job)),
     )
 
 
