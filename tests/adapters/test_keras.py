@@ -537,11 +537,11 @@ def test_callback_of_a_third_party_looks_at_the_model_as_it_is_then(
             assert (loss, accuracy) == pytest.approx((logs["val_loss"], logs["val_accuracy"]))
             seen.append((model.predict(X, verbose=0), model.layers[0].get_weights()[0]))
             assert model.optimizer.get_config() == {"learning_rate": pytest.approx(0.1)}
-            model.save_weights(tmp_path / f"{epoch}.weights.h5")
+            model.save_weights(filepath=tmp_path / f"{epoch}.weights.h5")
 
         def on_train_end(self, logs: Any = None) -> None:
             assert np.abs(self.model.predict(X, verbose=0) - seen[0][0]).max() > 1e-3
-            self.model.load_weights(tmp_path / "0.weights.h5")
+            self.model.load_weights(filepath=tmp_path / "0.weights.h5")
             np.testing.assert_allclose(self.model.predict(X, verbose=0), seen[0][0], 1e-5)
 
     trainer = zmqtrain.Trainer(KerasModel(net), SGD(0.1), workers=workers)
@@ -558,12 +558,17 @@ def test_callback_cannot_train_a_model_by_itself(name: str) -> None:
     assert not hasattr(view, name) and view.name == "sequential"
 
 
+class OwnBackup(keras.callbacks.BackupAndRestore):
+    pass
+
+
 @pytest.mark.parametrize(
     ("callback", "twin"),
     [
         (lambda path: keras.callbacks.BackupAndRestore(path), "logdir"),
         (lambda path: keras.callbacks.SwapEMAWeights(), "moving_average"),
         (lambda path: keras.callbacks.TensorBoard(path), "zmqtrain.callbacks.TensorBoard"),
+        (lambda path: OwnBackup(path), "logdir"),
     ],
 )
 def test_callback_that_needs_the_training_of_keras_is_refused_with_its_twin(

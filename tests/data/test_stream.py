@@ -393,6 +393,7 @@ def test_stream_that_cannot_be_read_is_told(stream: Stream, text: str) -> None:
         stream.take(np.arange(40))
 
 
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"read is 3; expected a function"):
-        Stream([1], 3)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("parts", "read"), [([1], 3), (3, read_part)])
+def test_what_is_no_sequence_and_no_function_is_refused(parts: Any, read: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^a Stream was given .*3.*; expected its parts"):
+        Stream(parts, read)

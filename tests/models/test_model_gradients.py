@@ -214,7 +214,7 @@ LABELS = np.zeros(3, np.int64)
             MLP(4, 5, 3),
             (FEATURES,),
             (
-                "the data gives batches of 1 arrays; expected 2, (features, labels), "
+                "the data gives batches of 1 array; expected 2, (features, labels), "
                 "or weights behind them; correct Dataset.take or choose another model"
             ),
         ),

@@ -159,27 +159,27 @@ class ModelView:
             self.source.loss_and_gradients(self.weights, batch, out)
         return {name: out[name] for name in trained}
 
-    def save_weights(self, path: str | Path, overwrite: bool = True) -> None:
+    def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights into a file ``.safetensors`` or ``.npz``; a model of Keras also into
         ``.weights.h5`` or ``.keras``.
 
         Raises:
             CheckpointError: it cannot be written, or exists and ``overwrite`` is False.
         """
-        if Path(path).suffix in FOREIGN and hasattr(self.source, "save"):
-            self.source.save(path, self.weights, overwrite=overwrite)
+        if Path(filepath).suffix in FOREIGN and hasattr(self.source, "save"):
+            self.source.save(filepath, self.weights, overwrite=overwrite)
         else:
-            save(path, self.weights, overwrite=overwrite)
+            save(filepath, self.weights, overwrite=overwrite)
 
     save = save_weights
 
-    def load_weights(self, path: str | Path) -> None:
+    def load_weights(self, filepath: str | Path) -> None:
         """Go on with the weights in such a file.
 
         Raises:
             ConfigError: it cannot be read, or holds those of another model.
         """
-        self.set_weights(named_arrays(path, self.source))
+        self.set_weights(named_arrays(filepath, self.source))
 
     @property
     def metrics(self) -> list[Any]:
@@ -297,8 +297,7 @@ class CallbackList:
         Raises:
             ConfigError: one does, or something is not.
         """
-        for callback in self._callbacks:
-            kind = type(callback)
+        for kind in (kind for callback in self._callbacks for kind in type(callback).__mro__):
             if kind.__module__.startswith("keras.") and kind.__name__ in TWINS:
                 raise ConfigError(
                     f"Keras's {kind.__name__} needs Keras's own training; expected "

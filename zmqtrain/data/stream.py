@@ -77,12 +77,12 @@ class Stream:
         beginning: a reader that can seek need not read what was consumed.
 
         Raises:
-            ConfigError: ``read`` cannot be called.
+            ConfigError: ``read`` cannot be called, or ``parts`` is one number, for instance.
         """
-        if not callable(read):
+        if not callable(read) or not isinstance(parts, str | Path | Iterable):
             raise ConfigError(
-                f"read is {read!r:.80}; expected a function that returns the records of a part: "
-                "Stream(parts, read)"
+                f"a Stream was given {parts!r:.80} and {read!r:.80}; expected its parts, a pattern "
+                "or a sequence, and a function that returns the records of one: Stream(parts, read)"
             )
         self.read, self.parse = read, parse
         self._given = parts if isinstance(parts, str | Path) else list(parts)

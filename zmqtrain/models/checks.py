@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Array, Batch, Gradients, Model, Parameters
+from zmqtrain.units import counted
 from zmqtrain.user_code import user_code
 
 
@@ -42,8 +43,8 @@ def examples_of(batch: Batch, features: int) -> tuple[Array, Array]:
     """
     if len(batch) not in (2, 3):
         raise ConfigError(
-            f"the data gives batches of {len(batch)} arrays; expected 2, (features, labels), "
-            "or weights behind them; correct Dataset.take or choose another model"
+            f"the data gives batches of {counted(len(batch), 'array')}; expected 2, (features, "
+            "labels), or weights behind them; correct Dataset.take or choose another model"
         )
     inputs, answers = features_of(batch, features), batch[1]
     if len(batch) == 3 and batch[2].shape != inputs.shape[:1]:
