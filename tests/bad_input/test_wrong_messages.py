@@ -219,9 +219,13 @@ async def test_version_that_is_not_kept_is_refused(table: Table, make_job: MakeJ
         await t.check(worker, batches)
         assert (await chief.ask(Keep(1))).message == Parameters(1)  # too late, but it was kept
         assert (await chief.ask(Read(at=1))).message == Parameters(1)
+        for version in (2, 1):  # one that was sent twice comes late
+            await chief.ask(Keep(version))
+        await t.check(worker, batches[1:], sequence=2)
+        assert (await chief.ask(Read(at=2))).message == Parameters(2)
         chief.generation = 2  # of which nothing is kept
         await chief.ask(Initialize(None))
-        assert await chief.refused(Read(at=1)) == ("RefusedError", "ps 0 has not kept version 1")
+        assert await chief.refused(Read(at=2)) == ("RefusedError", "ps 0 has not kept version 2")
 
 
 async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job: MakeJob) -> None:
