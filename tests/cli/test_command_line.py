@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 from unittest.mock import Mock
 
@@ -39,6 +41,15 @@ def test_help_lists_the_commands_in_their_order_and_in_full() -> None:
 def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == ExitCode.OK
     assert capsys.readouterr().out == f"zmqtrain {__version__}\n"
+
+
+def test_command_imports_no_engine_before_it_asks_one() -> None:
+    script = "import sys, zmqtrain.cli.why; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
+    )
+    imported = {name for name in done.stdout.split() if name.startswith("zmqtrain.clusters.")}
+    assert imported == {"zmqtrain.clusters.engines", "zmqtrain.clusters.submitted"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import click
 
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.clusters.engine import OVER, Engine
-from zmqtrain.clusters.engines import ENGINES, engine_of
+from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role, Task
@@ -93,7 +93,7 @@ def submit_command(
         keys_directory=str(kept),
         variables=_pairs(variables),
     )
-    kind = ENGINES[asked.on]
+    kind = engine_named(asked.on)
     if kind.has_our_paths:
         plan = _with_our_paths(plan)
     if is_printed or dry_run:

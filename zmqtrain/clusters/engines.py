@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from zmqtrain.clusters.engine import Engine
-from zmqtrain.clusters.kubectl import Kubernetes
-from zmqtrain.clusters.ray import Ray
-from zmqtrain.clusters.sbatch import Slurm
-from zmqtrain.clusters.ssh import Ssh
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from zmqtrain.clusters.submitted import Submitted
 
-ENGINES: dict[str, type[Engine]] = {
-    "kubernetes": Kubernetes,
-    "slurm": Slurm,
-    "ssh": Ssh,
-    "ray": Ray,
+if TYPE_CHECKING:
+    from zmqtrain.clusters.engine import Engine
+
+ENGINES = {
+    "kubernetes": "zmqtrain.clusters.kubectl:Kubernetes",
+    "slurm": "zmqtrain.clusters.sbatch:Slurm",
+    "ssh": "zmqtrain.clusters.ssh:Ssh",
+    "ray": "zmqtrain.clusters.ray:Ray",
 }
+"""Where each engine is. Only one that is needed is imported: most commands need none."""
+
+
+def engine_named(name: str) -> type[Engine]:
+    """Return the engine that --on names."""
+    module, kind = ENGINES[name].split(":")
+    engine: type[Engine] = getattr(import_module(module), kind)
+    return engine
 
 
 def engine_of(job: Submitted) -> Engine:
     """Return the engine of a job."""
-    return ENGINES[job.engine](job.context, job.namespace)
+    return engine_named(job.engine)(job.context, job.namespace)
