@@ -168,6 +168,30 @@ async def test_waits_are_those_for_the_worker_whose_push_comes_last(
     assert [value(name, {"worker": worker}) for worker in ("0", "1")] == [1.0, 2.0]
 
 
+async def test_wait_that_a_report_ends_is_for_the_last_worker_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("zmqtrain.coordination.leader.time", clock)
+    leader = make_leader(policy="sync-replicas", shards=2)
+    add_peer(leader.peers, "ps 1")
+    for worker in (0, 1):
+        leader.joined(add_peer(leader.peers, f"worker {worker}"))
+    leader.begin(1, 0, Ledger())
+    for worker in (0, 1):
+        leader.arrived(PullArrived(worker))
+        leader.arrived(PushArrived(worker, 1, worker, 1))
+    for workers in ((0,), (0, 1)):  # the first of them is reported once more
+        clock.tick()
+        ones = (1,) * len(workers)
+        told = Arrived(workers, ones, ones, (True,) * len(workers))
+        leader.on_arrived(Asked(sender="ps 1", incarnation=1), told)
+    value = leader._metrics.registry.get_sample_value
+    name = "zmqtrain_waited_for_seconds_total"
+    assert not value(name, {"worker": "0"})
+    assert value(name, {"worker": "1"}) == 2.0  # since its push came to the leader
+
+
 async def test_steps_of_a_worker_never_count_down() -> None:
     leader = leader_with_a_roster()
     worker, _ = leader.peers.workers()
