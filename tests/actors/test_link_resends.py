@@ -112,6 +112,23 @@ async def test_other_requests_are_sent_again_from_time_to_time(
     assert worker.count("rpc_retries") == sent - 1
 
 
+@pytest.mark.parametrize(
+    ("peer_timeout_s", "timeout_s", "resend_s"),
+    [(60, None, 5), (6, None, 1.5), (60, 8, 2), (6, 60, 5)],
+)
+async def test_lost_request_is_sent_again_before_it_is_given_up_with_its_peer(
+    ps: FakePs,
+    start_worker: Callable[..., Any],
+    peer_timeout_s: float,
+    timeout_s: float | None,
+    resend_s: float,
+) -> None:
+    worker = await start_worker(peer_timeout_s)
+    asked = worker.ps.begin(Leave(""), reason="it has not answered", timeout_s=timeout_s)
+    assert asked.resend_s == resend_s
+    worker.ps.end(asked)
+
+
 async def test_request_that_found_the_queue_full_is_sent_later(
     worker: Worker,
     start_ps: Callable[[], FakePs],

@@ -35,7 +35,7 @@ from zmqtrain.wire.messages import (
 from zmqtrain.wire.refusals import error_of
 
 RESEND_S = 5.0
-RESENDS = 4  # before a deadline, as far as heartbeats are as frequent
+RESENDS = 4  # before a deadline, or a silent peer's end, as far as heartbeats are as frequent
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +134,7 @@ class Link:
         self._last_id += 1
         sender, generation = self._owner.identify()
         now = time.monotonic()
+        limit_s = self._owner.timing.peer_timeout_s if timeout_s is None else timeout_s
         outstanding = self._outstanding[self._last_id] = Outstanding(
             self._last_id,
             sender,
@@ -143,7 +144,7 @@ class Link:
             chunks,
             Incoming(out) if out is not None else None,
             sequence,
-            RESEND_S if timeout_s is None else min(RESEND_S, timeout_s / RESENDS),
+            min(RESEND_S, limit_s / RESENDS),
             asyncio.get_running_loop().create_future(),
             self._waits.begin(self.peer, reason, timeout_s),
             now,
