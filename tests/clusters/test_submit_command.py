@@ -588,10 +588,26 @@ def test_stop_removes_a_job_that_does_not_run(kubectl: Kubectl) -> None:
 def test_job_that_does_not_end_is_removed_by_force_alone(kubectl: Kubectl) -> None:
     submitted(kubectl)
     line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there
-    kubectl.answers(said(line, "port-forward"), given({"items": [pod("ps", 0)]}, "pods"), *WILLING)
+    pods = given({"items": [pod("ps", 0)]}, "pods")
+    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": {}}
+    kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
     assert main(["stop", "digits", "--timeout-s", "0.2"]) == ExitCode.PEER_LOST
     assert submitted_jobs() and not kubectl.calls("delete")
     assert main(["stop", "digits", "--force"]) == ExitCode.OK
+    assert kubectl.calls("delete") and not submitted_jobs()
+
+
+def test_job_that_ends_while_it_is_told_to_is_removed(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    status = {"conditions": [{"type": "Completed", "status": "True"}]}
+    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": status}
+    line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there any more
+    pods = given({"items": [pod("ps", 0)]}, "pods")
+    kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
+    assert main(["stop", "digits", "--timeout-s", "0.2"]) == ExitCode.OK
+    assert "the job has ended" in capsys.readouterr().out
     assert kubectl.calls("delete") and not submitted_jobs()
 
 

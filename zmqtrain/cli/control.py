@@ -125,8 +125,8 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
 
 def _stopped(job: RemoteJob, wait_s: float) -> str:
     """Stop a job; say how it ended."""
-    job.status()
     try:
+        job.status()
         return job.ask(RequestStop(), Done, wait_s).text
     except PeerLostError:
         if job.has_ended():

@@ -87,8 +87,10 @@ class RemoteJob:
         return reply
 
     def has_ended(self) -> bool:
-        """Return whether chief and ps 0 were on this host and have ended."""
-        return self.name != "" and self.submitted is None and not _name_of(self.address)
+        """Return whether its engine says so, or its chief and ps 0, on this host, have ended."""
+        if self.submitted is not None:
+            return engine_of(self.submitted).has_ended(self.submitted)
+        return self.name != "" and not _name_of(self.address)
 
 
 def find_job(

@@ -100,6 +100,10 @@ class Engine(ABC):
     def state(self, job: Submitted) -> str:
         """Return in a word or two what the engine does with the job."""
 
+    def has_ended(self, job: Submitted) -> bool:
+        """Say whether nothing of the job runs any more."""
+        return self.state(job) in (*OVER, FAILED)
+
     @abstractmethod
     def reasons(self, job: Submitted) -> list[Reason]:
         """Return why tasks do not run."""
