@@ -294,6 +294,57 @@ def test_mistyped_field_is_found(wrong: str, right: str) -> None:
     assert any(mistakes_of(item, "1.33") for item in items)
 
 
+TRAINER_MODELS = {
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "JobSet": "JobsetV1alpha2JobSet",
+}
+"""Kinds whose fields Kubeflow's Trainer has as classes."""
+
+
+def unknown_to_trainer(item: Manifest) -> list[str]:
+    """Return the fields of an object that the Trainer's classes drop, since they have no such."""
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs '.[dev]'")
+    read = getattr(models, TRAINER_MODELS[item["kind"]]).from_dict(item).to_dict()
+    return list(absent(item, read))
+
+
+def absent(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
+    """Yield the places of ``ours`` at which ``theirs`` has something else, or nothing."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key, value in ours.items():
+            yield from absent(value, theirs.get(key), f"{path}.{key}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for place, value in enumerate(ours):
+            yield from absent(value, theirs[place], f"{path}[{place}]")
+    elif ours != theirs:
+        yield path
+
+
+@pytest.mark.parametrize("kind, objects", [("jobset", 1), ("trainjob", 2)])
+def test_trainer_knows_every_field(kind: str, objects: int) -> None:
+    items = [each for each in manifests(example_plan(kind=kind)) if each["kind"] in TRAINER_MODELS]
+    assert len(items) == objects
+    for item in items:
+        assert unknown_to_trainer(plain(item)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("numnodes", "numNodes"),
+        ("targetReplicatedjobs", "targetReplicatedJobs"),
+        ("imagee", "image"),
+    ],
+)
+def test_mistyped_field_of_a_training_runtime_is_found(wrong: str, right: str) -> None:
+    text = render(example_plan(kind="trainjob"))
+    assert f"{right}:" in text
+    items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
+    found = [unknown_to_trainer(item) for item in items if item["kind"] == "TrainingRuntime"]
+    assert any(path.endswith(f".{wrong}") for path in found[0])
+
+
 @pytest.mark.parametrize("ps, workers", [(33, 2), (0, 33)])
 def test_slurm_takes_no_job_that_has_too_few_ports(ps: int, workers: int) -> None:
     with pytest.raises(ConfigError):
