@@ -31,6 +31,10 @@ SHARED = given({"spec": {"accessModes": ["ReadWriteMany"]}}, "pvc")
 CHECKED = said("", "--dry-run=server")
 MADE = said("secret/digits-registry\njobset.jobset.x-k8s.io/digits\n", "apply")
 NOTHING = given({"items": []}, "get")
+OVER = {"conditions": [{"type": "Completed", "status": "True"}]}
+COMPLETED = given(
+    {"items": [{"kind": "JobSet", "metadata": {"name": "digits"}, "status": OVER}]}, "get"
+)
 DONE = (said("", "delete"), said("", "patch"), said("", "replace"))
 WILLING = (CONTEXT, SHARED, CHECKED, MADE, *DONE)
 SUBMIT = (
@@ -423,9 +427,7 @@ def test_job_that_is_over_gets_no_workers(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    status = {"conditions": [{"type": "Completed", "status": "True"}]}
-    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": status}
-    kubectl.answers(given({"items": [item]}, "get"), *WILLING)
+    kubectl.answers(COMPLETED, *WILLING)
     assert main(["scale", "digits", "--workers", "3"]) == ExitCode.USAGE
     assert "completed" in capsys.readouterr().err
     assert not kubectl.calls("patch")
@@ -601,11 +603,9 @@ def test_job_that_ends_while_it_is_told_to_is_removed(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
-    status = {"conditions": [{"type": "Completed", "status": "True"}]}
-    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": status}
     line = "Forwarding from 127.0.0.1:1 -> 2222\n"  # nobody listens there any more
     pods = given({"items": [pod("ps", 0)]}, "pods")
-    kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
+    kubectl.answers(said(line, "port-forward"), pods, COMPLETED, *WILLING)
     assert main(["stop", "digits", "--timeout-s", "0.2"]) == ExitCode.OK
     assert "the job has ended" in capsys.readouterr().out
     assert kubectl.calls("delete") and not submitted_jobs()

@@ -36,30 +36,21 @@ class Evaluator:
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
         self._read_parameters = read_parameters
-        self._next_step: float | None = None if job.evaluate_every else math.inf
+        self.is_done = not job.evaluate_every  # until the end
         self._last: tuple[int, Measures] | None = None  # of which step, and what
         self._found: dict[int, Measures] = {}
 
     def is_due(self, step: int) -> bool:
         """Return whether the job's ``evaluate_every`` demands an evaluation at this global step."""
-        if self._next_step is None:  # the job may go on from any step
-            every = self._job.evaluate_every
-            self._next_step = max(every, math.ceil(step / every) * every)
-        return step >= self._next_step
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is no evaluation any more before the end."""
-        return self._next_step == math.inf
+        is_last = self._last is not None and self._last[0] == step
+        return not (self.is_done or is_last or not step or step % self._job.evaluate_every)
 
     async def report(self, step: int, parameters: Parameters | None = None) -> None:
         """Evaluate and log the result; training goes on if this fails."""
-        every = self._job.evaluate_every
-        self._next_step = (step // every + 1) * every
         try:
             measures = await self.evaluate(step, parameters)
         except (ConfigError, DataError) as error:
-            self._next_step = math.inf
+            self.is_done = True
             log.error("not evaluated at step %d, nor again before the end: %s", step, error)
         else:
             log.info("step %d: %s", step, shown(measures))
@@ -90,8 +81,6 @@ class Evaluator:
     def forget(self) -> None:
         """The parameters were replaced, perhaps by those of an earlier step."""
         self._last = None
-        if self._next_step != math.inf:
-            self._next_step = None
 
     async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
         """Return what is measured on the evaluation set at this step; {} without one.
