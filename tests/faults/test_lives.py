@@ -157,6 +157,10 @@ def test_chief_that_is_told_to_end_while_it_joins_again_does_not_wait_for_who_is
     ]
 
 
+def test_chief_that_ends_the_job_while_it_joins_is_believed_where_its_last_life_is_known() -> None:
+    held(draw(73000539, hosted=True))
+
+
 def test_push_that_comes_to_a_shard_after_it_has_switched_counts_there_as_well() -> None:
     """The leader has counted it under hogwild, asking no other; nothing is left for its worker."""
     late = 0

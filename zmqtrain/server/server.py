@@ -191,8 +191,9 @@ class ParameterServer(JobActor):
             raise GroupOverError(f"{names}: silent, and enough to go on without {self.task}")
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
-        if self.peers.get(Role.CHIEF, 0) is not None:  # else it was stopped before it joined here
-            self.peers.member(request)
+        known = self.peers.get(Role.CHIEF, 0)
+        if known is not None and request.envelope.sender.incarnation <= known.incarnation:
+            self.peers.member(request)  # else it was stopped before it joined here
         self._shutdown = message
         if self.leader is not None:
             self.leader.end()
