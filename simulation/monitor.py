@@ -9,12 +9,12 @@ from typing import TypeAlias
 from simulation.network import Connection, Frames
 from zmqtrain.config.cluster import Role
 from zmqtrain.wire.codec import Envelope, decode
-from zmqtrain.wire.messages import Close, Join, PullReply, Push, PushReply
+from zmqtrain.wire.messages import Close, Initialize, Join, PullReply, Push, PushReply
 
 COUNTED = frozenset({"applied", "accumulated"})
 """Results of a push that say that it is part of the parameters."""
 
-_KINDS = frozenset({b"Close", b"Join", b"Push", b"PullReply", b"PushReply"})
+_KINDS = frozenset({b"Close", b"Initialize", b"Join", b"Push", b"PullReply", b"PushReply"})
 
 Life: TypeAlias = tuple[str, int]
 """A worker's name and incarnation."""
@@ -46,6 +46,7 @@ class MessageMonitor:
         self._exchanges: dict[tuple[Life, str], _Exchange] = {}
         self._asked: dict[tuple[Connection, int], tuple[Life, int]] = {}  # request -> push
         self._versions: dict[tuple[int, int], int] = {}  # ps, generation -> last version told
+        self._chiefs: dict[tuple[int, int], int] = {}  # which life of the chief began it
 
     def saw(self, connection: Connection, up: bool, frames: Frames) -> bool:
         """Look at a message that was sent; say whether it lets a worker go on."""
@@ -59,6 +60,8 @@ class MessageMonitor:
                 self.lives.add((str(envelope.sender), envelope.message.nonce))
         elif up and isinstance(envelope.message, Close):
             self.hurried |= envelope.message.at_once
+        elif up and isinstance(envelope.message, Initialize):
+            self._begins(connection, envelope)
         elif up and isinstance(envelope.message, Push):
             self._pushed(connection, envelope, envelope.message)
         elif not up and isinstance(envelope.message, PullReply | PushReply):
@@ -67,6 +70,14 @@ class MessageMonitor:
                 self._answered(connection, envelope, envelope.message)
             return True
         return False
+
+    def _begins(self, connection: Connection, envelope: Envelope) -> None:
+        """A job of which nothing is left, on any ps or on disk, begins as generation 1 again."""
+        ps = int(_ps_of(connection).split()[1])  # of its process, which may be a worker
+        generation, chief = (ps, envelope.generation), envelope.sender.incarnation
+        if self._chiefs.setdefault(generation, chief) != chief:
+            self._chiefs[generation] = chief
+            self._versions.pop(generation, None)
 
     def _pushed(self, connection: Connection, envelope: Envelope, push: Push) -> None:
         life = (connection.end.process.name, envelope.sender.incarnation)
