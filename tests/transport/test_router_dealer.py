@@ -191,3 +191,33 @@ async def test_ipv6_addresses_are_served(tcp: Lane) -> None:
     peer, _ = tcp.peer(listener.address)
     peer.send([b"hello"])
     assert await inbox.first(1) == [[b"hello"]]
+
+
+async def test_wake_ups_in_a_burst_make_no_turn_of_the_loop_longer(
+    tcp: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = tcp.bind()
+    peers = [tcp.peer(listener.address)[0] for _ in range(20)]
+    for peer in peers:
+        for _ in range(50):
+            await tcp.send(peer, [b"hello"])
+    handled = 0
+
+    def on_message(*_: object) -> None:
+        nonlocal handled
+        handled += 1
+
+    wake_ups: list[Callable[[], None]] = []
+    with monkeypatch.context() as loop:
+        loop.setattr(
+            asyncio.get_running_loop(), "add_reader", lambda _, wake_up: wake_ups.append(wake_up)
+        )
+        listener.start(on_message)
+    most = 0
+    async with asyncio.timeout(10):
+        while handled < 20 * 50:
+            before = handled
+            wake_ups[0]()
+            await asyncio.sleep(0)
+            most = max(most, handled - before)
+    assert 0 < most <= 2 * router_dealer.BURST

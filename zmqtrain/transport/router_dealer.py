@@ -130,7 +130,9 @@ class ZmqEndpoint:
             self._drain_soon = self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        self._drain_soon = None
+        if self._drain_soon is not None:
+            self._drain_soon.cancel()  # or each call by the reader would add a burst to all turns
+            self._drain_soon = None
         if self._is_draining:
             return
         self._is_draining = True
