@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zmqtrain.cli.main import main
 from zmqtrain.cli.output import text_of
-from zmqtrain.cli.placement import Placement, placement_json, placement_view
+from zmqtrain.cli.placement import described, placement_view
 from zmqtrain.errors import ExitCode
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.placement import place
@@ -36,9 +36,11 @@ def job(tmp_path: Path) -> str:
     return str(path)
 
 
-def placement_of(shapes: dict[str, tuple[int, ...]], ps: int, partition_nbytes: int) -> Placement:
+def placement_of(
+    shapes: dict[str, tuple[int, ...]], ps: int, partition_nbytes: int
+) -> dict[str, Any]:
     variables = tuple(Variable(name, shape) for name, shape in shapes.items())
-    return Placement(variables, place(variables, ps, partition_nbytes=partition_nbytes))
+    return described(variables, place(variables, ps, partition_nbytes=partition_nbytes))
 
 
 def test_view_shows_rows_in_the_order_of_variables_and_totals() -> None:
@@ -78,8 +80,7 @@ def test_view_names_the_ps_that_hold_nothing() -> None:
 def test_json_holds_every_row_of_every_variable_once(
     shapes: dict[str, tuple[int, ...]], ps: int, partition_nbytes: int
 ) -> None:
-    placement = placement_of(shapes, ps, partition_nbytes)
-    answer: Any = placement_json(placement)
+    answer = placement_of(shapes, ps, partition_nbytes)
     rows = [
         (chunk["variable"], row)
         for chunk in answer["slices"]

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
+from zmqtrain.cli.output import NOTHING, shape_of, show, show_json, table
 from zmqtrain.errors import CheckpointError
-from zmqtrain.store.layout import Variable
 from zmqtrain.store.logdir import checkpoints, step_of
-from zmqtrain.store.manifest import Manifest, read_manifest, verify
+from zmqtrain.store.manifest import read_manifest, verify
 from zmqtrain.store.weights import load, no_checkpoint, save
 from zmqtrain.units import counted, data_size
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint. ``error`` says what is damaged; ``manifest`` is None if it cannot be read."""
-
-    path: Path
-    step: int
-    manifest: Manifest | None
-    error: str
-
-    @property
-    def variables(self) -> list[Variable]:
-        return [] if self.manifest is None else self.manifest.variables()
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.manifest is None else sum(file.nbytes for file in self.manifest.files)
 
 
 @click.command("checkpoints")
@@ -51,11 +34,11 @@ def checkpoints_command(logdir: Path, *, as_json: bool) -> None:
       zmqtrain checkpoints runs/digits
       zmqtrain checkpoints runs/digits --json
     """
-    found = [_look(path) for path in checkpoints(logdir)]
+    found = [_described(path) for path in checkpoints(logdir)]
     if not found:
         raise no_checkpoint(logdir)
     if as_json:
-        show_json({"logdir": str(logdir), "checkpoints": [_json(one) for one in found]})
+        show_json({"logdir": str(logdir), "checkpoints": found})
     else:
         show(_view(found))
 
@@ -86,51 +69,44 @@ def export_command(logdir: Path, *, step: int | None, average: bool, to: Path) -
     click.echo(f"{to}: {counted(len(weights), 'variable')}")
 
 
-def _look(path: Path) -> Found:
-    manifest = None
+def _described(path: Path) -> dict[str, Any]:
+    """Return what is known of a checkpoint; ``error`` says what is damaged."""
+    manifest, error = None, ""
     try:
         manifest = read_manifest(path)
         verify(path, manifest)
-    except CheckpointError as error:
-        return Found(path, step_of(path), manifest, str(error))
-    return Found(path, step_of(path), manifest, "")
-
-
-def _json(one: Found) -> dict[str, object]:
-    manifest = one.manifest
+    except CheckpointError as damage:
+        error = str(damage)
     return {
-        "step": one.step,
-        "path": str(one.path),
-        "complete": not one.error,
-        "error": one.error,
+        "step": step_of(path),
+        "path": str(path),
+        "complete": not error,
+        "error": error,
         "created": manifest and manifest.created.isoformat(),
         "generation": manifest and manifest.generation,
         "policy": manifest and manifest.policy,
-        "nbytes": one.nbytes,
-        "variables": [asdict(variable) for variable in one.variables],
+        "nbytes": sum(file.nbytes for file in manifest.files) if manifest else 0,
+        "variables": [asdict(each) for each in manifest.variables()] if manifest else [],
     }
 
 
-def _view(found: list[Found]) -> RenderableType:
-    rows = table("step", "saved", "size", "policy", "", right=("step", "size"), folded=("",))
-    for one in found:
-        manifest = one.manifest
-        rows.add_row(
-            cell(one.step),
-            cell(_local(manifest.created) if manifest else NOTHING),
-            cell(data_size(one.nbytes) if manifest else NOTHING),
-            cell(manifest.policy if manifest else NOTHING),
-            cell(f"damaged: {one.error}" if one.error else "complete"),
-        )
-    complete = next((one for one in found if not one.error), None)
+def _view(found: list[dict[str, Any]]) -> RenderableType:
+    headings = ("step", "saved", "size", "policy", "")
+    rows = table(*headings, rows=map(_row, found), right=("step", "size"), folded=("",))
+    complete = next((one for one in found if one["complete"]), None)
     if complete is None:
         return rows
-    variables = table("variable", "shape", "dtype", "kind", folded=("variable",))
-    for variable in complete.variables:
-        shape = " x ".join(map(str, variable.shape)) or "scalar"
-        variables.add_row(*map(cell, (variable.name, shape, variable.dtype, variable.kind)))
-    return Group(rows, Text(), variables)
+    variables = [
+        (each["name"], shape_of(each["shape"]), each["dtype"], each["kind"])
+        for each in complete["variables"]
+    ]
+    names = ("variable", "shape", "dtype", "kind")
+    return Group(rows, Text(), table(*names, rows=variables, folded=("variable",)))
 
 
-def _local(time: datetime) -> str:
-    return time.astimezone().isoformat(" ", "seconds")
+def _row(one: Mapping[str, Any]) -> tuple[object, ...]:
+    state = f"damaged: {one['error']}" if one["error"] else "complete"
+    if one["created"] is None:  # its manifest cannot be read
+        return one["step"], NOTHING, NOTHING, NOTHING, state
+    saved = datetime.fromisoformat(one["created"]).astimezone().isoformat(" ", "seconds")
+    return one["step"], saved, data_size(one["nbytes"]), one["policy"], state

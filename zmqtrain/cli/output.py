@@ -98,3 +98,8 @@ def narrowing_line(parts: Sequence[str], fewest: int = 1) -> FirstThatFits:
 def cell(value: object, style: str = "") -> Text:
     """Return a value as a cell; its text is never read as markup."""
     return Text(str(value), style=style)
+
+
+def shape_of(shape: Sequence[int]) -> str:
+    """Return a shape as "784 x 10", or "scalar"."""
+    return " x ".join(map(str, shape)) or "scalar"

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
+from zmqtrain.cli.output import NOTHING, cell, shape_of, show, show_json, table
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import option_of
 from zmqtrain.job import Job
-from zmqtrain.store.layout import ShardLayout, Slice, Variable
+from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.units import data_size
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where each variable is; the variables are in the model's creation order."""
-
-    variables: tuple[Variable, ...]
-    layouts: tuple[ShardLayout, ...]
-    device: str = "cpu"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layout.nbytes for layout in self.layouts)
-
-    @property
-    def balance(self) -> float:
-        """The largest shard over the mean: 1 is perfect, the number of ps is the worst."""
-        return max(layout.nbytes for layout in self.layouts) / (self.nbytes / len(self.layouts))
-
-    def slices(self) -> list[tuple[Slice, int]]:
-        """Return every slice and the ps that holds it, in the order of variables and rows."""
-        order = {variable.name: number for number, variable in enumerate(self.variables)}
-        held = [(cut, layout.shard) for layout in self.layouts for cut in layout.slices]
-        return sorted(held, key=lambda item: (order[item[0].variable.name], item[0].start))
 
 
 @click.command("placement")
@@ -68,76 +43,84 @@ def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None
       zmqtrain placement job.py --ps 4 --placement round-robin --partition-nbytes 0
     """
     loaded = load_job(job).with_overrides(**flags)
-    placement = Placement(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
+    how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}
+    placed = described(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
     if as_json:
-        how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}
-        show_json({"job": job, **how, **placement_json(placement)})
+        show_json({"job": job, **how, **placed})
     else:
-        show(placement_view(placement))
+        show(placement_view(placed))
 
 
-def placement_view(placement: Placement) -> RenderableType:
-    """Return slices, totals of each ps and the balance for a person."""
-    return Group(
-        _slices(placement), Text(), _totals(placement), Text(), cell(_conclusion(placement))
-    )
+def described(
+    variables: Sequence[Variable], layouts: Sequence[ShardLayout], device: str = "cpu"
+) -> dict[str, Any]:
+    """Return slices in the order of variables and rows, what each ps holds, and the balance.
 
-
-def placement_json(placement: Placement) -> dict[str, object]:
-    """Return slices, totals of each ps and the balance for a script."""
+    The balance is the largest shard over the mean: 1 is perfect, the number of ps is the worst.
+    """
+    order = {variable.name: number for number, variable in enumerate(variables)}
+    slices = [
+        {
+            "variable": cut.variable.name,
+            "shape": cut.variable.shape,
+            "start": cut.start,
+            "rows": cut.rows,
+            "ps": layout.shard,
+            "device": device,
+            "nbytes": cut.nbytes,
+        }
+        for layout in layouts
+        for cut in layout.slices
+    ]
+    sizes = [layout.nbytes for layout in layouts]
     return {
-        "slices": [
-            {
-                "variable": cut.variable.name,
-                "shape": cut.variable.shape,
-                "start": cut.start,
-                "rows": cut.rows,
-                "ps": shard,
-                "device": placement.device,
-                "nbytes": cut.nbytes,
-            }
-            for cut, shard in placement.slices()
-        ],
+        "slices": sorted(slices, key=lambda cut: (order[cut["variable"]], cut["start"])),
         "ps": [
             {"ps": layout.shard, "slices": len(layout.slices), "nbytes": layout.nbytes}
-            for layout in placement.layouts
+            for layout in layouts
         ],
-        "nbytes": placement.nbytes,
-        "balance": placement.balance,
+        "nbytes": sum(sizes),
+        "balance": max(sizes) * len(sizes) / sum(sizes),
     }
 
 
-def _slices(placement: Placement) -> Table:
-    result = table(
-        "variable",
-        "shape",
-        "rows",
-        "ps",
-        "device",
-        "size",
-        right=("ps", "size"),
-        folded=("variable",),
+def placement_view(placed: Mapping[str, Any]) -> RenderableType:
+    """Return slices, totals of each ps and the balance for a person."""
+    slices = [
+        (
+            cut["variable"],
+            shape_of(cut["shape"]),
+            _rows(cut),
+            cut["ps"],
+            cut["device"],
+            data_size(cut["nbytes"]),
+        )
+        for cut in placed["slices"]
+    ]
+    totals = [
+        (
+            each["ps"],
+            each["slices"],
+            data_size(each["nbytes"]),
+            f"{100 * each['nbytes'] / placed['nbytes']:.1f} %",
+        )
+        for each in placed["ps"]
+    ]
+    names = ("variable", "shape", "rows", "ps", "device", "size")
+    of_ps = ("ps", "slices", "size", "share")
+    return Group(
+        table(*names, rows=slices, right=("ps", "size"), folded=("variable",)),
+        Text(),
+        table(*of_ps, rows=totals, right=of_ps),
+        Text(),
+        cell(_conclusion(placed)),
     )
-    for cut, shard in placement.slices():
-        shape = " x ".join(map(str, cut.variable.shape)) or "scalar"
-        where = shard, placement.device, data_size(cut.nbytes)
-        result.add_row(*map(cell, (cut.variable.name, shape, _rows(cut), *where)))
-    return result
 
 
-def _totals(placement: Placement) -> Table:
-    result = table("ps", "slices", "size", "share", right=("ps", "slices", "size", "share"))
-    for layout in placement.layouts:
-        share = f"{100 * layout.nbytes / placement.nbytes:.1f} %"
-        size = data_size(layout.nbytes)
-        result.add_row(*map(cell, (layout.shard, len(layout.slices), size, share)))
-    return result
-
-
-def _conclusion(placement: Placement) -> str:
-    size, balance = data_size(placement.nbytes), f"{placement.balance:.2f}"
+def _conclusion(placed: Mapping[str, Any]) -> str:
+    size, balance = data_size(placed["nbytes"]), f"{placed['balance']:.2f}"
     text = f"{size} of parameters; the largest part is {balance} times the mean"
-    if empty := [f"ps {layout.shard}" for layout in placement.layouts if not layout.slices]:
+    if empty := [f"ps {each['ps']}" for each in placed["ps"] if not each["slices"]]:
         verb = "holds" if len(empty) == 1 else "hold"
         text += (
             f"; {', '.join(empty)} {verb} nothing: use fewer ps, or a smaller --partition-nbytes"
@@ -145,10 +128,10 @@ def _conclusion(placement: Placement) -> str:
     return text
 
 
-def _rows(cut: Slice) -> str:
+def _rows(cut: Mapping[str, Any]) -> str:
     """Return the rows of its variable that a slice holds, first..last."""
-    if not cut.variable.shape:
+    if not cut["shape"]:
         return NOTHING
-    if cut.rows == cut.variable.shape[0]:
+    if cut["rows"] == cut["shape"][0]:
         return "all"
-    return f"{cut.start}..{cut.start + cut.rows - 1}"
+    return f"{cut['start']}..{cut['start'] + cut['rows'] - 1}"
