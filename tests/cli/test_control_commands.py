@@ -129,7 +129,7 @@ def test_save_that_takes_too_long_looks_at_the_chief(
         RequestSave: [PeerLostError("no answer")],
     }
     assert main(["save"]) == ExitCode.PEER_LOST
-    assert f"the chief, which saves, {what}; " in capsys.readouterr().err
+    assert f"the chief, which saves and ends, {what}; " in capsys.readouterr().err
 
 
 def test_stop_prints_how_the_job_ended(
@@ -146,6 +146,6 @@ def test_job_that_does_not_end_in_time_is_told_with_who_computes(
 ) -> None:
     ps.replies = {GetStatus: [training], RequestStop: [PeerLostError("no answer")]}
     assert main(["stop", "--wait-s", "7"]) == ExitCode.PEER_LOST
-    assert "still computing: worker 1; the chief, which ends it, is alive" in (
+    assert "still computing: worker 1; the chief, which saves and ends, is alive" in (
         capsys.readouterr().err
     )

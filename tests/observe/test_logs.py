@@ -10,11 +10,10 @@ import pytest
 from zmqtrain.observe.logs import (
     FORMATS,
     LINES_PER_SECOND,
-    JsonFormatter,
+    Formatter,
     LogLine,
     RateLimit,
     StateLogger,
-    TextFormatter,
     setup_logging,
 )
 
@@ -37,7 +36,7 @@ def record_of(level: int, text: str, error: Exception | None = None) -> logging.
 @pytest.mark.parametrize("log_format", FORMATS)
 def test_line_tells_time_with_its_zone_level_and_task(log_format: str) -> None:
     record = record_of(logging.WARNING, "listening")
-    written = FORMATS[log_format]("ps 0 100%").format(record)
+    written = Formatter("ps 0 100%", log_format).format(record)
     line = LogLine.parsed(written) if log_format == "json" else None
     if line is None:
         line = LogLine(*written.split(maxsplit=2)[:2], "ps 0 100%", "", "listening")
@@ -50,13 +49,13 @@ def test_line_tells_time_with_its_zone_level_and_task(log_format: str) -> None:
 
 def test_json_line_holds_a_traceback_as_a_field_and_reads_back_as_text() -> None:
     record = record_of(logging.ERROR, "first\nsecond", ValueError("no"))
-    written = JsonFormatter("ps 0").format(record)
+    written = Formatter("ps 0", "json").format(record)
     assert "\n" not in written
     line = LogLine.parsed(written)
     assert line is not None
     assert line.is_error
     assert line.text == "first\nsecond\nValueError: no"
-    assert str(line) == TextFormatter("ps 0").format(record)
+    assert str(line) == Formatter("ps 0", "text").format(record)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "3", "[]", "{}", '{"loss": 3}', "null"])

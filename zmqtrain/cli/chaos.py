@@ -86,30 +86,24 @@ def chaos_command(
 
 def chaos_view(report: Report) -> RenderableType:
     """Return the report for a person."""
-    rows = table("role", "faults", "back", "median back", "worst", right=("faults", "back"))
-    for role, acts, back, median, worst in figures(report):
-        times = ["" if value is None else duration(value) for value in (median, worst)]
-        rows.add_row(*map(cell, (role, str(acts), str(back), *times)))
+    headings = ("role", "faults", "back", "median back", "worst")
+    rows = [
+        (role, acts, back, *("" if value is None else duration(value) for value in times))
+        for role, acts, back, *times in figures(report)
+    ]
     silence = duration(report.longest_silence_s)
     lines = [cell(text, "dim") for text in report.skipped]
     lines.append(cell(f"{report.steps} steps meanwhile; longest silence of the job: {silence}"))
     if report.ended:
         lines.append(cell(f"the job ended: {report.ended}"))
-    return Group(Text(), rows, *lines)
+    return Group(Text(), table(*headings, rows=rows, right=["faults", "back"]), *lines)
 
 
 def chaos_json(report: Report) -> dict[str, Any]:
     """Return the report for a script."""
     names = ("role", "acts", "back", "median_s", "worst_s")
-    return {
-        "seed": report.seed,
-        "steps": report.steps,
-        "longest_silence_s": report.longest_silence_s,
-        "ended": report.ended,
-        "roles": [dict(zip(names, row, strict=True)) for row in figures(report)],
-        "done": [asdict(done) for done in report.done],
-        "skipped": report.skipped,
-    }
+    roles = [dict(zip(names, row, strict=True)) for row in figures(report)]
+    return asdict(report) | {"roles": roles}
 
 
 def _schedule(seed: int, acts: list[Act]) -> RenderableType:

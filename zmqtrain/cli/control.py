@@ -56,7 +56,8 @@ def policy_command(job: RemoteJob, *, spec: str, wait_s: float) -> None:
         job.ask(SwitchPolicy(spec.strip()), Done, wait_s)
     after = job.status()
     if after.switching == wanted:
-        raise PeerLostError(no_barrier(after, wait_s))
+        then = f"it will change from {after.policy} to {wanted} there"
+        raise late("the barrier was not reached", wait_s, after, then)
     if after.policy != wanted:
         raise RefusedError(
             f"the policy is still {after.policy}: the job ended before the barrier "
@@ -82,7 +83,8 @@ def save_command(job: RemoteJob, *, wait_s: float) -> None:
     try:
         done = job.ask(RequestSave(), Done, wait_s)
     except PeerLostError:
-        raise PeerLostError(no_checkpoint(job.status(), wait_s)) from None
+        then = "it will save when it can"
+        raise late("no checkpoint was saved", wait_s, job.status(), then) from None
     click.echo(done.text)
 
 
@@ -131,43 +133,17 @@ def _stopped(job: RemoteJob, wait_s: float) -> str:
     except PeerLostError:
         if job.has_ended():
             return "the job has ended"
-        raise PeerLostError(no_end(job.status(), wait_s)) from None
+        then = "it will end when they are done"
+        raise late("the job has not ended", wait_s, job.status(), then) from None
 
 
-def no_end(status: Status, waited_s: float) -> str:
-    """Say why a job has not ended yet."""
-    return (
-        f"the job has not ended within {duration(waited_s)}; {_computing(status)}"
-        f"the chief, which ends it, {_chief_of(status)}; it will end when they are done; wait "
-        "longer with --wait-s, or see zmqtrain why"
-    )
-
-
-def no_barrier(status: Status, waited_s: float) -> str:
-    """Say why the policy has not changed yet."""
-    return (
-        f"the barrier was not reached within {duration(waited_s)}; {_computing(status)}the "
-        f"policy is {status.policy} and will change to {status.switching} at the barrier; see "
-        "zmqtrain why"
-    )
-
-
-def no_checkpoint(status: Status, waited_s: float) -> str:
-    """Say why a checkpoint has not been saved yet."""
-    return (
-        f"no checkpoint was saved within {duration(waited_s)}; the chief, which saves, "
-        f"{_chief_of(status)}; it will save when it can; wait longer with --wait-s, or see "
-        "zmqtrain why"
-    )
-
-
-def _computing(status: Status) -> str:
+def late(what: str, waited_s: float, status: Status, then: str) -> PeerLostError:
+    """Return the error of a command that has waited in vain, with what holds the job up."""
     names = ", ".join(task.task for task in status.tasks if task.state == "computing")
-    return f"still computing: {names}; " if names else ""
-
-
-def _chief_of(status: Status) -> str:
-    states = [task.state for task in status.tasks if task.role == Role.CHIEF]
-    if not states:
-        return "has not joined"
-    return "has left" if states[0] == "left" else f"is {states[0]}"
+    computing = f"still computing: {names}; " if names else ""
+    state = next((task.state for task in status.tasks if task.role == Role.CHIEF), "")
+    chief = {"": "has not joined", "left": "has left"}.get(state, f"is {state}")
+    return PeerLostError(
+        f"{what} within {duration(waited_s)}; {computing}the chief, which saves and ends, {chief}; "
+        f"{then}; wait longer with --wait-s, or see zmqtrain why"
+    )

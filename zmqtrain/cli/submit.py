@@ -127,12 +127,12 @@ def jobs_command(*, as_json: bool) -> None:
     if as_json:
         show_json({"jobs": rows})
         return
-    result = table("name", "engine", "where", "job", "ps", "workers", "state", folded=("state",))
+    headings = ("name", "engine", "where", "job", "ps", "workers", "state")
     for row in rows:
-        where = "/".join(filter(None, (row["context"], row["namespace"])))
-        cells = row["name"], row["engine"], where, row["job"], row["ps"], row["workers"]
-        result.add_row(*map(cell, (*cells, row["state"])))
-    show(result if rows else cell("no job was submitted"))
+        row["where"] = "/".join(filter(None, (row["context"], row["namespace"])))
+    cells = [[row[heading] for heading in headings] for row in rows]
+    shown = table(*headings, rows=cells, folded=("state",))
+    show(shown if rows else cell("no job was submitted"))
 
 
 @click.command("logs")

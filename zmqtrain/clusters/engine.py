@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, ClassVar, Self
+from typing import IO, ClassVar, NamedTuple, Self
 
 from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
@@ -23,8 +23,13 @@ from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ZmqTrainError
 TIMEOUT_S = 60.0
 POLL_S = 0.05
 
-Mistakes = Sequence[tuple[str, type[ZmqTrainError], str]]
-"""What a program says (a pattern), the error that it means, and what to do; \\1 is group 1."""
+
+class Mistake(NamedTuple):
+    """What a program says, the error that it means, and what to do; \\1 is the first group."""
+
+    pattern: str
+    error: type[ZmqTrainError]
+    advice: str
 
 
 Advice = Sequence[tuple[str, str]]
@@ -178,7 +183,7 @@ def ended(job: Submitted, task: Task, code: str) -> Reason:
 
 def call(
     words: Sequence[str],
-    mistakes: Mistakes,
+    mistakes: Sequence[Mistake],
     *,
     stdin: str | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -222,7 +227,7 @@ def shown(words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def serving(
-    words: Sequence[str], pattern: str, mistakes: Mistakes, *, stdin: str = ""
+    words: Sequence[str], pattern: str, mistakes: Sequence[Mistake], *, stdin: str = ""
 ) -> Iterator[re.Match[str]]:
     """Run a program of the engine as long as the block runs, once its output has a pattern.
 
@@ -276,7 +281,7 @@ def missing(program: str) -> ConfigError:
     )
 
 
-def meant(text: str, mistakes: Mistakes, program: str) -> ZmqTrainError:
+def meant(text: str, mistakes: Sequence[Mistake], program: str) -> ZmqTrainError:
     """Return the error that a program's text means."""
     quoted = " ".join(text.split()) or "it gave no reason"
     for pattern, kind, advice in mistakes:

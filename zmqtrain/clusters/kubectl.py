@@ -14,7 +14,7 @@ from zmqtrain.clusters.engine import (
     FAILED,
     Advice,
     Engine,
-    Mistakes,
+    Mistake,
     Reason,
     call,
     meant,
@@ -50,68 +50,64 @@ SECRET_S = 120.0
 SHARED_MODE = "ReadWriteMany"
 
 _LATER = r"failed calling webhook|no endpoints available"
-MISTAKES: Mistakes = (
-    (
+MISTAKES = (
+    Mistake(
         r'no matches for kind "(\w+)"',
         ConfigError,
-        (
-            "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
-            "which needs none"
-        ),
+        "the cluster knows no \\1; expected its controller; install it, or give --as jobs, "
+        "which needs none",
     ),
-    (
+    Mistake(
         r'"([\w.-]+)" already exists|(\(AlreadyExists\))',
         ConfigError,
         TAKEN,
     ),
-    (
+    Mistake(
         r"exceeded quota: ([\w.-]+)",
         OccupiedError,
         "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
     ),
-    (
+    Mistake(
         r'\(Forbidden\).*cannot (\w+) resource "([\w./]+)"',
         RefusedError,
-        (
-            "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
-            "the cluster, or give another --namespace"
-        ),
+        "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
+        "the cluster, or give another --namespace",
     ),
-    (
+    Mistake(
         r"\(Unauthorized\)|must be logged in|provide credentials",
         RefusedError,
         "kubectl is not logged in; expected a login that is valid; log in again",
     ),
-    (
+    Mistake(
         r'namespaces? "([\w-]+)" not found',
         ConfigError,
         "there is no namespace \\1; expected one that exists; correct --namespace",
     ),
-    (
+    Mistake(
         r'persistentvolumeclaims? "([\w.-]+)" not found',
         ConfigError,
-        (
-            "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
-            "--logdir"
-        ),
+        "there is no PersistentVolumeClaim \\1; expected one that exists; make it, or correct "
+        "--logdir",
     ),
-    (
+    Mistake(
         r"context .*does not exist|cannot locate context|context was not found|current-context",
         ConfigError,
         "kubectl has no such context; expected one of kubectl config get-contexts; give --context",
     ),
-    (
+    Mistake(
         r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
         PeerLostError,
         "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
     ),
-    (
+    Mistake(
         _LATER,
         PeerLostError,
         "the job's controller does not answer yet; is it running? try again in a minute",
     ),
-    (r"field is immutable", ConfigError, "this kind of job cannot change its size under way"),
-    (r"\(NotFound\)", PeerLostError, "the job is no longer there"),
+    Mistake(
+        r"field is immutable", ConfigError, "this kind of job cannot change its size under way"
+    ),
+    Mistake(r"\(NotFound\)", PeerLostError, "the job is no longer there"),
 )
 
 

@@ -12,7 +12,7 @@ from zmqtrain.clusters.engine import (
     ENDED,
     Advice,
     Engine,
-    Mistakes,
+    Mistake,
     Reason,
     call,
     not_running,
@@ -25,37 +25,31 @@ from zmqtrain.clusters.submitted import TAKEN, Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
 
-MISTAKES: Mistakes = (
-    (
+MISTAKES = (
+    Mistake(
         r"[Ii]nvalid partition",
         ConfigError,
-        (
-            "there is no such partition; expected one of sinfo; correct --partition or "
-            "--worker-partition"
-        ),
+        "there is no such partition; expected one of sinfo; correct --partition or "
+        "--worker-partition",
     ),
-    (
+    Mistake(
         r"[Ii]nvalid account|[Pp]ermission denied|not permitted",
         RefusedError,
-        (
-            "Slurm does not let you submit there; expected an account with the right to; ask those "
-            "who run the cluster"
-        ),
+        "Slurm does not let you submit there; expected an account with the right to; ask those "
+        "who run the cluster",
     ),
-    (
+    Mistake(
         r"(QOS\w*|Assoc\w*)Limit|accounting/QOS policy",
         OccupiedError,
         "your quota on this cluster is used up; wait for other jobs, or ask for less",
     ),
-    (
+    Mistake(
         r"configuration is not available|generic resource|[Mm]emory specification can ?not be",
         ConfigError,
-        (
-            "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
-            "shows; ask for less CPUs, memory or GPUs, or for another partition"
-        ),
+        "no node of the partition has what a task asks for; expected as much as sinfo -Nl "
+        "shows; ask for less CPUs, memory or GPUs, or for another partition",
     ),
-    (
+    Mistake(
         r"[Uu]nable to contact slurm controller|[Cc]onnection refused|[Cc]onnection timed out",
         PeerLostError,
         "Slurm does not answer; try sinfo; is this a host of the cluster?",

@@ -15,7 +15,7 @@ from typing import Self
 
 from zmqtrain.clusters.engine import (
     Engine,
-    Mistakes,
+    Mistake,
     Reason,
     call,
     ended,
@@ -41,24 +41,26 @@ OPTIONS = (
 TIMEOUT_S = GRACE_S + 30.0
 """A task may take its grace to leave."""
 
-MISTAKES: Mistakes = (
-    (
+MISTAKES = (
+    Mistake(
         r"Could not resolve hostname ([^ :]+)",
         ConfigError,
         "there is no host \\1; expected a name that ssh knows; correct --hosts",
     ),
-    (
+    Mistake(
         r"Host key verification failed|IDENTIFICATION HAS CHANGED",
         RefusedError,
         "its host key is not known here, or has changed; log in once by hand, and compare it",
     ),
-    (
+    Mistake(
         r"Permission denied|Too many authentication failures",
         RefusedError,
         "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
     ),
-    (r"it does not run there", PeerLostError, "the task does not run; zmqtrain why says why"),
-    (
+    Mistake(
+        r"it does not run there", PeerLostError, "the task does not run; zmqtrain why says why"
+    ),
+    Mistake(
         r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
         PeerLostError,
         "it does not answer; is it up, and does it run sshd? try ssh by hand",

@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 LINES_PER_SECOND = 20
 
 
-class TextFormatter(logging.Formatter):
-    """``2026-11-22T12:30:01.250+01:00 INFO worker 3: message``."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__(f"%(asctime)s %(levelname)s {task.replace('%', '%%')}: %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _time_of(record)
-
-
-class JsonFormatter(logging.Formatter):
-    """An object with time, level, task, logger, message and, of an error, its traceback."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__()
-        self._task = task
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": _time_of(record),
-            "level": record.levelname,
-            "task": self._task,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
-
-
-FORMATS = {"text": TextFormatter, "json": JsonFormatter}
-
-
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that `JsonFormatter` wrote."""
+    """A line of the log; ``exception`` is the traceback of an error."""
 
     time: str
     level: str
@@ -57,7 +24,7 @@ class LogLine:
 
     @classmethod
     def parsed(cls, line: str) -> LogLine | None:
-        """Return the parsed line; None if it is something else, such as output of a print()."""
+        """Return what :meth:`json` wrote; None of something else, such as output of a print()."""
         try:
             return cls(**json.loads(line))
         except (ValueError, TypeError):
@@ -73,20 +40,51 @@ class LogLine:
         return "\n".join(filter(None, (self.message, self.exception)))
 
     def __str__(self) -> str:
-        """Return the line in the form of `TextFormatter`."""
+        """Return ``2026-11-22T12:30:01.250+01:00 INFO worker 3: message``."""
         return f"{self.time} {self.level} {self.task}: {self.text}"
+
+    def json(self) -> str:
+        """Return an object with all fields; an exception only if there is one."""
+        return json.dumps(
+            {name: text for name, text in asdict(self).items() if text or name != "exception"},
+            ensure_ascii=False,
+        )
+
+
+FORMATS: Mapping[str, Callable[[LogLine], str]] = {"text": str, "json": LogLine.json}
+
+
+class Formatter(logging.Formatter):
+    """Writes lines of a task in one of :data:`FORMATS`."""
+
+    def __init__(self, task: str, log_format: str) -> None:
+        super().__init__()
+        self._task, self._written = task, FORMATS[log_format]
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created).astimezone()
+        return self._written(
+            LogLine(
+                time.isoformat(timespec="milliseconds"),
+                record.levelname,
+                self._task,
+                record.name,
+                record.getMessage(),
+                self.formatException(record.exc_info) if record.exc_info else "",
+            )
+        )
 
 
 def setup_logging(task: str, level: str, log_format: str = "text") -> None:
     """Send this process's log to stderr only; for the main function of a process.
 
     ``task`` is the name in each line, such as ``ps 0``; ``level`` is one of logging and applies
-    to zmqtrain; ``log_format`` is one of `FORMATS`. Libraries log at INFO and above: some log every
-    step at DEBUG.
+    to zmqtrain; ``log_format`` is one of :data:`FORMATS`. Libraries log at INFO and above: some
+    log every step at DEBUG.
     """
     number: int = getattr(logging, level.upper())
     handler = logging.StreamHandler()
-    handler.setFormatter(FORMATS[log_format](task))
+    handler.setFormatter(Formatter(task, log_format))
     handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -130,8 +128,3 @@ class StateLogger:
         if self._texts.get(key) != text:
             self._texts[key] = text
             self._log.log(level, "%s", text, stacklevel=2)
-
-
-def _time_of(record: logging.LogRecord) -> str:
-    """Return local time with its offset from UTC, to the millisecond (ISO 8601)."""
-    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
