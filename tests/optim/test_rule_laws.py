@@ -16,7 +16,6 @@ from zmqtrain.optim import (
     Adagrad,
     Adam,
     AdamW,
-    Constant,
     Cosine,
     Exponential,
     Flat,
@@ -33,7 +32,6 @@ from zmqtrain.optim.blocks import BLOCK_SIZE
 
 RULES: list[Rule] = [
     SGD(0.1),
-    SGD(Constant(0.1)),
     Momentum(0.05),
     Momentum(0.05, nesterov=True),
     Momentum(0.05, scaled_velocity=True),

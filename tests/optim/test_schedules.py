@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
-    Constant,
     Cosine,
     Exponential,
     InverseTime,
@@ -19,13 +18,10 @@ from zmqtrain.optim import (
     Piecewise,
     Polynomial,
     Schedule,
-    as_schedule,
 )
-from zmqtrain.optim.schedules import rate_at
+from zmqtrain.optim.schedules import check_learning_rate, rate_at
 
 HAND_VALUES = [
-    (Constant(0.3), {0: 0.3, 10**9: 0.3}),
-    (Constant(1), {0: 1.0}),
     (Exponential(0.1, 10, 0.5), {0: 0.1, 5: 0.1 * math.sqrt(0.5), 10: 0.05, 30: 0.0125}),
     (Exponential(0.1, 10, 0.5, staircase=True), {0: 0.1, 9: 0.1, 10: 0.05, 19: 0.05, 20: 0.025}),
     (NaturalExponential(2.0, 4, 0.5), {0: 2.0, 4: 2 * math.exp(-0.5), 6: 2 * math.exp(-0.75)}),
@@ -85,7 +81,7 @@ def test_anything_else_as_schedule_is_refused(value: object) -> None:
         match=rf"the learning rate is {re.escape(repr(value))}; expected a schedule or a finite "
         "number of at least 0; correct learning_rate in the job",
     ):
-        as_schedule(value)
+        check_learning_rate(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -1e-9, None])
@@ -97,8 +93,6 @@ def test_schedule_that_gives_no_rate_is_refused_with_the_step(rate: object) -> N
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: Constant(-1.0), "Constant: value is -1.0"),
-        (lambda: Constant("0.1"), "Constant: value is '0.1'"),
         (lambda: Exponential(0.1, 0, 0.9), "Exponential: decay_steps is 0"),
         (lambda: Exponential(math.nan, 1, 0.9), "Exponential: initial is nan"),
         (lambda: Exponential(0.1, 1, 0.0), "Exponential: decay_rate is 0.0"),

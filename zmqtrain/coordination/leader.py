@@ -36,7 +36,7 @@ from zmqtrain.errors import ExitCode, ProtocolError
 from zmqtrain.job import ENDLESS, Job
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim import as_schedule
+from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import Arrived, Extend, Order, ShardReport
@@ -111,8 +111,7 @@ class Leader:
         self._is_over = False
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
-        rate = getattr(job.optimizer, "learning_rate", None)
-        self._learning_rate = None if rate is None else as_schedule(rate)
+        self._learning_rate = getattr(job.optimizer, "learning_rate", None)
         if job.steps < ENDLESS:
             metrics.global_step_target.set(job.steps)
         metrics.expected_workers.set(workers)
@@ -456,7 +455,7 @@ class Leader:
         self._metrics.rosters.set(self.coordinator.rosters if self.coordinator else 0)
         if self._learning_rate is not None:
             set_by_callback = self.coordinator.learning_rate if self.coordinator else None
-            own = self._learning_rate(version - 1)
+            own = rate_at(self._learning_rate, version - 1)
             self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 
     def _show_policy(self) -> None:

@@ -18,7 +18,6 @@ from zmqtrain.optim.rules import (
     RMSProp,
 )
 from zmqtrain.optim.schedules import (
-    Constant,
     Cosine,
     Exponential,
     InverseTime,
@@ -26,7 +25,6 @@ from zmqtrain.optim.schedules import (
     Piecewise,
     Polynomial,
     Schedule,
-    as_schedule,
 )
 
 __all__ = [
@@ -45,7 +43,6 @@ __all__ = [
     "Lion",
     "LAMB",
     "Adafactor",
-    "Constant",
     "Exponential",
     "NaturalExponential",
     "InverseTime",
@@ -53,7 +50,6 @@ __all__ = [
     "Polynomial",
     "Cosine",
     "Schedule",
-    "as_schedule",
     "AVERAGE",
     "Update",
     "BoundUpdate",

@@ -37,19 +37,6 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
-    """The same ``value`` at every step."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        check_non_negative(self, "value")
-
-    def __call__(self, step: int) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True, slots=True)
 class _Decay:
     """A rate that falls with s/D; with ``staircase``, with floor(s/D)."""
 
@@ -193,22 +180,6 @@ def has_rate(optimizer: object) -> bool:
     return is_dataclass(optimizer) and hasattr(optimizer, "learning_rate")
 
 
-def as_schedule(value: float | Schedule) -> Schedule:
-    """Return ``value`` itself if it is a schedule, else a Constant of it.
-
-    Raises:
-        ConfigError: ``value`` is neither a schedule nor a finite number of at least 0.
-    """
-    if callable(value) and not isinstance(value, type):
-        return value
-    if is_number(value) and value >= 0:
-        return Constant(value)
-    raise ConfigError(
-        f"the learning rate is {value!r}; expected a schedule or a finite number of at least 0; "
-        "correct learning_rate in the job"
-    )
-
-
 def check_learning_rate(learning_rate: float | Schedule) -> None:
     """Check a rule's learning rate when the rule is made.
 
@@ -216,7 +187,13 @@ def check_learning_rate(learning_rate: float | Schedule) -> None:
         ConfigError: it is neither a schedule nor a finite number of at least 0, or its text
             differs from process to process and cannot enter the job's fingerprint.
     """
-    if " at 0x" in repr(as_schedule(learning_rate)):
+    is_schedule = callable(learning_rate) and not isinstance(learning_rate, type)
+    if not is_schedule and not (is_number(learning_rate) and learning_rate >= 0):
+        raise ConfigError(
+            f"the learning rate is {learning_rate!r}; expected a schedule or a finite number of at "
+            "least 0; correct learning_rate in the job"
+        )
+    if " at 0x" in repr(learning_rate):
         raise ConfigError(
             f"the learning rate is {learning_rate!r}, whose repr differs from process to process; "
             "expected the same repr on every task; make the schedule a frozen dataclass with a "
