@@ -20,7 +20,7 @@ from tests.store import killed
 from zmqtrain.optim import Adam, Flat, Update, redo
 from zmqtrain.optim.pipeline import Piece
 from zmqtrain.store import segment_layout as segments
-from zmqtrain.store.arithmetic import InPlace
+from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.parts import Mean, Part
 from zmqtrain.store.placement import place
@@ -76,18 +76,16 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
     size, update = 3 * SMALL, Update(Adam(0.1), fused=False)
     gradient = normal(size, 1)
 
-    def begun() -> tuple[InPlace, list[Part]]:
+    def begun() -> tuple[Memory, list[Part]]:
         layout = segments.SegmentLayout(size, [slot.name for slot in update.slots])
         layout.redo_size = SMALL // 2  # so that a part takes several blocks
         segment = Segment.private(layout)
         segment.parameters[:] = normal(size, 2)
-        return InPlace(segment), parts_of(segment)
+        return Memory(segment), parts_of(segment)
 
     def parts_of(segment: Segment) -> list[Part]:
         return [
-            Part(
-                InPlace(segment), part.where, segment.redo(number), [Piece(slice(0, size))], update
-            )
+            Part(Memory(segment), part.where, segment.redo(number), [Piece(slice(0, size))], update)
             for number, part in enumerate(segment.layout.parts)
         ]
 
@@ -96,7 +94,7 @@ def test_parts_interrupted_at_once_are_finished_each(monkeypatch: pytest.MonkeyP
             line, lambda: part.update(Mean([gradient], None, 1), 0, None), [redo.__file__]
         )
 
-    def bits(memory: InPlace) -> list[bytes]:
+    def bits(memory: Memory) -> list[bytes]:
         return [array.tobytes() for array in (memory.parameters, *memory.slots.values())]
 
     whole, parts = begun()

@@ -8,24 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from struct import Struct
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.device import Device
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import Update
 from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
-from zmqtrain.store.arithmetic import InPlace, Memory, OnDevice
+from zmqtrain.store.arithmetic import Memory
 from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribution
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, RATE, VERSION, SegmentLayout
-
-if TYPE_CHECKING:
-    from zmqtrain.compute.device import Device
-
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
@@ -57,8 +54,7 @@ class Shard:
         self.rule = update
         self.safe = safe
         self.segment = segment or Segment.private(segment_layout(layout, update))
-        self._memory: Memory
-        self._memory = InPlace(self.segment) if device is None else OnDevice(self.segment, device)
+        self._memory = Memory(self.segment, device)
         self._threads = threads
         self._changes = self._bind()
         self._staged: dict[int, Contribution] = {}  # by worker
