@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,3 +23,20 @@ settings.load_profile("machines differ")
 def within() -> Callable[[Any], Any]:
     """Await with a limit, so that a test that would hang fails."""
     return partial(asyncio.wait_for, timeout=10)
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """Give the process its logging back: a command that a test calls sets up its own."""
+    root = logging.getLogger()
+    handlers, levels = list(root.handlers), {each: each.level for each in _loggers()}
+    yield
+    root.handlers[:] = handlers
+    for each in _loggers():
+        if each.level != (before := levels.get(each, logging.NOTSET)):
+            each.setLevel(before)
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(each for each in known if isinstance(each, logging.Logger))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -34,6 +35,10 @@ PROJECT = Path(__file__).parents[1]
 JOBS = PROJECT / "tests/integration/jobs.py"
 DEADLINE_S = 100.0  # for anything that is waited for; under a load of 18 a run took 36 s
 POLL_S = 0.05
+PORTS, MOST_PORTS = range(20_000, 32_000), 8  # of which each test that asks gets so many in a row
+BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # processes that run tests
+OWN = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # which one this is
+_turns = itertools.count(random.SystemRandom().randrange(len(PORTS)))  # whatever seed a test sets
 INHERITED = {
     name: value
     for name, value in os.environ.items()  # once: pytest changes it while threads start processes
@@ -116,6 +121,23 @@ class Process:
         return f"--- {self.name} {state}\n{self.output}{self.log}"
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ``count`` consecutive ports that nobody listens at.
+
+    They are none of those that the system gives to whoever asks for any, nor of those that tests
+    beside this one get: a ps that is still to be started holds none.
+    """
+    assert count <= MOST_PORTS
+    while True:
+        turn = next(_turns) % (len(PORTS) // (MOST_PORTS * BESIDE))
+        first = PORTS[MOST_PORTS * (BESIDE * turn + OWN)]
+        ports = range(first, first + count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in ports:
+                stack.enter_context(_listener(port))
+            return list(ports)
+
+
 class Stage:
     """A directory of its own, and the processes that a test starts there."""
 
@@ -188,18 +210,7 @@ class Stage:
     def cluster(self, job: str, *, ps: int = 1, workers: int = 1) -> Cluster:
         return Cluster(self, job, [f"127.0.0.1:{port}" for port in self.free_ports(ps)], workers)
 
-    def free_ports(self, count: int) -> list[int]:
-        """Return ``count`` consecutive ports that nobody listens at.
-
-        They are none of those that the system gives to whoever asks for any.
-        """
-        while True:
-            first = random.randrange(20_000, 32_000)
-            ports = range(first, first + count)
-            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-                for port in ports:
-                    stack.enter_context(_listener(port))
-                return list(ports)
+    free_ports = staticmethod(free_ports)
 
     def run_address(self) -> str:
         """Return the leader's address of the ``zmqtrain run`` that this stage runs."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.harness import free_ports
 from zmqtrain import Job
 from zmqtrain.actors.task import JobActor
 from zmqtrain.chief.chief import Chief
@@ -84,8 +84,8 @@ class Siege:
     """A job of one worker, all of it in this process, and its enemies."""
 
     def __init__(self, job: Job) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
         self.fingerprint = job.fingerprint(1)
         self.transport = ZmqTransport()
         self.ps = ParameterServer(self._config(Role.PS), job, self.transport)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import stat
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.clusters.conftest import Kubectl
 from tests.clusters.examples import JOB, ROOT, example_plan
 from tests.harness import until
 from zmqtrain.cli.main import main
+from zmqtrain.clusters import ray as ray_engine
 from zmqtrain.clusters.engine import RUNNING
 from zmqtrain.clusters.ray_actors import WAITS, TaskActor
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
@@ -33,9 +32,11 @@ SUBMIT = ("submit", str(ROOT / JOB), "--on", "ray", "--ps-memory", "1Gi")
 ABSENT = ("127.0.0.1:1",)  # nobody listens there, so a task waits
 
 
-def own_task() -> psutil.Process:
-    (process,) = psutil.Process().children()
-    return process
+@pytest.fixture
+def own_tasks() -> Callable[[], set[psutil.Process]]:
+    """Return the processes that this one has started since; other tests may have left some."""
+    before = psutil.Process().children()
+    return lambda: set(psutil.Process().children()).difference(before)
 
 
 @pytest.fixture
@@ -72,19 +73,19 @@ def test_task_that_ends_for_good_is_not_started_again(task_actor: TaskActor) -> 
 
 
 def test_task_is_started_again_when_it_is_killed_and_when_the_ps_have_moved(
-    task_actor: TaskActor,
+    own_tasks: Callable[[], set[psutil.Process]], task_actor: TaskActor
 ) -> None:
-    def restarted(former: psutil.Process) -> bool:
+    def next_life() -> set[psutil.Process]:
         assert task_actor.tend(ABSENT)[0] == RUNNING
-        return any(child.pid != former.pid for child in psutil.Process().children())
+        return own_tasks() - {first}
 
     assert task_actor.tend(ABSENT)[0] == RUNNING
-    first = own_task()
-    os.kill(first.pid, signal.SIGKILL)
-    until(lambda: restarted(first), "another life", lambda: str(task_actor.log(0)))
-    second = own_task()
+    (first,) = own_tasks()
+    first.kill()
+    (second,) = until(next_life, "another life", lambda: str(task_actor.log(0)))
     task_actor.tend(("127.0.0.1:2",))
-    assert own_task() != second
+    (third,) = own_tasks()
+    assert third != second
 
 
 def test_missing_ray_is_said_with_the_extra_that_has_it(
@@ -132,7 +133,8 @@ class OneCluster:
         self._at = ""
 
     def get_actor(self, name: str) -> SimpleNamespace:
-        time.sleep(0.01)  # so that another thread may have its turn
+        with ThreadPoolExecutor() as other:  # which must not connect to another cluster meanwhile
+            assert not other.submit(ray_engine._one_at_a_time.acquire, blocking=False).result()
         return SimpleNamespace(states=SimpleNamespace(remote=lambda: self._at))
 
     def get(self, asked_at: str, timeout: float) -> dict[Task, str]:

@@ -91,7 +91,12 @@ KILL = Act(0.0, "kill", "worker", 0)
 def test_killed_task_is_back_when_another_process_has_its_place(job: Job) -> None:
     told: list[str] = []
     first = job.process
-    report = Chaos(job.status, told.append).run(7, [KILL, replace(KILL, at_s=0.2)], 0.1)
+
+    def show(line: str) -> None:
+        told.append(line)
+        job.process.wait()  # what is killed ends when it next has its turn
+
+    report = Chaos(job.status, show).run(7, [KILL, replace(KILL, at_s=0.2)], 0.1)
     assert first.wait() == -signal.SIGKILL
     assert job.signals == [signal.SIGKILL] * 2
     assert [line.split("  ")[-1].split(" (")[0] for line in told] == ["kill worker 0"] * 2

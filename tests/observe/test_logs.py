@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
@@ -16,16 +15,6 @@ from zmqtrain.observe.logs import (
     StateLogger,
     setup_logging,
 )
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    """Give the process its logging back, whatever the test does to it."""
-    root, package = logging.getLogger(), logging.getLogger("zmqtrain")
-    before = list(root.handlers), root.level, package.level
-    yield
-    root.handlers[:], root.level, package.level = before
-    root.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def record_of(level: int, text: str, error: Exception | None = None) -> logging.LogRecord:
@@ -63,7 +52,6 @@ def test_what_somebody_prints_is_no_line_of_a_log(text: str) -> None:
     assert LogLine.parsed(text) is None
 
 
-@pytest.mark.usefixtures("restored_logging")
 def test_process_logs_to_stderr_once_however_often_it_is_set_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -75,7 +63,6 @@ def test_process_logs_to_stderr_once_however_often_it_is_set_up(
     assert re.fullmatch(r"\S+ INFO worker 3: joined as incarnation 2\n", captured.err)
 
 
-@pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize(
     ("level", "heard"),
     [

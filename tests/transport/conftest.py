@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import socket
 import tempfile
 import threading
 import weakref
@@ -20,6 +19,7 @@ import pytest
 
 from simulation.loop import Process
 from simulation.network import Network, Weather
+from tests.harness import free_ports
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import (
     COPIED_NBYTES,
@@ -226,9 +226,7 @@ class Keyed:
 
 def unused_ports() -> Iterator[str]:
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         yield f"tcp://127.0.0.1:{port}"
 
 
