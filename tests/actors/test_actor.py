@@ -14,7 +14,7 @@ import pytest
 from zmqtrain.actors.actor import Actor, Request, first_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ConfigError, PeerLostError
+from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import UnreachableError
 from zmqtrain.transport.memory import MemoryTransport
@@ -388,9 +388,11 @@ async def test_actor_that_is_ending_begins_nothing() -> None:
     assert ending.is_done
 
 
+@pytest.mark.parametrize("error", [ValueError("a bug"), RefusedError("another job")])
 async def test_error_that_is_met_while_an_actor_ends_is_told(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     with pytest.raises(PeerLostError, match="ps 1 is gone"), caplog.at_level(logging.ERROR):
-        await Ending(lambda actor: actor.crash(ValueError("a bug"))).run()
-    assert "ps 0 met another error while it ended" in caplog.text
+        await Ending(lambda actor: actor.crash(error)).run()
+    assert f"ps 0 met another error while it ended: {error}" in caplog.text
+    assert bool(caplog.records[-1].exc_info) == isinstance(error, ValueError)

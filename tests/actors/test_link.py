@@ -88,8 +88,8 @@ async def test_deadline_names_the_peer_its_address_and_the_reason(
     with pytest.raises(PeerLostError) as caught:
         await within(worker.ask(Leave(""), reason="it has not let us go", timeout_s=0.03))
     assert str(caught.value) == (
-        "ps 0 at tcp://ps-0:2222 did not answer within 0.03 s (it has not let us go): is it "
-        "running, is this its address, can this host reach it?"
+        "ps 0 at tcp://ps-0:2222 did not answer worker 3 within 0.03 s (it has not let us go): is "
+        "it running, is this its address, can this host reach it?"
     )
     assert worker.count("rpc_timeouts") == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from zmqtrain import Job
 from zmqtrain.fingerprint import DATA
+from zmqtrain.store.logdir import claimed
 from zmqtrain.wire.messages import (
     Done,
     GetStatus,
@@ -160,6 +162,40 @@ async def test_task_with_other_data_than_the_first_is_refused(
         assert "data: 9 examples at worker 1, 10 examples at ps 0" in text
         await t.someone("worker", 2).join(t.fingerprint | {DATA: "10 examples"})
         await t.someone("chief").join(t.fingerprint)  # who has loaded none says nothing of it
+
+
+async def test_chief_of_a_wrong_list_of_ps_does_not_end_the_job_of_another(
+    table: Table, make_job: MakeJob
+) -> None:
+    """It has joined elsewhere, so its life has a later number; here it was refused."""
+    async with table(make_job()) as t:
+        chief = await t.begin()
+        worker, batches = await t.worker()
+        other = t.someone("chief")
+        other.be(chief.sender.incarnation + 1000, 1)
+        error, text = await other.refused(Shutdown(77, "the chief failed: it was refused"))
+        assert (error, text[-14:]) == ("FencedError", "has not joined")
+        await t.check(worker, batches)
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
+    table: Table,
+    make_job: MakeJob,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_claimed: bool,
+) -> None:
+    """As on a file system whose locks are of one host."""
+    made = tmp_path / "checkpoints/made"
+    made.mkdir(parents=True)
+    async with table(make_job(logdir=str(tmp_path))) as t:
+        chief = await t.member("chief")
+        with claimed(str(tmp_path) if is_claimed else None):
+            await chief.ask(Initialize(None, str(made)))
+    assert (f"{tmp_path}: that the chief has locked it is not seen" in caplog.text) != is_claimed
+    with claimed(str(tmp_path)):
+        pass
 
 
 @pytest.mark.parametrize(

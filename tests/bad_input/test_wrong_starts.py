@@ -116,7 +116,7 @@ MISTAKES = [
         "worker",
         "--job sound.py",
         ExitCode.PEER_LOST,
-        "ps 0 at tcp://127.0.0.1:FREE did not answer within 0.5 s",
+        "ps 0 at tcp://127.0.0.1:FREE did not answer worker 0 within 0.5 s",
     ),
     Mistake(
         "ps",

@@ -81,6 +81,28 @@ def test_second_task_of_a_name_is_refused_once_the_first_has_shown_life(
 
 
 @pytest.mark.parametrize(
+    ("later_ms", "contact", "silent_s", "may"),
+    [
+        (1, b"other", 0.0, False),
+        (1, b"other", 6.0, True),
+        (1, b"peer", 0.0, True),  # the same process, whose new life has not joined here yet
+        (0, b"other", 6.0, False),
+        (0, b"peer", 0.0, False),
+    ],
+)
+def test_life_that_has_not_joined_may_follow_one_of_its_process_or_one_that_is_lost(
+    later_ms: int, contact: bytes, silent_s: float, may: bool
+) -> None:
+    peers = PeerTable(5.0, 1, lambda peer: False)
+    peer = peers.join(Asked(join("first/1"), "chief 0"), join("first/1"))
+    assert peer is not None and peer.contact is not None
+    peer.contact.peer = contact
+    peer.heard_at -= silent_s
+    later = Asked(None, "chief 0", peer.incarnation + later_ms)
+    assert peers.may_replace(peer, later) is may
+
+
+@pytest.mark.parametrize(
     ("incarnation", "after"),
     [(-1, 0), (1 << 63, 0), (0, 1 << 63), (0, LATER + 2 * AHEAD_MS)],
     ids=["negative", "too large", "too large before", "years ahead"],

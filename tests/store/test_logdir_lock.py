@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
 from zmqtrain.errors import ExitCode, OccupiedError
-from zmqtrain.store.logdir import claimed
+from zmqtrain.store.logdir import claimed, is_claim_seen
 
 
 def test_logdir_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
@@ -27,6 +28,28 @@ def test_logdir_that_cannot_be_made_is_left_to_whoever_writes_there(tmp_path: Pa
         pass
 
 
+def test_logdir_of_another_user_can_be_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock may be read only, where one may not write to it."""
+    with claimed(str(tmp_path)):
+        pass
+    opened = os.open
+
+    def refuse_writing(path: Path, mode: int, *rest: int) -> int:
+        if mode & os.O_RDWR:
+            raise PermissionError(13, "another user's", str(path))
+        return opened(path, mode, *rest)
+
+    monkeypatch.setattr(os, "open", refuse_writing)
+    with claimed(str(tmp_path)):
+        with pytest.raises(OccupiedError, match=r"runs already \(process \d+ on "):
+            with claimed(str(tmp_path)):
+                pytest.fail("two jobs save there")
+        assert is_claim_seen(str(tmp_path / "checkpoints/made"))
+    assert not is_claim_seen(str(tmp_path / "checkpoints/made"))
+
+
 def test_file_system_without_locks_keeps_nobody_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,4 +58,5 @@ def test_file_system_without_locks_keeps_nobody_away(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with claimed(str(tmp_path)), claimed(str(tmp_path)):
-        pass
+        assert not is_claim_seen(str(tmp_path / "checkpoints/made"))
+        assert is_claim_seen("")  # there is no logdir

@@ -169,7 +169,9 @@ class Actor:
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback raised."""
         if not self.spawn(_raise(error)):
-            log.error("%s met another error while it ended", self.task, exc_info=error)
+            bug = None if isinstance(error, ZmqTrainError) else error
+            text = "%s met another error while it ended: %s"
+            log.error(text, self.task, error, exc_info=bug)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
         """Run a background task while the actor lives; False if it is ending: nothing starts."""

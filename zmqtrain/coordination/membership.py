@@ -179,6 +179,12 @@ class PeerTable:
             return None
         return self._admit(request, message, sender, name)
 
+    def may_replace(self, peer: Peer, request: Request) -> bool:
+        """Say whether the sender may be a later life of this peer that has not joined here yet."""
+        is_later = request.sender.incarnation > peer.incarnation
+        is_same = peer.contact is not None and peer.contact.peer == request.peer
+        return is_later and (is_same or peer.gone or self._is_lost(peer))
+
     def _is_held(self, peer: Peer, message: Join) -> bool:
         """Say whether another live process has this index; the same one may begin a new life."""
         if peer.gone or peer.is_of_process(message.nonce):
@@ -215,8 +221,7 @@ class PeerTable:
                 remedy = (
                     "there can be only one, so end one of them"
                     if name[0] == Role.CHIEF
-                    else f"give every {name[0]} an index of its own (--index, TF_CONFIG's task "
-                    "index)"
+                    else "give every task an index of its own (--index, TF_CONFIG's task index)"
                 )
                 request.refuse(RefusedError(f"{peer} is alive already ({peer.process}): {remedy}"))
         return free

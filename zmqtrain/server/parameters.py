@@ -17,6 +17,7 @@ from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import checkpoint
+from zmqtrain.store.logdir import is_claim_seen
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.store.segment_layout import GENERATION
 from zmqtrain.wire.messages import Initialize, Keep, Parameters, Read
@@ -97,6 +98,12 @@ class ParameterAccess:
         except ConfigError as error:
             request.refuse(error)
             return
+        if not is_claim_seen(message.logdir):
+            text = (
+                "%s: that the chief has locked it is not seen on this host, so nothing keeps two "
+                "chiefs from saving there; choose a --logdir whose file locks reach all hosts"
+            )
+            log.warning(text, self._job.logdir)
         words = state.shard.segment.words
         words[GENERATION] = 0  # until all is in place, there is nothing to go on from
         self._end_generation()

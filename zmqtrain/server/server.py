@@ -192,7 +192,7 @@ class ParameterServer(JobActor):
 
     def _on_shutdown(self, request: Request, message: Shutdown) -> None:
         known = self.peers.get(Role.CHIEF, 0)
-        if known is not None and request.envelope.sender.incarnation <= known.incarnation:
+        if known is not None and not self.peers.may_replace(known, request):
             self.peers.member(request)  # else it was stopped before it joined here
         self._shutdown = message
         if self.leader is not None:

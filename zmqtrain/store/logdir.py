@@ -267,6 +267,27 @@ def claimed(logdir: str | None) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_claim_seen(directory: str) -> bool:
+    """Say whether this process sees that the logdir is claimed; locks may be of one host only.
+
+    ``directory``: one that the chief has made there, "" if the job has no logdir.
+    """
+    descriptor = _open_lock(Path(directory).parent) if directory else None
+    if descriptor is None:
+        return not directory
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
+    except BlockingIOError:
+        return True
+    except OSError:  # there are no locks
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def _entries(logdir: Path) -> list[Path]:
     root = checkpoints_directory(logdir)
     with reading(root):
