@@ -172,7 +172,6 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
             {"exchange": "ring"},
             "board, direct or to-one; no ring is here: use direct",
         ),
-        ({"strategy": "ring"}, "mirrored; ring would be an exchange: give exchange (--exchange)"),
         ({"modell": 1}, "did you mean model?"),
     ],
 )

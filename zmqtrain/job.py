@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -60,21 +61,26 @@ log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
 
-def _policy_spec(spec: str, info: ValidationInfo) -> str:
-    if info.context == "option" and policies.is_own(spec):
-        return spec  # its module may be beside the job file, which is not loaded yet
+@contextmanager
+def _as_mistake() -> Iterator[None]:
+    """Have pydantic tell an error of the block together with those of other fields."""
     try:
-        policies.make_policy(spec)
-    except ConfigError as error:
+        yield
+    except (ConfigError, DataError, TypeError) as error:
         raise ValueError(str(error)) from None
+
+
+def _policy_spec(spec: str, info: ValidationInfo) -> str:
+    # The module of one's own may be beside the job file, which is not loaded yet.
+    if info.context != "option" or not policies.is_own(spec):
+        with _as_mistake():
+            policies.make_policy(spec)
     return spec
 
 
 def _compression_spec(spec: str) -> str:
-    try:
+    with _as_mistake():
         compression.make_compression(spec)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
     return spec
 
 
@@ -91,15 +97,6 @@ _NO_EXCHANGES = {
 def _exchange_name(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
         raise ValueError(f"expected auto, board, direct or to-one; no {name} is here: {reason}")
-    return name
-
-
-def _strategy_name(name: Any) -> Any:
-    if isinstance(name, str) and name in (*_NO_EXCHANGES, "board", "direct", "to-one"):
-        raise ValueError(
-            f"expected auto, parameter-server, multi-worker-mirrored or mirrored; {name} would be "
-            "an exchange: give exchange (--exchange)"
-        )
     return name
 
 
@@ -124,10 +121,6 @@ ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
 Exchange = Annotated[Literal["auto", "board", "direct", "to-one"], BeforeValidator(_exchange_name)]
-Strategy = Annotated[
-    Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"],
-    BeforeValidator(_strategy_name),
-]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 Devices = Annotated[
@@ -158,7 +151,7 @@ class Job(BaseModel):
         "worker's own steps, whereas the staleness that is reported counts updates by all workers; "
         "without ps the default is sync-replicas",
     )
-    strategy: Strategy = Field(
+    strategy: Literal["auto", "parameter-server", "multi-worker-mirrored", "mirrored"] = Field(
         "auto",
         description="where parameters live: on parameter servers; or on the workers, each of which "
         "then hosts a part; mirrored: on the only worker, which computes on several devices; auto: "
@@ -295,10 +288,8 @@ class Job(BaseModel):
     @classmethod
     def _are_options(cls, value: Any, info: Any) -> Any:
         if "optimizer" in info.data and "l2" in info.data:
-            try:
+            with _as_mistake():
                 Update(info.data["optimizer"], info.data["l2"], groups=value)
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
         return value
 
     @field_validator("steps")
@@ -311,10 +302,8 @@ class Job(BaseModel):
     def _are_metrics(cls, value: Any, info: Any) -> tuple[Metric, ...]:
         # What the model raises here is about the model, not about the metrics.
         of_model = () if value else getattr(info.data.get("model"), "summed_metrics", ())
-        try:
+        with _as_mistake():
             return checked(value or of_model)
-        except (ConfigError, TypeError) as error:
-            raise ValueError(str(error)) from None
 
     @field_validator("callbacks")
     @classmethod
@@ -354,10 +343,8 @@ class Job(BaseModel):
     @field_validator("initial", mode="before")
     @classmethod
     def _is_named(cls, value: Any, info: Any) -> Any:
-        try:
+        with _as_mistake():
             return named_arrays(value, info.data.get("model"))
-        except TypeError as error:
-            raise ValueError(str(error)) from None
 
     @field_validator("overlap")
     @classmethod
@@ -411,7 +398,8 @@ class Job(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ConfigError(f"the job is not valid: {_sentences(error)}") from None
+            mistakes = "; ".join(map(_sentence, error.errors()))
+            raise ConfigError(f"the job is not valid: {mistakes}") from None
 
     def with_overrides(self, **overrides: Any) -> Job:
         """Return this job with other values of these options; None keeps a value.
@@ -725,10 +713,6 @@ class Job(BaseModel):
             "compression": self.compression,
             "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
         }
-
-
-def _sentences(error: ValidationError) -> str:
-    return "; ".join(map(_sentence, error.errors()))
 
 
 def _sentence(mistake: ErrorDetails) -> str:

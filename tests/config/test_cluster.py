@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from zmqtrain.config.cluster import (
     Address,
-    Cluster,
     bind_endpoint,
     canonical_address,
     connect_endpoint,
@@ -18,11 +17,6 @@ from zmqtrain.config.cluster import (
     parse_address,
 )
 from zmqtrain.errors import ConfigError
-
-
-@pytest.mark.parametrize(("chief", "host"), [(True, "chief 0"), (False, "worker 0")])
-def test_without_a_chief_worker_0_hosts_it(chief: bool, host: str) -> None:
-    assert str(Cluster(("h:1",), workers=2, chief=chief).chief_host) == host
 
 
 @pytest.mark.parametrize(

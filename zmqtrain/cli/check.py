@@ -128,10 +128,8 @@ def _role_of_environment() -> tuple[Role, str]:
         role = role_of_process(ENVIRON)
     if role is not None:
         return role, ROLE if ENVIRON.get(ROLE, "").strip() else TF_CONFIG
-    process = process_of(ENVIRON)
-    if process and process.type in set(Role):
-        return Role(process.type), PROCESS_NAME
-    return Role.WORKER, ""
+    line, _ = process_of(ENVIRON) or ("", 0)
+    return (Role(line), PROCESS_NAME) if line in set(Role) else (Role.WORKER, "")
 
 
 def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
@@ -140,16 +138,16 @@ def _check_index(flags: Mapping[str, Any], problems: Problems) -> str:
     Warn if two sources give different indices: two tasks could get the same one.
     """
     task, process = read_tf_config(ENVIRON.get(TF_CONFIG, "")).task, process_of(ENVIRON)
-    given = {names_of("index"): flags["index"]}
-    given |= {TF_CONFIG: task.index} if task else {}
-    given |= {PROCESS_NAME: process.index} if process else {}
-    known = {source: index for source, index in given.items() if index is not None}
+    given = {
+        names_of("index"): flags["index"],
+        TF_CONFIG: task and task.index,
+        PROCESS_NAME: process and process[1],
+    }
+    known = {source: str(index) for source, index in given.items() if index is not None}
     variable = variable_of_index(ENVIRON)
-    if variable is not None and not known:
-        return variable
     # In a step of its own a task of Slurm is always process 0.
-    if variable not in (None, "SLURM_PROCID") and ENVIRON[variable].isdecimal():
-        known[variable] = int(ENVIRON[variable])
+    if variable and not (known and variable == "SLURM_PROCID"):
+        known[variable] = ENVIRON[variable].strip()
     if len(set(known.values())) > 1:
         (first, _), *_ = known.items()
         texts = ", ".join(f"{source} says {index}" for source, index in known.items())

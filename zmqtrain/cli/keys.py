@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
-from zmqtrain.cli.output import cell, show, show_json, table
+from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.clusters.submitted import submitted_job
 from zmqtrain.config.cluster import Role
@@ -34,12 +34,7 @@ _keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
 
 
-class _Ordered(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group("keys", cls=_Ordered)
+@click.group("keys")
 def keys_command() -> None:
     """Make and manage the keys with which tasks authenticate.
 
@@ -192,13 +187,17 @@ def _row(entry: Entry, held: set[Owner]) -> dict[str, object]:
 
 
 def _view(entries: tuple[Entry, ...], held: set[Owner]) -> RenderableType:
-    result = table("task", "state", "secret", "public key", folded=("public key",))
-    for entry in entries:
-        row = _row(entry, held)
-        state = cell("revoked", "red") if entry.revoked else cell("allowed")
-        secret = cell("here" if row["secret"] else "-")
-        result.add_row(cell(entry.owner), state, secret, cell(entry.public))
-    return result
+    rows = [
+        (
+            entry.owner,
+            cell("revoked", "red") if entry.revoked else "allowed",
+            "here" if _row(entry, held)["secret"] else NOTHING,
+            entry.public,
+        )
+        for entry in entries
+    ]
+    headings = ("task", "state", "secret", "public key")
+    return table(*headings, rows=rows, folded=("public key",))
 
 
 def _directory(keys: str | None) -> Path:

@@ -122,28 +122,9 @@ def _show_as_json(task: Task, line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-class _Screen:
-    """The live view, as `zmqtrain top` shows it."""
-
-    def __init__(self, live: Live, title: str) -> None:
-        self._live, self._title, self._watched = live, title, Watched()
-        self._next_at = 0.0
-        live.update(Text(f"{title}: starting"), refresh=True)
-
-    def __call__(self, status: Status) -> None:
-        now = time.monotonic()
-        if now < self._next_at and not status.stop:
-            return
-        self._next_at = now + REFRESH_S
-        self._watched.take(status, now)
-        self._live.update(
-            top_view(self._watched, self._title, (), self._live.console), refresh=True
-        )
-
-
 @contextmanager
 def _display(title: str) -> Iterator[Callable[[Status], None]]:
-    """Yield a function that shows a status: live on a terminal, else as lines of the log.
+    """Yield a function that shows a status: on a terminal as `top` does, else as lines of the log.
 
     The loggers in NEWS write to the log in both cases.
     """
@@ -153,8 +134,19 @@ def _display(title: str) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield ProgressLog()
         return
-    with Live(console=console, auto_refresh=False) as live, _log_above():
-        yield _Screen(live, title)
+    watched, next_at = Watched(), 0.0
+    starting = Text(f"{title}: starting")
+    with Live(starting, console=console, auto_refresh=False) as live, _log_above():
+
+        def show(status: Status) -> None:
+            nonlocal next_at
+            now = time.monotonic()
+            if now >= next_at or status.stop:
+                next_at = now + REFRESH_S
+                watched.take(status, now)
+                live.update(top_view(watched, title, (), console), refresh=True)
+
+        yield show
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def status_command(job: RemoteJob, *, as_json: bool) -> None:
     if as_json:
         show_json(status_json(status, job))
     else:
-        show(status_view(status, title_of(job)))
+        show(status_view(status, f"{job.name or 'job'} at {job.address}"))
 
 
 def status_view(status: Status, title: str) -> RenderableType:
@@ -75,11 +75,6 @@ def status_json(status: Status, job: RemoteJob) -> dict[str, object]:
     return {"job": job.name or None, "ps": job.address, **asdict(status)}
 
 
-def title_of(job: RemoteJob) -> str:
-    """Return which job this is."""
-    return f"{job.name} at {job.address}" if job.name else f"job at {job.address}"
-
-
 def _figures(status: Status) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     change = f", changes to {status.switching} at the next barrier" if status.switching else ""
@@ -90,7 +85,11 @@ def _figures(status: Status) -> Table:
         "loss": cell(f"{loss_of(status.loss)} at the last push"),
         "examples": cell(status.examples),
         "pushes": cell(", ".join(f"{count} {what}" for what, count in status.pushes.items())),
-        "staleness": cell(_staleness(status.staleness)),
+        "staleness": cell(
+            "mean {mean:.2f}, p50 {p50:.0f}, p99 {p99:.0f}, max {max:.0f} versions".format(
+                **status.staleness
+            )
+        ),
     }
     if status.group:
         rows["group"] = cell(group_of(status))
@@ -107,14 +106,6 @@ def _progress(status: Status) -> str:
     if status.steps_per_second > 0:
         parts.append(f"{rate(status.steps_per_second)} steps/s")
     return ", ".join(parts) + remaining_of(status)
-
-
-def _staleness(figures: dict[str, float]) -> str:
-    rounded = (
-        f"{name} {value:.2f}" if name == "mean" else f"{name} {value:.0f}"
-        for name, value in figures.items()
-    )
-    return f"{', '.join(rounded)} versions"
 
 
 def _tasks(tasks: tuple[TaskStatus, ...]) -> FirstThatFits:

@@ -122,8 +122,7 @@ def volume_of(logdir: str) -> tuple[str, str]:
 
 
 def _jobset(plan: Plan) -> list[Manifest]:
-    spec = _jobset_spec(plan, "zmqtrain")
-    return [_object(plan, JOBSET_API, "JobSet", spec)]
+    return [_object(plan, JOBSET_API, "JobSet", _jobset_spec(plan, "zmqtrain"))]
 
 
 def _jobset_spec(plan: Plan, container: str) -> Manifest:
@@ -329,16 +328,12 @@ def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:
 
 
 def _service(name: str) -> Manifest:
-    spec = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": labels_of(name),
-    }
+    labels = labels_of(name)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": labels_of(name)},
-        "spec": spec,
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels},
     }
 
 

@@ -67,11 +67,6 @@ class Cluster:
     board: bool = False
     chief_address: str = ""
 
-    @property
-    def chief_host(self) -> Task:
-        """The task in which the chief runs."""
-        return Task(Role.CHIEF if self.chief else Role.WORKER, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Address:

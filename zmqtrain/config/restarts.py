@@ -10,6 +10,9 @@ from itertools import takewhile
 
 from zmqtrain.errors import ExitCode
 
+SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
+"""Variable with the Unix time at which the supervisor of this process began."""
+
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 30.0
 HEALTHY_S = 5.0

@@ -59,10 +59,8 @@ def running_jobs() -> list[RunningJob]:
     for path in _files(_directory()):
         try:
             fields = json.loads(path.read_text())
-            addresses = tuple(map(str, fields["ps"]))
-            known = int(fields["pid"]), str(fields["job"]), addresses, str(fields["task"])
-            job = RunningJob(*known)
-            leader = connect_endpoint(addresses[0])  # tasks may spell it differently
+            job = RunningJob(**fields | {"ps": tuple(fields["ps"])})
+            leader = connect_endpoint(job.ps[0])  # tasks may spell it differently
         except (OSError, ValueError, LookupError, TypeError, ConfigError):
             continue  # being written or removed
         if leader not in jobs or job.task.startswith(Role.CHIEF):

@@ -48,9 +48,6 @@ from zmqtrain.transport.security import PREDECESSOR_S, Security
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process."""
 
-SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
-"""Variable with the Unix time at which the supervisor of this process began; see local/."""
-
 RESOLVERS = (tf_config.resolve, honcho.resolve, engine.resolve)
 """Sources of the cluster around this process; each adds what those before it did not find.
 
@@ -312,9 +309,9 @@ class TaskConfig(SharedConfig):
     @property
     def hosts_chief(self) -> bool:
         """Whether the chief runs in this task."""
-        if self.hosted and not self.chief:
-            return self.task == Task(Role.WORKER, self.hosts[0])
-        return self.task == self.cluster.chief_host
+        if self.chief:
+            return self.role is Role.CHIEF
+        return self.task == Task(Role.WORKER, self.hosts[0] if self.hosted else 0)
 
     @property
     def as_ps(self) -> TaskConfig | None:

@@ -17,12 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from zmqtrain.config.restarts import End, Ending, Limits, decide
+from zmqtrain.config.restarts import SUPERVISED_SINCE, End, Ending, Limits, decide
 from zmqtrain.errors import ConfigError
 from zmqtrain.roles import signals
-
-SUPERVISED_SINCE = "ZMQTRAIN_SUPERVISED_SINCE"
-"""As in `zmqtrain.config.task`, which imports more than a supervisor should."""
 
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 

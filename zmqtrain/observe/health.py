@@ -22,7 +22,7 @@ from http import HTTPStatus
 from io import BytesIO
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Thread
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from prometheus_client import Histogram, MetricsHandler
 
@@ -37,10 +37,6 @@ CLIENT_TIMEOUT_S = 10.0
 SHUTDOWN_POLL_S = 0.1
 
 log = logging.getLogger(__name__)
-
-
-class IsReady(Protocol):
-    def __call__(self, *, everyone: bool) -> tuple[bool, str]: ...
 
 
 Targets: TypeAlias = Callable[[], list[dict[str, Any]] | None]
@@ -89,7 +85,7 @@ class Server(ThreadingMixIn, TCPServer):
         metrics: Metrics,
         host: str,
         port: int,
-        is_ready: IsReady,
+        is_ready: Callable[..., tuple[bool, str]],
         stalled_s: Callable[[], float],
         tls: ssl.SSLContext | None = None,
         targets: Targets = lambda: None,

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from math import inf, nan
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Gauge, GCCollector, Info, Metric, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, Info, ProcessCollector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
@@ -167,15 +167,6 @@ class RoleState:
         self._current = state
 
 
-class _Registry(CollectorRegistry):
-    """Leaves out the ``_created`` series, which would be a third of all and are not used."""
-
-    def collect(self) -> Iterator[Metric]:
-        for family in super().collect():
-            family.samples = [each for each in family.samples if not each.name.endswith("_created")]
-            yield family
-
-
 class _Maker:
     """Declares metrics: in the registry, or nowhere if the task's role does not have them.
 
@@ -217,7 +208,7 @@ class Metrics:
 
     def __init__(self, role: str, index: int = 0) -> None:
         """Declare the metrics of task ``index`` of ``role``: "ps", "worker" or "chief"."""
-        self.registry: CollectorRegistry = _Registry()
+        self.registry = CollectorRegistry()
         every, none = _Maker(self.registry), _Maker(None)
         is_ps, is_worker, is_chief = role == "ps", role == "worker", role == "chief"
         self._declare_task(every, role, index)

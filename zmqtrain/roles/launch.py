@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,8 @@ from zmqtrain.config.cluster import IPC, Role, Task
 from zmqtrain.config.invoke import invoke
 from zmqtrain.config.job_file import load_job
 from zmqtrain.config.options import mistyped, options_of, values_of
-from zmqtrain.config.task import (
-    ENVIRON,
-    ROLE,
-    SUPERVISED_SINCE,
-    TaskConfig,
-    load_task,
-    role_of_process,
-)
+from zmqtrain.config.restarts import SUPERVISED_SINCE
+from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.errors import (
     CheckpointError,
     ConfigError,
@@ -112,6 +105,7 @@ def launch(role: Role | None, arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(of: Role | None) -> click.Command:
+    @click.command(str(of or "task"), help=_HELP[of], context_settings={"max_content_width": 100})
     @options_of(TaskConfig)
     @options_of(Job, optional=True)
     def run(role: str | None = None, **flags: Any) -> int:
@@ -138,17 +132,10 @@ def _command(of: Role | None) -> click.Command:
             return run_process(config, partial(script.run, task, config.job))
         return run_process(config, lambda: uvloop.run(_serve(config, job)))
 
-    options = getattr(run, "__click_params__", [])[::-1]
     if of is None:
         kinds = click.Choice([str(role) for role in Role])
-        options.insert(0, click.Option(["--role"], type=kinds, help="what this task does"))
-    return click.Command(
-        str(of or "task"),
-        params=options,
-        callback=run,
-        help=cleandoc(_HELP[of]),
-        context_settings={"max_content_width": 100},
-    )
+        run.params.insert(0, click.Option(["--role"], type=kinds, help="what this task does"))
+    return run
 
 
 def _planned(config: TaskConfig, job: Job) -> TaskConfig:
@@ -252,7 +239,6 @@ def task_of_script(name: str) -> TaskConfig | None:
     role = role_of_process()
     if role is None:
         return None
-
     config = load_task(role, _variables(TaskConfig) | {"job": name})
     setup_logging(str(config.task), config.log_level, config.log_format)
     return config
@@ -264,7 +250,6 @@ def job_of_script(job: Job) -> Job:
     Raises:
         ConfigError: a variable has a mistake.
     """
-
     overrides = values_of(Job, _variables(Job))
     for text in mistyped(ENVIRON, TaskConfig, Job):
         log.warning("%s", text)
@@ -278,16 +263,15 @@ def _variables(model: type[BaseModel]) -> dict[str, Any]:
         ConfigError: a variable has a mistake.
     """
 
+    @click.command()
     @options_of(model, optional=True)
     def given(**values: Any) -> dict[str, Any]:
         return values
 
-    command = click.Command("", params=getattr(given, "__click_params__", []), callback=given)
     try:
-        values: dict[str, Any] = command.main([], standalone_mode=False)
+        return dict(given.main([], standalone_mode=False))
     except click.ClickException as error:
         raise ConfigError(error.format_message()) from None
-    return values
 
 
 def run_script_task(config: TaskConfig, job: Job) -> tuple[int, Sequence[JobActor]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zmqtrain.config.resolvers.honcho import Process, honcho_counts, process_of, running_counts
+from zmqtrain.config.resolvers.honcho import honcho_counts, process_of, running_counts
 from zmqtrain.errors import ConfigError
 
 PYTHON = "/venv/bin/python3"
@@ -57,8 +57,8 @@ def test_other_command_lines_are_refused(argv: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "process"),
     [
-        ("worker.2", Process("worker", 1)),
-        ("my-worker.10", Process("my-worker", 9)),
+        ("worker.2", ("worker", 1)),
+        ("my-worker.10", ("my-worker", 9)),
         ("worker", None),
         ("worker.0", None),
         ("worker.x", None),
@@ -66,7 +66,7 @@ def test_other_command_lines_are_refused(argv: list[str]) -> None:
         ("", None),
     ],
 )
-def test_process_name_is_counted_from_1(name: str, process: Process | None) -> None:
+def test_process_name_is_counted_from_1(name: str, process: tuple[str, int] | None) -> None:
     assert process_of({"HONCHO_PROCESS_NAME": name}) == process
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,17 +21,6 @@ from zmqtrain.errors import ConfigError
 PROCESS_NAME = "HONCHO_PROCESS_NAME"
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process of a Procfile: the name of its line, and its number within that line, from 0."""
-
-    type: str
-    index: int
-
-    def __str__(self) -> str:
-        return f"{self.type}.{self.index + 1}"
-
-
 def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what honcho says of index, ps, workers and chief; {} if it did not start us.
 
@@ -44,11 +32,12 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     process = process_of(environ)
     if process is None:
         return {}
-    found: dict[str, Any] = {"index": process.index} if process.type == role else {}
-    if process.type in set(Role) - {role} and "index" not in known:
+    line, index = process
+    found: dict[str, Any] = {"index": index} if line == role else {}
+    if line in set(Role) - {role} and "index" not in known:
         raise ConfigError(
-            f"honcho calls this process {process}, but it was started as a {role}; expected the "
-            f"Procfile's line {process.type} to start python -m zmqtrain.roles.{process.type}; "
+            f"honcho calls this process {environ[PROCESS_NAME]}, but it was started as a {role}; "
+            f"expected the Procfile's line {line} to start python -m zmqtrain.roles.{line}; "
             "correct the line or its name"
         )
     missing = [name for name in ("ps", "workers") if name not in known]
@@ -72,12 +61,15 @@ def resolve(role: Role, known: Mapping[str, Any], environ: Mapping[str, str]) ->
     return found
 
 
-def process_of(environ: Mapping[str, str]) -> Process | None:
-    """Return the process as which honcho started this one, None if it did not."""
+def process_of(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the Procfile's line that is this process, and its number within it, from 0.
+
+    None if honcho did not start it.
+    """
     name, _, number = environ.get(PROCESS_NAME, "").rpartition(".")
     if not (name and number.isascii() and number.isdigit() and int(number) > 0):
         return None
-    return Process(name, int(number) - 1)
+    return name, int(number) - 1
 
 
 def honcho_counts(argv: Sequence[str], procfile_types: Iterable[str]) -> dict[str, int]:
