@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 import zmqtrain
 from zmqtrain import Job
+from zmqtrain.cli.main import main
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
+from zmqtrain.errors import ExitCode
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD, AdamW
 
@@ -230,3 +233,68 @@ def test_evaluation_is_that_of_the_saved_weights(kind: Kind, tmp_path: Path) -> 
     assert measures["loss"] == pytest.approx(summary.loss, rel=1e-6)
     assert measures["accuracy"] == pytest.approx(summary.accuracy)
     assert summary.accuracy > 0.7
+
+
+UNSEEDED = {
+    "torch": """
+import torch
+from zmqtrain.adapters.torch import TorchModel
+
+def build():
+    net = torch.nn.Linear(64, 10)
+    net.bias.data += torch.from_numpy(drawn())
+    return net
+
+model = TorchModel(build, torch.nn.functional.cross_entropy)
+""",
+    "jax": """
+from jax import numpy as jnp
+from zmqtrain.adapters.jax import JaxModel
+
+def loss(parameters, batch, key):
+    scores = batch[0] @ parameters["kernel"] + parameters["bias"]
+    return (scores**2).mean()
+
+model = JaxModel(lambda key: {"kernel": jnp.zeros((64, 10)), "bias": jnp.array(drawn())}, loss)
+""",
+    "keras": """
+import keras
+from zmqtrain.adapters.keras import KerasModel
+
+def build():
+    dense = keras.layers.Dense(10, bias_initializer=lambda shape, dtype: drawn())
+    net = keras.Sequential([keras.Input((64,)), dense])
+    net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return net
+
+model = KerasModel(build)
+""",
+}
+JOB = """
+import numpy as np
+from zmqtrain import Job
+from zmqtrain.data import Digits
+from zmqtrain.optim import SGD
+
+def drawn():
+    return np.random.default_rng().random(10, np.float32)
+{model}
+job = Job(model=model, data=Digits(), optimizer=SGD(0.1))
+"""
+
+
+@pytest.mark.parametrize("framework", UNSEEDED)
+def test_check_tells_of_initial_values_that_no_seed_decides(
+    framework: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip(framework)
+    monkeypatch.setenv("ZMQTRAIN_INSECURE", "1")
+    monkeypatch.setenv("ZMQTRAIN_METRICS_PORT", "0")
+    (tmp_path / "job.py").write_text(JOB.format(model=UNSEEDED[framework]))
+    code = main(["check", "--job", f"{tmp_path}/job.py"])
+    said = capsys.readouterr()
+    assert code == ExitCode.OK
+    assert re.search("begins with other values of [a-z/]*bias each time", said.out + said.err)

@@ -248,6 +248,18 @@ def test_unused_parameter_has_gradient_zero() -> None:
     assert step.out["used.0.kernel"].any()
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda parameters, batch, key: (batch[0] ** 2).mean(),
+        lambda parameters, batch, key: jax.lax.stop_gradient(loss(parameters, batch, key)),
+    ],
+)
+def test_loss_that_depends_on_no_parameter_is_refused(loss: Any) -> None:
+    with pytest.raises(ConfigError, match="no parameter"):
+        Step(init, loss)()
+
+
 def test_frozen_parameters_have_no_gradient() -> None:
     whole, part = Step(), Step(frozen=["0.*"])
     assert list(part.trained) == ["1.bias", "1.kernel"]

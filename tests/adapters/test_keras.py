@@ -218,6 +218,55 @@ def test_unused_variable_has_gradient_zero_and_is_told_once(
     assert not any("used/kernel" in text.replace("unused", "") for text in told)
 
 
+def test_loss_that_depends_on_no_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no parameter"):
+        Step(lambda: net(loss=lambda y, outputs: keras.ops.ones((3, 2))))()
+
+
+def _named_outputs() -> Any:
+    inputs = keras.Input((5,))
+    outputs = {"a": layers.Dense(2)(inputs), "b": layers.Dense(3)(inputs)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"a": "mse", "b": "sparse_categorical_crossentropy"})
+    return model
+
+
+def _one_of_two_outputs() -> Any:
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [layers.Dense(4)(inputs), layers.Dense(3)(inputs)])
+    model.compile("sgd", ["sparse_categorical_crossentropy"] * 2)
+    return model
+
+
+LABELLED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "one output": (net, lambda y: (X, y)),
+    "a column": (net, lambda y: (X, y[:, None])),
+    "outputs by name": (_named_outputs, lambda y: (X, X[:, :2], y)),
+    "the second output": (_one_of_two_outputs, lambda y: (X, Y + 1, y)),
+}
+
+
+@pytest.mark.parametrize("case", LABELLED)
+def test_label_of_no_class_is_refused_in_steps_and_evaluations(case: str) -> None:
+    build, batch_of = LABELLED[case]
+    step = Step(build)
+    step(batch_of(Y))
+    step.model.metrics(step.values, batch_of(Y))
+    error = ConfigError if BACKEND == "jax" else (IndexError, RuntimeError)  # of torch
+    for wrong in (Y + 1, Y - 1):
+        with pytest.raises(error):
+            step(batch_of(wrong))
+        with pytest.raises(error):
+            step.model.metrics(step.values, batch_of(wrong))
+
+
+def test_label_of_a_class_that_is_ignored_may_be_any() -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+    step = Step(lambda: net(loss=loss))
+    assert step((X, np.where(Y == 2, 255, Y))) < step()
+    step((X, np.full_like(Y, 255)))
+
+
 def test_dropout_has_a_seed_that_is_exact_state_and_rests_in_evaluation() -> None:
     step = Step(lambda: net(layers.Dropout(0.5, seed=3)))
     (name,) = step.model.state(0)

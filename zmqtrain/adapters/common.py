@@ -27,6 +27,14 @@ def check_build(build: Any, kind: type) -> None:
         )
 
 
+def constant_loss(owner: object) -> ConfigError:
+    """Return what is raised for a loss without any gradient."""
+    return ConfigError(
+        f"the loss of {owner!r} depends on no parameter that is trained; expected one that is "
+        "computed from the outputs, without detach or stop_gradient"
+    )
+
+
 def numbers_of(measures: Mapping[str, Any], owner: object) -> dict[str, float]:
     """Return measures of a batch as numbers.
 

@@ -112,7 +112,9 @@ class JaxModel:
         return f"JaxModel({name_of(self.init)}{''.join(options)})"
 
     def __deepcopy__(self, memo: object) -> JaxModel:
-        return copy.copy(self)  # they share what is compiled, and replace the rest
+        other = copy.copy(self)  # they share what is compiled, and replace the rest
+        other._first = jax.jit(other._initial)  # initial values may not depend on the seed alone
+        return other
 
     def parameters(self, seed: int) -> Leaves:
         """Return the parameters that are trained, as ``init(jax.random.key(seed))`` has them.

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from zmqtrain.adapters.common import constant_loss
 from zmqtrain.compute.threads import thread_limit
 from zmqtrain.models.backend import array_module
 from zmqtrain.models.base import Gradients, written
@@ -66,7 +67,11 @@ class Differentiated:
     def __call__(
         self, names: Collection[str], parameters: Mapping[str, Any], batch: Any, *rest: Any
     ) -> tuple[Any, Values]:
-        """Return the loss, and gradients and new state by name; ``names``: of what is trained."""
+        """Return the loss, and gradients and new state by name; ``names``: of what is trained.
+
+        Raises:
+            ConfigError: nothing that is trained has a gradient.
+        """
         others = taken(dict(parameters))
         trained = {name: others.pop(name) for name in names}
         shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
@@ -76,6 +81,8 @@ class Differentiated:
             log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
         loss, results = self._step(trained, others, taken(batch), *rest)
         if is_new and (unused := sorted(trained.keys() - self._used)):
+            if len(unused) == len(trained):
+                raise constant_loss(self._owner)
             text = "parameters %s of %r have no gradient: it counts as zero"
             log.warning(text, ", ".join(unused), self._owner)
         return loss, results

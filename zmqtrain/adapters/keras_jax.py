@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import keras
 import numpy as np
 
 from zmqtrain.adapters.jax_memory import Differentiated, Values, store, taken
 from zmqtrain.models.base import Gradients, Parameters
+from zmqtrain.models.checks import check_classes
+
+
+class _Classes(NamedTuple):
+    """Which targets are numbers of classes, and of how many."""
+
+    target: int
+    classes: int
+    ignored: int | None
 
 
 class OnJax:
@@ -22,28 +32,51 @@ class OnJax:
         self._evaluation = jax.jit(self._evaluate)
         self._outputs = jax.jit(self._predict)
         self._compiled: set[Any] = set()  # functions and shapes
+        self._classes: list[_Classes] = []  # once a loss is compiled
         self._lock = threading.Lock()  # while Keras's model is traced
 
     def seed(self, seed: int, batch: int) -> None:
         """Do nothing: all random numbers come from seeds that are state."""
 
     def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
-        """Write gradients and new state into ``out``; return the loss."""
+        """Write gradients and new state into ``out``; return the loss.
+
+        Raises:
+            ConfigError: nothing that is trained has a gradient, or a label is of no class.
+        """
         loss, results = self._call(self._step, parts, self._network.trained, values, parts)
+        self._network.initial_seed = None  # other tasks build their own, which may differ
+        self._check_labels(parts[1])
         store(results, out)
         return float(loss)
 
     def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Return loss and outputs; metrics of the model keep the loss of each output."""
+        """Return loss and outputs; metrics of the model keep the loss of each output.
+
+        Raises:
+            ConfigError: a label is of no class.
+        """
         loss, outputs, metrics = self._call(
             self._evaluation, parts, taken(dict(values)), taken(parts)
         )
         for variable, value in zip(self._model.metrics_variables, metrics, strict=True):
             variable.assign(value)
+        self._check_labels(parts[1])
         return loss, outputs
 
     def predict(self, values: Parameters, inputs: Any) -> Any:
         return self._call(self._outputs, inputs, taken(dict(values)), taken(inputs))
+
+    def _check_labels(self, targets: Any) -> None:
+        """Check what the losses themselves do not: on jax a label of no class counts as none."""
+        every = keras.tree.flatten(targets)
+        if len(every) != len(self._network.outputs):
+            return  # outputs without a loss have no target
+        for number, classes, ignored in self._classes:
+            labels = every[number]
+            labels = labels if ignored is None else labels[labels != ignored]
+            if labels.size:
+                check_classes(labels, classes)
 
     def _call(self, function: Callable[..., Any], batch: Any, *arguments: Any) -> Any:
         shapes = tuple((np.shape(a), str(a.dtype)) for a in jax.tree.leaves(batch))
@@ -83,10 +116,21 @@ class OnJax:
         loss, (_, outputs, others, metrics) = self._model.compute_loss_and_updates(
             *self._lists(values), metrics, x, y, weights, training=training
         )
+        self._classes = list(self._classes_of(outputs))
         new = dict(zip(self._ids(self._model.non_trainable_variables), others, strict=True))
         state = self._network.state
         values = {name: new[id(variable)] for name, variable in state.items()}
         return loss, outputs, metrics, values
+
+    def _classes_of(self, outputs: Any) -> Iterator[_Classes]:
+        """Yield which targets Keras's own losses take for numbers of classes."""
+        found = dict(keras.tree.flatten_with_path(outputs))
+        for path, loss, *_ in getattr(self._model._compile_loss, "_flat_losses", None) or ():
+            is_sparse = getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+            if is_sparse and path in found:
+                options = loss._fn_kwargs
+                classes = found[path].shape[options.get("axis", -1)]
+                yield _Classes(list(found).index(path), classes, options.get("ignore_class"))
 
     def _lists(self, values: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
         """Return values of trainable and of other variables, in the order of Keras."""

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import torch
 
+from zmqtrain.adapters.common import constant_loss
 from zmqtrain.adapters.torch_memory import BoundVariables, seed_torch, tensor_over
 from zmqtrain.models.base import Gradients, Parameters
 
@@ -23,10 +24,16 @@ class OnTorch:
         seed_torch(seed, batch)
 
     def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
-        """Write gradients and new state into ``out``; return the loss."""
+        """Write gradients and new state into ``out``; return the loss.
+
+        Raises:
+            ConfigError: nothing that is trained has a gradient.
+        """
         self._bind(values, out)
         self._bound.clear()
         loss, _ = self._loss_of(_tensors(parts), training=True)
+        if not loss.requires_grad:
+            raise constant_loss(self._network.owner)
         loss.backward()
         self._bound.complete()
         return float(loss.detach())

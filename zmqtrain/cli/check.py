@@ -182,7 +182,7 @@ def _check_job(job: Job, writes: bool, problems: Problems) -> None:
         problems.errors.append("the first batch holds NaN or infinity; expected finite numbers")
         return
     problems.errors += mistakes_of_a_step(job.model, parameters, batch, state, frozen)
-    again = job.initial_values()
+    again = job.with_own_model().initial_values()  # as another task has them
     if other := [n for n, v in (parameters | state).items() if not np.array_equal(v, again[n])]:
         problems.warnings.append(
             f"{job.model!r} begins with other values of {', '.join(other)} each time, so no run "

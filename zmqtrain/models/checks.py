@@ -72,13 +72,18 @@ def labelled(batch: Batch, features: int, classes: int) -> tuple[Array, Array]:
             f"the data gives labels of shape {labels.shape} and dtype {labels.dtype}; expected "
             "class numbers: integers of shape (n,); convert one-hot labels with argmax"
         )
+    check_classes(labels, classes)
+    return inputs, labels
+
+
+def check_classes(labels: Array, classes: int) -> None:
+    """Raise ConfigError unless all labels, of any shape but empty, are numbers of classes."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ConfigError(
             f"the data gives labels from {low} to {high}; the model has {classes} classes and "
             f"expects 0 to {classes - 1}; set the model's classes or renumber the labels"
         )
-    return inputs, labels
 
 
 def checked_loss(
