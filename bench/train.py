@@ -22,7 +22,7 @@ from bench.workload import CLASSES
 from zmqtrain import Job
 from zmqtrain.data import Digits, Mnist
 from zmqtrain.local.processes import LocalCluster
-from zmqtrain.models import MLP, SoftmaxRegression
+from zmqtrain.models import MLP
 from zmqtrain.observe.summary import Summary
 from zmqtrain.optim import SGD, Adam
 
@@ -39,7 +39,7 @@ Command = Callable[..., Any]
 def make_job(job: str, hidden: int, rule: str) -> Job:
     """Return the job of this name with so many hidden units; with 0, a linear softmax model."""
     data, features = DATA[job]
-    model = MLP(features, hidden, CLASSES) if hidden else SoftmaxRegression(features, CLASSES)
+    model = MLP(features, hidden or (), CLASSES)
     return Job(model=model, data=data, optimizer=RULES[rule])
 
 

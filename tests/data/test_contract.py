@@ -30,7 +30,7 @@ from zmqtrain.data import (
 )
 from zmqtrain.data.description import describe
 from zmqtrain.data.subset import Subset
-from zmqtrain.models import Dataset, SoftmaxRegression
+from zmqtrain.models import MLP, Dataset
 from zmqtrain.optim import SGD
 
 ROWS, CLASSES = 23, 3
@@ -221,7 +221,7 @@ def test_tasks_describe_it_alike(make: Callable[[], Dataset]) -> None:
 
 
 def test_job_and_fit_take_it(make: Callable[[], Dataset]) -> None:
-    dataset, model = make(), SoftmaxRegression(2, CLASSES)
+    dataset, model = make(), MLP(2, (), CLASSES)
     job = Job(model=model, data=dataset, optimizer=SGD(0.1), steps=3, batch_size=8)
     assert zmqtrain.run(job).global_step == 3
     trainer = zmqtrain.Trainer(model, SGD(0.1))

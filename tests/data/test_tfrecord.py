@@ -21,7 +21,7 @@ from zmqtrain import Job  # noqa: E402
 from zmqtrain.data import TFRecord  # noqa: E402
 from zmqtrain.data.tfrecord import masked_crc  # noqa: E402
 from zmqtrain.errors import ConfigError, DataError, ExitCode  # noqa: E402
-from zmqtrain.models import SoftmaxRegression  # noqa: E402
+from zmqtrain.models import MLP  # noqa: E402
 from zmqtrain.optim import SGD  # noqa: E402
 
 RECORDS = [bytes([number]) * (3 * number) for number in range(12)]
@@ -223,7 +223,7 @@ def test_job_with_a_damaged_record_ends_as_for_damaged_data(tmp_path: Path) -> N
         return np.zeros(2, np.float32), len(record) % 2
 
     data = TFRecord(path, parse)
-    job = Job(model=SoftmaxRegression(2, 2), data=data, optimizer=SGD(0.1), batch_size=4)
+    job = Job(model=MLP(2, (), 2), data=data, optimizer=SGD(0.1), batch_size=4)
     with pytest.raises(DataError, match=f"record {BAD}") as caught:
         zmqtrain.run(job)
     assert caught.value.exit_code == ExitCode.DATA

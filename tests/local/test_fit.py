@@ -22,7 +22,7 @@ from zmqtrain.callbacks import (
 from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
 from zmqtrain.metrics import Accuracy, MeanAbsoluteError
-from zmqtrain.models import LinearRegression, SoftmaxRegression
+from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.optim import SGD, Exponential, Momentum
 
 RANDOM = np.random.default_rng(0)
@@ -300,7 +300,7 @@ def test_mistake_is_told_before_anything_is_trained(
 
 
 def test_metric_that_does_not_fit_the_outputs_is_told_before_anything_is_trained() -> None:
-    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.05), metrics=[MeanAbsoluteError()])
+    trainer = Trainer(MLP(2, (), 3), SGD(0.05), metrics=[MeanAbsoluteError()])
     labels = np.arange(23) % 3
     with pytest.raises(ConfigError, match="MeanAbsoluteError"):
         fit(trainer, (X, labels), validation_data=(X, labels))
@@ -316,7 +316,7 @@ def test_callbacks_are_called_at_evaluations_and_predictions() -> None:
         def on_predict_end(self, logs: Any = None) -> None:
             calls.append(f"predict {logs['outputs'].shape}")
 
-    trainer = Trainer(SoftmaxRegression(2, 3), SGD(0.1), metrics=[Accuracy(name="share")])
+    trainer = Trainer(MLP(2, (), 3), SGD(0.1), metrics=[Accuracy(name="share")])
     measures = trainer.evaluate(X, np.arange(23) % 3, callbacks=[Calls()])
     assert set(measures) == {"loss", "accuracy", "share"}
     assert trainer.predict(X, callbacks=[Calls()], batch_size=10).shape == (23, 3)
@@ -475,14 +475,12 @@ def test_classes_weigh_as_their_examples_would(workers: int) -> None:
     weights = np.array([1, 5, 0])[labels]
 
     def trained(**options: Any) -> dict[str, Any]:
-        trainer = Trainer(
-            *(SoftmaxRegression(2, 3), SGD(0.1)), workers=workers, policy="sync-replicas"
-        )
+        trainer = Trainer(*(MLP(2, (), 3), SGD(0.1)), workers=workers, policy="sync-replicas")
         fit(trainer, (X, labels), epochs=2, validation_data=(X, labels), **options)
         return trainer.weights
 
     plain, by_class = trained(), trained(class_weight={1: 5.0, 2: 0.0})
-    assert not np.array_equal(plain["bias"], by_class["bias"])
+    assert not np.array_equal(plain["layer0/bias"], by_class["layer0/bias"])
     for name, value in trained(sample_weight=weights).items():
         assert np.array_equal(by_class[name], value)
 

@@ -10,7 +10,7 @@ import pytest
 from zmqtrain.data.weights import with_class_weights
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Accuracy
-from zmqtrain.models import MLP, LinearRegression, SoftmaxRegression
+from zmqtrain.models import MLP, LinearRegression
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(5, 3)).astype(np.float32)
@@ -32,7 +32,7 @@ def test_loss_and_gradients_are_weighted_means(kind: str) -> None:
     targets: Any = X[:, :2] if kind == "linear" else LABELS
     makers: dict[str, Any] = {
         "mlp": lambda: MLP(3, 4, 3),
-        "softmax": lambda: SoftmaxRegression(3, 3),
+        "softmax": lambda: MLP(3, (), 3),
         "linear": lambda: LinearRegression(3, 2),
     }
     model = makers[kind]() if kind in makers else torch_model("module" in kind)
@@ -65,7 +65,7 @@ def test_weights_that_fit_nothing_are_refused() -> None:
     with pytest.raises(DataError, match="class_weight"):
         with_class_weights((X,), {0: 2.0})
     with pytest.raises(ConfigError, match="weights"):
-        SoftmaxRegression(3, 3).loss_and_gradients({}, (X, LABELS, WEIGHTS[:2]), {})
+        MLP(3, (), 3).loss_and_gradients({}, (X, LABELS, WEIGHTS[:2]), {})
 
 
 def test_third_array_that_is_no_weight_is_refused_beside_class_weights() -> None:

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.models import MLP, LinearRegression, Model, SoftmaxRegression
+from zmqtrain.models import MLP, LinearRegression, Model
 
 ROWS = 7
 
 MODELS = [
     LinearRegression(),
     LinearRegression(features=3, outputs=2),
-    SoftmaxRegression(features=4, classes=3),
+    MLP(features=4, hidden=(), classes=3),
     MLP(features=4, hidden=5, classes=3),
     MLP(features=4, hidden=(6, 5), classes=3),
-    MLP(features=4, hidden=(), classes=3),
 ]
 every_model = pytest.mark.parametrize("model", MODELS, ids=repr)
 
@@ -180,15 +179,15 @@ def test_threads_sharing_one_model_do_not_share_its_scratch() -> None:
 
 
 def test_huge_logits_give_a_finite_loss_and_gradient() -> None:
-    model = SoftmaxRegression(features=1, classes=2)
+    model = MLP(1, (), 2)
     parameters = {
-        "weights": np.array([[1e4, -1e4]], np.float32),
-        "bias": np.zeros(2, np.float32),
+        "layer0/weights": np.array([[1e4, -1e4]], np.float32),
+        "layer0/bias": np.zeros(2, np.float32),
     }
     out = unwritten(parameters)
     batch = np.ones((1, 1), np.float32), np.array([1])
     assert model.loss_and_gradients(parameters, batch, out) == 2e4
-    np.testing.assert_array_equal(out["bias"], [1, -1])
+    np.testing.assert_array_equal(out["layer0/bias"], [1, -1])
 
 
 def test_targets_without_a_second_axis_count_as_one_output() -> None:
@@ -227,7 +226,7 @@ LABELS = np.zeros(3, np.int64)
             ),
         ),
         (
-            SoftmaxRegression(4, 3),
+            MLP(4, (), 3),
             (FEATURES, LABELS[:2]),
             (
                 "the data gives features of shape (3, 4) and labels of shape (2,); "
@@ -243,7 +242,7 @@ LABELS = np.zeros(3, np.int64)
             ),
         ),
         (
-            SoftmaxRegression(4, 2),
+            MLP(4, (), 2),
             (FEATURES, LABELS - 1),
             (
                 "the data gives labels from -1 to -1; the model has 2 classes and expects 0 to 1; "
@@ -251,7 +250,7 @@ LABELS = np.zeros(3, np.int64)
             ),
         ),
         (
-            SoftmaxRegression(4, 3),
+            MLP(4, (), 3),
             (FEATURES, np.zeros((3, 3))),
             (
                 "the data gives labels of shape (3, 3) and dtype float64; expected class numbers: "

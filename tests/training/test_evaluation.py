@@ -10,7 +10,7 @@ import pytest
 from zmqtrain.data import ArrayDataset
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.metrics import Accuracy, ConfusionMatrix, MeanSquaredError
-from zmqtrain.models import MLP, LinearRegression, SoftmaxRegression
+from zmqtrain.models import MLP, LinearRegression
 from zmqtrain.training.evaluation import evaluate, predict
 
 RANDOM = np.random.default_rng(0)
@@ -18,7 +18,7 @@ X = RANDOM.normal(size=(25, 3)).astype(np.float32)
 LABELS = RANDOM.integers(0, 4, 25)
 
 
-@pytest.mark.parametrize("model", [MLP(3, 5, 4), SoftmaxRegression(3, 4)], ids=repr)
+@pytest.mark.parametrize("model", [MLP(3, 5, 4), MLP(3, (), 4)], ids=repr)
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_metrics_agree_with_the_models_own_measures(model: Any, rows: int) -> None:
     parameters = model.parameters(3)
@@ -28,7 +28,7 @@ def test_metrics_agree_with_the_models_own_measures(model: Any, rows: int) -> No
     assert np.trace(measures["confusion_matrix"]) / 25 == pytest.approx(measures["accuracy"])
 
 
-@pytest.mark.parametrize("model", [MLP(3, 5, 4), SoftmaxRegression(3, 4)], ids=repr)
+@pytest.mark.parametrize("model", [MLP(3, 5, 4), MLP(3, (), 4)], ids=repr)
 def test_classifier_predicts_probabilities_without_labels(model: Any) -> None:
     outputs = predict(model, model.parameters(3), ArrayDataset(X), rows=10)
     assert outputs.shape == (25, 4)

@@ -10,7 +10,7 @@ from zmqtrain.models.base import (
     Parameters,
     written,
 )
-from zmqtrain.models.linear import LinearRegression, SoftmaxRegression
+from zmqtrain.models.linear import LinearRegression
 from zmqtrain.models.mlp import MLP
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "MLP",
     "Model",
     "Parameters",
-    "SoftmaxRegression",
     "written",
 ]

@@ -1,4 +1,4 @@
-"""Models of one affine layer: linear regression and softmax regression."""
+"""Linear regression."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.backend import array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters
-from zmqtrain.models.checks import check_sizes, examples_of, features_of, labelled
-from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
+from zmqtrain.models.checks import check_sizes, examples_of, features_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,8 @@ class LinearRegression:
         check_sizes("LinearRegression", features=self.features, outputs=self.outputs)
 
     def parameters(self, seed: int) -> dict[str, Array]:
-        return _zeros(self.features, self.outputs)
+        shapes = {"weights": (self.features, self.outputs), "bias": (self.outputs,)}
+        return {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         with quiet():
@@ -37,7 +37,9 @@ class LinearRegression:
             weighted = _weighted(residuals, batch)
             loss = (residuals * weighted).mean()
             weighted *= 2 / residuals.size
-            _affine_gradients(inputs, weighted, out)
+            xp = array_module(weighted)
+            xp.matmul(inputs.T, weighted, out=out["weights"])
+            xp.sum(weighted, axis=0, out=out["bias"])
             return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
@@ -64,62 +66,12 @@ class LinearRegression:
         return inputs, residuals
 
 
-@dataclass(frozen=True, slots=True)
-class SoftmaxRegression:
-    """P(class) = softmax(features @ weights + bias), fitted to the mean cross entropy.
-
-    Parameters, zero at first: ``weights`` (features, classes), ``bias`` (classes,). A batch is
-    (features (n, features), labels (n,)), labels being class numbers.
-    """
-
-    features: int
-    classes: int
-
-    def __post_init__(self) -> None:
-        check_sizes("SoftmaxRegression", features=self.features, classes=self.classes)
-
-    def parameters(self, seed: int) -> dict[str, Array]:
-        return _zeros(self.features, self.classes)
-
-    def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        inputs, labels = labelled(batch, self.features, self.classes)
-        with quiet():
-            logits = _affine(parameters, inputs)
-            loss = softmax_cross_entropy(logits, labels, *batch[2:])
-            _affine_gradients(inputs, logits, out)
-            return float(loss)
-
-    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        inputs, labels = labelled(batch, self.features, self.classes)
-        with quiet():
-            return classifier_metrics(_affine(parameters, inputs), labels, *batch[2:])
-
-    def predict(self, parameters: Parameters, batch: Batch) -> Array:
-        """Return the probabilities (n, classes); ``batch`` needs no labels."""
-        with quiet():
-            return softmax(_affine(parameters, features_of(batch, self.features)))
-
-
 def _weighted(residuals: Array, batch: Batch) -> Array:
     """Return the residuals times the weights of their examples, if the batch has them."""
     return residuals * batch[2][:, None] if len(batch) == 3 else residuals
-
-
-def _zeros(fan_in: int, fan_out: int) -> dict[str, Array]:
-    return {
-        "weights": np.zeros((fan_in, fan_out), np.float32),
-        "bias": np.zeros(fan_out, np.float32),
-    }
 
 
 def _affine(parameters: Parameters, inputs: Array) -> Array:
     result = inputs @ parameters["weights"]
     result += parameters["bias"]
     return result
-
-
-def _affine_gradients(inputs: Array, delta: Array, out: Gradients) -> None:
-    """Write the gradients of an affine layer whose output has the gradient ``delta``."""
-    xp = array_module(delta)
-    xp.matmul(inputs.T, delta, out=out["weights"])
-    xp.sum(delta, axis=0, out=out["bias"])

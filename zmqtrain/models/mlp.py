@@ -18,11 +18,11 @@ from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_en
 class MLP:
     """A classifier of fully connected layers: ReLU after each hidden one, softmax at the end.
 
-    ``hidden`` is the width of the hidden layer, or a list of widths. Parameters, for layer 0, 1,
-    ...: ``layer0/weights`` (fan in, fan out), normal with deviation sqrt(2 / fan in) (He et al.
-    2015, "Delving deep into rectifiers"), and ``layer0/bias`` (fan out,), zero. The loss is the
-    mean cross entropy. A batch is (features (n, features), labels (n,)), labels being class
-    numbers.
+    ``hidden`` is the width of the hidden layer, or a list of widths; () is softmax regression.
+    Parameters, for layer 0, 1, ...: ``layer0/weights`` (fan in, fan out), normal with deviation
+    sqrt(2 / fan in) (He et al. 2015, "Delving deep into rectifiers"), and ``layer0/bias``
+    (fan out,), zero. The loss is the mean cross entropy. A batch is (features (n, features),
+    labels (n,)), labels being class numbers.
 
     One instance may be used by several threads at once.
     """
