@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.errors import ConfigError
 from zmqtrain.optim import (
     LAMB,
@@ -35,7 +36,6 @@ from zmqtrain.optim import (
     kernels,
     new_slots,
 )
-from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.optim.kernels import cpu
 from zmqtrain.optim.kernels.base import warn
 from zmqtrain.optim.kernels.loop import target_machine

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.optim import (
     SGD,
     Adagrad,
@@ -28,7 +29,6 @@ from zmqtrain.optim import (
     Update,
     new_slots,
 )
-from zmqtrain.optim.blocks import BLOCK_SIZE
 
 RULES: list[Rule] = [
     SGD(0.1),

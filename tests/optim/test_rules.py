@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.optim import (
     LAMB,
     SGD,
@@ -26,7 +27,6 @@ from zmqtrain.optim import (
     Rule,
     new_slots,
 )
-from zmqtrain.optim.blocks import BLOCK_SIZE
 
 RATES = (0.1, 0.03, 0.03, 0.2, 0.2)
 SCHEDULE = Piecewise((0, 2), (0.1, 0.03, 0.2))

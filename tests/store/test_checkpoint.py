@@ -124,7 +124,7 @@ def test_whole_variables_are_read_in_creation_order(
     job, tmp_path: Path, average: bool, key: str
 ) -> None:
     path = job.save(tmp_path, layouts=job.layouts(3))
-    values = read_parameters(path, read_manifest(path), average)
+    values = read_parameters(path, read_manifest(path), average=average)
     assert list(values) == [variable.name for variable in job.variables]
     assert all(_same_bits(values[name], value) for name, value in job.state[key].items())
 

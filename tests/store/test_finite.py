@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from zmqtrain.compute.blocks import BLOCK_SIZE
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.optim.blocks import BLOCK_SIZE
 from zmqtrain.store.finite import LARGE, all_finite
 
 crews = pytest.mark.parametrize("team", [None, ThreadTeam(2)], ids=["alone", "two threads"])

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from zmqtrain.compute.blocks import DEVICE_BLOCK_SIZE, blocks
+
 Array: TypeAlias = Any
 """A float32 NumPy or CuPy array of any shape."""
 
 _HOST_BLOCK = 16_384  # elements; its float64 copy stays in cache
-_DEVICE_BLOCK = 1 << 24  # elements; each block costs kernel launches
 
 
 def global_norm(gradients: Mapping[str, Array]) -> float:
@@ -43,10 +44,10 @@ def clip_by_global_norm(gradients: Mapping[str, Array], norm: float) -> float:
 def sum_of_squares(array: Array) -> Array:
     """Return the sum of all squares, a float64 scalar on the device of ``array``."""
     flat = array.reshape(-1)
-    block = _HOST_BLOCK if isinstance(array, np.ndarray) else _DEVICE_BLOCK
+    length = _HOST_BLOCK if isinstance(array, np.ndarray) else DEVICE_BLOCK_SIZE
     total: Array = 0.0
-    for start in range(0, flat.size, block):
-        wide = flat[start : start + block].astype(np.float64)
+    for block in blocks(flat.size, length):
+        wide = flat[block].astype(np.float64)
         wide *= wide
         total = total + wide.sum()
     return total

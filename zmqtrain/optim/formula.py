@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.optim.base import Slot
-from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.clipping import sum_of_squares
 
 Numbers: TypeAlias = tuple[np.float32 | bool, ...]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.errors import ConfigError, did_you_mean
 from zmqtrain.optim import kernels
 from zmqtrain.optim.base import Rule, Slot
-from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.optim.checks import check_decay, check_non_negative
 from zmqtrain.optim.formula import FormulaRule, LayerRule, at, squares_of
 from zmqtrain.optim.redo import Redo

@@ -212,27 +212,22 @@ def read_shard(
 
 
 def read_parameters(
-    path: Path, manifest: Manifest, average: bool = False
+    path: Path,
+    manifest: Manifest,
+    variables: Sequence[Variable] | None = None,
+    *,
+    average: bool = False,
 ) -> dict[str, NDArray[Any]]:
-    """Read whole variables in creation order, each in its dtype, without a cluster.
+    """Read whole variables, each in its dtype, without a cluster.
 
-    ``average``: the moving averages of what was trained, and the rest as it is.
+    ``variables``: None for all, in creation order. ``average``: the moving averages of what was
+    trained, and the rest as it is.
 
     Raises:
-        CheckpointError: there are no averages in the checkpoint, or a file does not hold what the
-            manifest says.
+        CheckpointError: a variable is not in the checkpoint, or is of another shape, dtype or kind;
+            there are no averages; or a file does not hold what the manifest says.
     """
-    return read_variables(path, manifest, manifest.variables(), average)
-
-
-def read_variables(
-    path: Path, manifest: Manifest, variables: Sequence[Variable], average: bool = False
-) -> dict[str, NDArray[Any]]:
-    """Read some whole variables, as :func:`read_parameters` does.
-
-    Raises:
-        CheckpointError: one is not in the checkpoint, or is of another shape, dtype or kind.
-    """
+    variables = manifest.variables() if variables is None else variables
     plan, values = _Plan(path, manifest), empty_values(variables)
     for variable in variables:
         key = AVERAGE if average and variable.kind == "trained" else PARAMETERS

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.compute.threads import ThreadTeam
-from zmqtrain.optim.blocks import block_size, blocks
 from zmqtrain.store.segment_layout import cut
 
 LARGE = 1 << 22

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors
 
 from zmqtrain.errors import CheckpointError, ConfigError
-from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters, read_variables
+from zmqtrain.store.checkpoint import checkpoints_directory, read_parameters
 from zmqtrain.store.durable import replace_file, writing
 from zmqtrain.store.layout import variables_of
 from zmqtrain.store.logdir import checkpoints, newest_valid, valid_at
@@ -68,7 +68,7 @@ def saved_frozen(logdir: Path, values: Mapping[str, NDArray[Any]]) -> dict[str, 
             manifest = read_manifest(path)
         except CheckpointError:  # who resumes says so, and takes another one, too
             continue
-        found = read_variables(path, manifest, variables)
+        found = read_parameters(path, manifest, variables)
         differ = [name for name in found if found[name].tobytes() != values[name].tobytes()]
         if differ:
             log.warning("%s: frozen variables are taken from it: %s", path, ", ".join(differ))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
-from zmqtrain.optim.blocks import block_size, blocks
+from zmqtrain.compute.blocks import block_size, blocks
 from zmqtrain.optim.formula import approach, at, element, put
 from zmqtrain.optim.kernels.base import Memory, Terms
 

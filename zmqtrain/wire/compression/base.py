@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
-
-RUN_SIZE = 65_536
-"""Elements worked on at a time, 256 KiB: with less the calls cost time, with more the scratch
-leaves L2."""
 
 
 @runtime_checkable
@@ -74,12 +70,6 @@ def received(
             f"compression {compression.spec}: both tasks must run the same job"
         )
     return [_view(tensor) for tensor in tensors]
-
-
-def runs(size: int, length: int = RUN_SIZE) -> Iterator[slice]:
-    """Cut ``size`` elements into runs of ``length``, of which the last may be shorter."""
-    for start in range(0, size, length):
-        yield slice(start, min(start + length, size))
 
 
 def _described(tensors: Sequence[tuple[str, tuple[int, ...]]]) -> str:

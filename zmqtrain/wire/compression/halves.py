@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.blocks import BLOCK_SIZE, blocks
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
+from zmqtrain.wire.compression.base import received
 
 Codes: TypeAlias = NDArray[np.uint16]
 
@@ -36,8 +37,8 @@ class _Half(ABC):
     def _encoded(self, chunk: Flat) -> Codes:
         size = len(chunk)
         codes = np.empty(size, np.uint16)
-        scratch = np.empty((self._scratch, min(size, RUN_SIZE)), np.float32)
-        for run in runs(size):
+        scratch = np.empty((self._scratch, min(size, BLOCK_SIZE)), np.float32)
+        for run in blocks(size):
             block, room = chunk[run], scratch[:, : run.stop - run.start]
             if self._is_within(block):
                 self._round(block, codes[run], room)
@@ -83,7 +84,7 @@ class Fp16(_Half):
     def decode(self, tensors: Sequence[Tensor], out: Flat) -> None:
         (values,) = received(self, tensors, len(out), ("<f2", out.shape))
         codes = values.view(np.uint16)
-        for run in runs(len(out)):
+        for run in blocks(len(out)):
             # Any mode but "raise" writes straight into ``out``; every code is an index.
             np.take(_FP16_VALUES, codes[run], out=out[run], mode="clip")
 
@@ -133,5 +134,5 @@ class Bf16(_Half):
 
 # Subnormals are rounded to the unit of this value. NumPy takes the maximum of two arrays several
 # times faster than that of an array and a number.
-_SMALLEST_NORMAL = np.full(RUN_SIZE, 2.0**-14, np.float32)
+_SMALLEST_NORMAL = np.full(BLOCK_SIZE, 2.0**-14, np.float32)
 _FP16_VALUES: Flat = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zmqtrain.compute.arrays import Flat
+from zmqtrain.compute.blocks import BLOCK_SIZE, blocks
 from zmqtrain.errors import ProtocolError
 from zmqtrain.wire.buffers import Tensor
-from zmqtrain.wire.compression.base import RUN_SIZE, received, runs
+from zmqtrain.wire.compression.base import received
 
 MIN_BLOCK, MAX_BLOCK = 8, 32_768
 """A shorter block's scale would undo the saving; with a longer one too much of a gradient would be
@@ -50,9 +51,9 @@ class Int8:
         size = len(chunk)
         codes = np.empty(size, np.int8)
         scales = np.empty(self._blocks(size), np.float32)
-        scratch = np.empty(min(size, RUN_SIZE), np.float32)
-        for run, blocks, width in self._runs(size):
-            values, own = chunk[run].reshape(-1, width), scales[blocks]
+        scratch = np.empty(min(size, BLOCK_SIZE), np.float32)
+        for run, scaled_by, width in self._runs(size):
+            values, own = chunk[run].reshape(-1, width), scales[scaled_by]
             scaled = scratch[: values.size].reshape(values.shape)
             np.abs(values, out=scaled)
             # Bits of floats without a sign are ordered as they are, and integers compare faster.
@@ -74,10 +75,10 @@ class Int8:
             )
         if np.min(codes, initial=0) < -_LEVELS:
             raise ProtocolError(f"a code in compression {self.spec} is -128, expected -127 to 127")
-        for run, blocks, width in self._runs(size):
+        for run, scaled_by, width in self._runs(size):
             values = out[run].reshape(-1, width)
             np.copyto(values, codes[run].reshape(values.shape))
-            np.multiply(values, scales[blocks, np.newaxis], out=values)
+            np.multiply(values, scales[scaled_by, np.newaxis], out=values)
 
     def _blocks(self, size: int) -> int:
         return -(-size // self.block)
@@ -85,7 +86,7 @@ class Int8:
     def _runs(self, size: int) -> Iterator[tuple[slice, slice, int]]:
         """Yield runs of elements, the blocks they are made of, and the length of each block."""
         whole = size - size % self.block
-        for run in runs(whole, RUN_SIZE - RUN_SIZE % self.block):
+        for run in blocks(whole, BLOCK_SIZE - BLOCK_SIZE % self.block):
             yield run, slice(run.start // self.block, run.stop // self.block), self.block
         if whole < size:
             yield slice(whole, size), slice(whole // self.block, None), size - whole

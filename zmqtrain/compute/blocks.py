@@ -20,7 +20,7 @@ def block_size(like: Flat) -> int:
     return BLOCK_SIZE if isinstance(like, np.ndarray) else DEVICE_BLOCK_SIZE
 
 
-def blocks(size: int, length: int, start: int = 0) -> Iterator[slice]:
+def blocks(size: int, length: int = BLOCK_SIZE, start: int = 0) -> Iterator[slice]:
     """Cut the elements from ``start`` to ``size`` into blocks of ``length``, or less at the end."""
     for begin in range(start, size, length):
         yield slice(begin, min(begin + length, size))
