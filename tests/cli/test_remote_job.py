@@ -12,10 +12,10 @@ import pytest
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ExitCode, ProtocolError
+from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
-from zmqtrain.wire.messages import Done, GetStatus
+from zmqtrain.wire.messages import Done, GetStatus, Status
 
 DIGITS = RunningJob(4711, "digits.py", ("127.0.0.1:2222", "127.0.0.1:2223"), "chief 0")
 LINE = RunningJob(4712, "line.py", ("ipc:///tmp/ps-0",), "ps 0")
@@ -43,9 +43,8 @@ def tf_config(**cluster: Any) -> dict[str, str]:
     ],
 )
 def test_flag_comes_before_tf_config_before_this_host(
-    flag: str | None, environ: Mapping[str, str], address: str, jobs: list[RunningJob]
+    flag: str | None, environ: Mapping[str, str], address: str, ps: Any
 ) -> None:
-    jobs.append(DIGITS)
     assert find_job({"ps": flag}, environ=environ).address == address
 
 
@@ -63,6 +62,33 @@ def test_job_is_asked_with_a_clients_key_else_with_that_of_a_task(
     pairs = {owner: make_pair() for owner in held}
     add_keys(tmp_path, {Owner("ps"): Pair("e" * 64, None)} | pairs)
     assert find_job({"ps": "b:1", "keys": str(tmp_path)}).security.owner == asks
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "asked", "address"), [(0, "a", "a:1"), (2, "abc", "c:1"), (3, "abc", "a:1")]
+)
+def test_first_worker_that_answers_is_asked_of_a_job_without_ps(
+    lost: int,
+    asked: str,
+    address: str,
+    by_flag: bool,
+    tmp_path: Path,
+    ps: Any,
+    training: Status,
+) -> None:
+    """Each has a key of its own, and the lowest that is left leads the job."""
+    every, keys = ["a:1", "b:1", "c:1"], str(tmp_path)
+    workers = [Owner("worker", index) for index in range(3)]
+    add_keys(tmp_path, {owner: make_pair() for owner in workers})
+    ps.replies[GetStatus] = [*[PeerLostError("no answer")] * lost, training]
+    flags = {"ps": ",".join(every) if by_flag else None, "keys": keys}
+    job = find_job(flags, environ=tf_config(worker=every))
+    assert [each[0] for each in ps.asked] == [f"{host}:1" for host in asked]
+    assert job.address == address
+    assert dict(job.security.servers) == {
+        f"tcp://{each}": owner for each, owner in zip(every, workers, strict=True)
+    }
 
 
 def test_no_job_is_told_with_what_to_give(

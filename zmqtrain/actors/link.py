@@ -99,7 +99,6 @@ class Link:
             PeerLostError: no reply within ``timeout_s``, or the peer was silent for too long.
         """
         outstanding = self.begin(message, reason=reason, out=out, timeout_s=timeout_s)
-        sender = outstanding.sender
         try:
             async with asyncio.timeout(timeout_s):
                 return await outstanding.future
@@ -107,7 +106,7 @@ class Link:
             self._metrics.rpc_timeouts.inc()
             doubts = "is it running, is this its address, can this host reach it?"
             raise PeerLostError(
-                f"{self.peer} at {self.endpoint.address} did not answer {sender} within "
+                f"{self.peer} at {self.endpoint.address} did not answer {self._waits.owner} within "
                 f"{timeout_s:g} s{f' ({reason})' if reason else ''}: {self._failure or doubts}"
             ) from None
         finally:

@@ -28,7 +28,7 @@ class Waits:
     """The waits of one task; times are of the monotonic clock."""
 
     def __init__(self, owner: str) -> None:
-        self._owner = owner
+        self.owner = owner
         self._entries: dict[int, _Entry] = {}
         self._last = 0
 
@@ -64,7 +64,7 @@ class Waits:
         now = time.monotonic()
         return tuple(
             Wait(
-                self._owner,
+                self.owner,
                 entry.peer,
                 entry.reason,
                 now - entry.since,

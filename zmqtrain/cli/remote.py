@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,8 +29,8 @@ TIMEOUT_S = 5.0
 CLIENT = Owner("client")
 
 OPTIONS = {
-    "ps": "address of ps 0, or of all ps, as host:port,host:port (default: from TF_CONFIG, else "
-    "the one job that runs on this host)",
+    "ps": "address of ps 0, or of all ps, or of all workers of a job without ps, as host:port,"
+    "host:port (default: from TF_CONFIG, else the one job that runs on this host)",
     "base_port": None,
     "keys": "directory with a client's key and the job's registry",
     "insecure": "connect to other hosts without keys",
@@ -104,19 +104,35 @@ def find_job(
         ConfigError: an address is wrong, or it is not clear which job is meant.
     """
     values = values_of(TaskConfig, flags)
+    found: tuple[str, ...] = ()
     if "ps" not in values:
-        if leader_at := _leader_of(read_tf_config(environ.get(TF_CONFIG, ""))):
-            values["ps"] = (leader_at,)
-        else:
-            jobs = running_jobs()
-            if len(jobs) != 1:
-                raise ConfigError(_which(jobs))
-            values["ps"] = jobs[0].ps
+        found = _leaders_of(read_tf_config(environ.get(TF_CONFIG, "")))
+        if not found:
+            running = running_jobs()
+            if len(running) != 1:
+                raise ConfigError(_which(running))
+        values["ps"] = found or running[0].ps
     config = TaskConfig(role=Role.WORKER, job="not asked for", **values)
     if not config.ps:
         raise ConfigError(f"{names_of('ps')} is 0; expected the address of the job's ps 0")
-    leader = config.model_copy(update={"ps": config.ps[:1], "hosted": _is_hosted(config)})
-    return RemoteJob(leader.ps[0], _name_of(leader.ps[0]), timeout_s, _as_client(leader.security))
+    hosted = len(found) > 1 or _is_hosted(config)
+    leaders = config.ps if hosted else config.ps[:1]
+    update = {"ps": leaders, "hosted": hosted, "workers": len(leaders)}
+    security = _as_client(config.model_copy(update=update).security)
+    jobs = [RemoteJob(address, _name_of(address), timeout_s, security) for address in leaders]
+    return _first_alive(jobs) if len(jobs) > 1 else jobs[0]
+
+
+def _first_alive(jobs: Sequence[RemoteJob]) -> RemoteJob:
+    """Return the first that answers: without ps the lowest worker that is left leads the job.
+
+    If none does, that is the first one, which can say so.
+    """
+    for job in jobs:
+        with contextlib.suppress(PeerLostError):
+            job.status()
+            return job
+    return jobs[0]
 
 
 @contextlib.contextmanager
@@ -137,12 +153,14 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
         yield replace(found, name=name, submitted=submitted)
 
 
-def _leader_of(config: TfConfig) -> str | None:
-    """Return the address of ps 0; without ps that of the first task that computes and hosts it."""
+def _leaders_of(config: TfConfig) -> tuple[str, ...]:
+    """Return the address of ps 0; without ps those of the tasks that compute and can host it."""
     if config.is_dynamic or config.addresses_of(Role.PS):
-        return config.addresses_of(Role.PS).get(0)
-    first = (config.addresses_of(role).get(0) for role in (Role.CHIEF, Role.WORKER))
-    return next(filter(None, first), None)
+        found = config.addresses_of(Role.PS)
+        return (found[0],) if 0 in found else ()
+    chief, workers = map(config.addresses_of, (Role.CHIEF, Role.WORKER))
+    is_whole = chief or 0 in workers
+    return (*chief.values(), *(workers[i] for i in sorted(workers))) if is_whole else ()
 
 
 def _is_hosted(config: TaskConfig) -> bool:
