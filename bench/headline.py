@@ -355,8 +355,10 @@ def _undisturbed(steps: int, stage: Stage) -> float:
     return float(summary["accuracy"])
 
 
-def _recovery(row: tuple[Any, ...], ended: str) -> Check:
-    role, acts, back, median, worst = row
-    times = f"back after {median:.1f} s, at worst {worst:.1f} s" if median is not None else ""
+def _recovery(row: dict[str, Any], ended: str) -> Check:
+    times = ""
+    if row["median_s"] is not None:
+        times = f"back after {row['median_s']:.1f} s, at worst {row['worst_s']:.1f} s"
     # There is nobody to come back to a job that ended.
-    return Check(f"kills of a {role}", acts == back or bool(ended), f"{acts}: {times}")
+    is_good = row["acts"] == row["back"] or bool(ended)
+    return Check(f"kills of a {row['role']}", is_good, f"{row['acts']}: {times}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -14,10 +13,8 @@ from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.output import cell, show, show_json, table
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.errors import ConfigError, PeerLostError
-from zmqtrain.local.chaos import Act, Chaos, Report, figures, schedule
+from zmqtrain.local.chaos import ROLES, Act, Chaos, Report, figures, schedule
 from zmqtrain.units import counted, duration
-
-ROLES = ("ps", "worker", "chief")
 
 
 @click.command("chaos")
@@ -74,7 +71,7 @@ def chaos_command(
     show_line(f"seed {chosen}: {_counts(acts)} in {seconds:g} s")
     report = Chaos(job.status, show_line).run(chosen, acts, seconds)
     if as_json:
-        show_json(chaos_json(report))
+        show_json(asdict(report) | {"roles": figures(report)})
     else:
         show(chaos_view(report))
     if report.silent:
@@ -88,8 +85,8 @@ def chaos_view(report: Report) -> RenderableType:
     """Return the report for a person."""
     headings = ("role", "faults", "back", "median back", "worst")
     rows = [
-        (role, acts, back, *("" if value is None else duration(value) for value in times))
-        for role, acts, back, *times in figures(report)
+        [duration(value) if isinstance(value, float) else value for value in row.values()]
+        for row in figures(report)
     ]
     silence = duration(report.longest_silence_s)
     lines = [cell(text, "dim") for text in report.skipped]
@@ -97,13 +94,6 @@ def chaos_view(report: Report) -> RenderableType:
     if report.ended:
         lines.append(cell(f"the job ended: {report.ended}"))
     return Group(Text(), table(*headings, rows=rows, right=["faults", "back"]), *lines)
-
-
-def chaos_json(report: Report) -> dict[str, Any]:
-    """Return the report for a script."""
-    names = ("role", "acts", "back", "median_s", "worst_s")
-    roles = [dict(zip(names, row, strict=True)) for row in figures(report)]
-    return asdict(report) | {"roles": roles}
 
 
 def _schedule(seed: int, acts: list[Act]) -> RenderableType:

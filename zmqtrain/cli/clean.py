@@ -31,8 +31,7 @@ class Found:
     path: Path
     nbytes: int
     age_s: float
-    ps_alive: bool
-    workers_alive: bool
+    ps: str  # "alive", "dead", or "dead, workers wait"
     removed: bool
 
 
@@ -73,18 +72,18 @@ def clean(segments: Path | None, temporary: Path, *, dry_run: bool) -> Iterator[
     """Yield every segment, run directory and old note of an end; remove what nobody uses."""
     for segment in segment_files(segments) if segments is not None else ():
         removed = not (dry_run or segment.owned) and remove_dead(segment.path)
-        lives = segment.owned, segment.held, removed
-        yield Found("segment", segment.path, segment.nbytes, _age_s(segment.modified_at), *lives)
+        ps = "alive" if segment.owned else "dead, workers wait" if segment.held else "dead"
+        age_s = _age_s(segment.modified_at)
+        yield Found("segment", segment.path, segment.nbytes, age_s, ps, removed)
     for run in run_directories(temporary):
         removed = not (dry_run or run.in_use) and remove_run(run.path)
-        lives = run.in_use, False, removed
-        yield Found("run", run.path, run.nbytes, _age_s(run.modified_at), *lives)
+        ps = "alive" if run.in_use else "dead"
+        yield Found("run", run.path, run.nbytes, _age_s(run.modified_at), ps, removed)
     for note in old_notes():
         known = note.stat()
         if not dry_run:
             note.unlink(missing_ok=True)
-        lives = False, False, not dry_run
-        yield Found("note", note, known.st_size, _age_s(known.st_mtime), *lives)
+        yield Found("note", note, known.st_size, _age_s(known.st_mtime), "dead", not dry_run)
 
 
 def clean_view(found: Sequence[Found]) -> RenderableType:
@@ -106,21 +105,17 @@ def clean_json(found: Sequence[Found]) -> dict[str, object]:
 
 
 def _row(one: Found) -> tuple[object, ...]:
-    ps = "alive" if one.ps_alive else "dead, workers wait" if one.workers_alive else "dead"
     done = "removed" if one.removed else "kept"
-    return one.what, one.path, data_size(one.nbytes), duration(one.age_s), ps, done
+    return one.what, one.path, data_size(one.nbytes), duration(one.age_s), one.ps, done
 
 
 def _conclusion(found: Sequence[Found]) -> str:
-    groups: dict[str, list[int]] = {"removed": [], "left over": [], "in use": []}
+    sizes: dict[str, list[int]] = {"removed": [], "left over": [], "in use": []}
     for one in found:
-        is_used = one.ps_alive or one.workers_alive
-        groups["removed" if one.removed else "in use" if is_used else "left over"].append(
-            one.nbytes
-        )
-    return "; ".join(
-        f"{len(sizes)} {name}, {data_size(sum(sizes))}" for name, sizes in groups.items() if sizes
-    )
+        kept = "left over" if one.ps == "dead" else "in use"
+        sizes["removed" if one.removed else kept].append(one.nbytes)
+    parts = [(len(each), name, data_size(sum(each))) for name, each in sizes.items() if each]
+    return "; ".join(f"{count} {name}, {size}" for count, name, size in parts)
 
 
 def _directory(segment_dir: str | None) -> Path | None:

@@ -99,28 +99,18 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 
 def _import(module: str) -> dict[str, Any]:
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ConfigError(
-            f"job {module!r} is neither a file.py nor the name of a module{_meant(f'{module}.py')}"
-        )
-    if Path(module).is_file():
-        raise ConfigError(
-            f"job {module!r} is a file, but not a Python file; expected the file.py that defines "
-            f"the job{_meant(str(Path(module).with_suffix('.py')))}"
-        )
     _import_from(Path.cwd())
-    top = module.partition(".")[0]
-    if top not in sys.modules and importlib.util.find_spec(top) is None:
+    names = module.split(".")
+    is_name = all(map(str.isidentifier, names)) and not Path(module).is_file()
+    if not is_name or not (names[0] in sys.modules or importlib.util.find_spec(names[0])):
+        meant = [f"{module}.py", f"{module.rpartition('.')[0]}.py"]
+        advice = [f"; did you mean {path}?" for path in meant if Path(path).is_file()]
         raise ConfigError(
-            f"job {module!r} is neither a file (looked in {Path.cwd()}) nor a module; expected "
-            f"file.py, file.py:name or package.module:name{_meant(f'{module}.py')}"
+            f"job {module!r} is neither a Python file (looked in {Path.cwd()}) nor a module; "
+            f"expected file.py, file.py:name or package.module:name{''.join(advice[:1])}"
         )
     with _importing(f"job module {module}"):
         return vars(importlib.import_module(module))
-
-
-def _meant(path: str) -> str:
-    return f"; did you mean {path}?" if Path(path).is_file() else ""
 
 
 def _import_from(directory: Path) -> None:

@@ -13,9 +13,9 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -31,6 +31,7 @@ MAX_ACTS = 1_000_000
 """All are planned before the first is carried out."""
 
 JITTER = 0.2  # of an interval, longer or shorter
+ROLES = ("ps", "worker", "chief")
 _ABSENT = ("silent", "left")
 
 Kind = Literal["kill", "pause"]
@@ -239,12 +240,15 @@ def _is_back(done: Done, task: TaskStatus) -> bool:
     return time.monotonic() - done.at > done.act.lasts_s and task.silent_s < done.act.lasts_s
 
 
-def figures(report: Report) -> Iterator[tuple[str, int, int, float | None, float | None]]:
-    """Yield for each role: acts, how many tasks are back, median and worst seconds of a kill."""
-    for role in ("ps", "worker", "chief"):
+def figures(report: Report) -> list[dict[str, Any]]:
+    """Return for each role: acts, how many tasks are back, median and worst seconds of a kill."""
+    result = []
+    for role in ROLES:
         own = [done for done in report.done if done.act.role == role]
         back = [(done.act.kind, done.back_s) for done in own if done.back_s is not None]
-        times = sorted(back_s for kind, back_s in back if kind == "kill")
+        times = [back_s for kind, back_s in back if kind == "kill"]
         if own:
-            median = statistics.median(times) if times else None
-            yield role, len(own), len(back), median, times[-1] if times else None
+            median, worst = (statistics.median(times), max(times)) if times else (None, None)
+            counts = {"role": role, "acts": len(own), "back": len(back)}
+            result.append(counts | {"median_s": median, "worst_s": worst})
+    return result

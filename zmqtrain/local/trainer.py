@@ -29,6 +29,7 @@ from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.weights import load, named_arrays
 from zmqtrain.training import evaluation
+from zmqtrain.wire.messages import Shutdown
 
 QUICK_BATCHES = 3
 """Batches of an epoch of ``fast_dev_run``."""
@@ -171,15 +172,13 @@ class Trainer:
         code, actors = launch.run_script_task(config, job)
         if code:
             raise SystemExit(code)
-        first = actors[0]
-        self._is_elsewhere = not isinstance(first, Chief)
-        if isinstance(first, Chief) and first.summary is not None:
-            self.summary = first.summary
-            self.history, self._weights = self.summary.history, self.summary.parameters
-            return self.history
-        end = first.end if isinstance(first, Worker | ParameterServer) else None
-        if end is not None:
-            self.history = History.of(json.loads(end.history))
+        self._is_elsewhere = not isinstance(actors[0], Chief)
+        match actors[0]:
+            case Chief(summary=Summary() as summary):
+                self.summary = summary
+                self.history, self._weights = summary.history, summary.parameters
+            case Worker(end=Shutdown() as end) | ParameterServer(end=Shutdown() as end):
+                self.history = History.of(json.loads(end.history))
         return self.history
 
     @property
