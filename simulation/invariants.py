@@ -116,7 +116,7 @@ class _Learned:
 
     def wrong(self) -> Iterator[str]:
         leader = self._cluster.server(0).leader
-        if leader is None or leader.coordinator is None:
+        if leader is None or not leader.has_begun:
             if not _may_fail(self._cluster):  # it was killed once the chief had all it needed
                 yield "ps 0 has no coordinator"
             return

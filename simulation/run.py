@@ -124,7 +124,7 @@ class _Observer:
 
     def _check_bound(self) -> None:
         leader = self.cluster.server(0).leader
-        if leader is not None and leader.coordinator is not None:
+        if leader is not None:
             broken = broken_bound(leader.coordinator)
             if broken:
                 self.cluster.give_up(broken)

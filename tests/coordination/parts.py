@@ -91,5 +91,5 @@ def leader_with_a_roster(*, segment: Segment | None = None) -> Leader:
     leader.begin(1, 0, Ledger())
     for worker in (0, 1):
         leader.arrived(PullArrived(worker, on_board=True))
-    assert leader.coordinator is not None and leader.coordinator.roster is not None
+    assert leader.coordinator.roster is not None
     return leader

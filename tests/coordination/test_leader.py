@@ -239,7 +239,7 @@ async def test_journal_keeps_the_end_of_a_roster_and_not_each_look_at_it() -> No
     following = make_leader(peers=leader.peers, segment=segment)
     following.recover(1)
     assert following.step == 8
-    assert following.coordinator is not None and following.coordinator.roster is None
+    assert following.coordinator.roster is None
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("sync-replicas", [5, 5]), ("hogwild", [5, 4])])

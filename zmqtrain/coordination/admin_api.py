@@ -16,7 +16,6 @@ from typing import TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
-from zmqtrain.coordination.coordinator import Coordinator
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
@@ -100,17 +99,16 @@ class AdminApi:
     def review(self) -> None:
         """Answer the requests that waited for the leader's last event."""
         coordinator = self._leader.coordinator
-        finished = coordinator is not None and coordinator.finished
-        if finished:
+        if coordinator.finished:
             _answer_all(self._close_requests, Done())
         was_over = self._is_pass_over
-        self._is_pass_over = coordinator is not None and coordinator.is_pass_over
+        self._is_pass_over = coordinator.is_pass_over
         before, every = self._evaluations, self._leader.job.evaluate_every
         self._evaluations = self._leader.step // every if every else 0
         is_due = self._evaluations != before or (self._is_pass_over and not was_over)
-        if finished or self._leader.failure or is_due:
+        if coordinator.finished or self._leader.failure or is_due:
             self._notify()
-        if self._switch_requests and coordinator and coordinator.next_policy is None:
+        if self._switch_requests and coordinator.next_policy is None:
             _answer_all(self._switch_requests, Done(coordinator.policy.spec))
 
     def written(self, directory: str, file: ShardFile) -> None:
@@ -154,10 +152,8 @@ class AdminApi:
         request.reply(self.status())
 
     def on_switch_policy(self, request: Request, message: SwitchPolicy) -> None:
-        coordinator = self._leader.coordinator
-        if coordinator is None:
-            raise RefusedError("the job has not begun: its parameters are not initialised")
-        if coordinator.finished:
+        self._check_begun("there is no policy to change")
+        if self._leader.coordinator.finished:
             raise RefusedError("the job needs no more gradients: there is no policy to change")
         try:
             policy = make_policy(message.spec)
@@ -181,19 +177,18 @@ class AdminApi:
         self._notify()
 
     def on_save(self, request: Request, message: Save) -> None:
-        coordinator = self._leader.coordinator
         self._leader.peers.member(request)
-        if coordinator is None:
-            raise RefusedError("there is nothing to save: the job is not initialised")
-        self._leader.at_rest(partial(self._save, request, message, coordinator))
+        self._check_begun("there is nothing to save")
+        self._leader.at_rest(partial(self._save, request, message))
 
-    def _save(self, request: Request, message: Save, coordinator: Coordinator) -> None:
+    def _save(self, request: Request, message: Save) -> None:
         if message.directory in self._saving:
             self._saving[message.directory].request = request
             return
         if message.directory in self._saved:  # to write it again would harm what is there
             request.reply(self._saved[message.directory])
             return
+        coordinator = self._leader.coordinator
         # The ledger of this moment belongs to the shards' memory at the snapshot order.
         marks = tuple(
             WorkerMark(worker, member.incarnation, member.sequence)
@@ -219,17 +214,14 @@ class AdminApi:
             del self._save_requests[asking]
 
     def on_close(self, request: Request, close: Close) -> None:
-        coordinator = self._leader.coordinator
         self._leader.peers.member(request)
-        if coordinator is None:
-            raise RefusedError("there is nothing to end: the job is not initialised")
+        self._check_begun("there is nothing to end")
         self._close_requests.append(request)
         self._leader.event(close)
 
     def on_directive(self, request: Request, directive: Extend | SetRate) -> None:
         self._leader.peers.member(request)
-        if self._leader.coordinator is None:
-            raise RefusedError("there is nothing to go on with: the job is not initialised")
+        self._check_begun("there is nothing to go on with")
         self._leader.at_rest(partial(self._direct, request, directive))
 
     def _direct(self, request: Request, directive: Extend | SetRate) -> None:
@@ -243,6 +235,11 @@ class AdminApi:
         else:
             self.not_written(message.directory, CheckpointError(message.error))
         request.reply(Done())
+
+    def _check_begun(self, lacking: str) -> None:
+        """Raise RefusedError, saying what is lacking, before the first generation."""
+        if not self._leader.has_begun:
+            raise RefusedError(f"{lacking}: the job is not initialised")
 
     def _notify(self) -> None:
         """Answer the status requests that wait for a change."""

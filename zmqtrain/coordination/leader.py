@@ -93,8 +93,7 @@ class Leader:
         self.shards = shards
         self.delivery = delivery
         self.policy = job.policy
-        self.generation = 0
-        self.coordinator: Coordinator | None = None  # from the first generation on
+        self.generation = 0  # none has begun
         self.staleness = Staleness()
         self.throughput = Throughput()
         self.loss = math.nan  # of the last push
@@ -109,6 +108,7 @@ class Leader:
         self._halt = halt
         self._later: list[Callable[[], None]] = []  # until the roster is over
         self._is_over = False
+        self.coordinator = self._coordinator_from(0, Ledger())
         self._peopled_at = time.monotonic()  # when a worker was last live
         self._states = StateLogger(log)
         self._learning_rate = getattr(job.optimizer, "learning_rate", None)
@@ -118,8 +118,13 @@ class Leader:
         self._show_policy()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a generation; before the first one nothing is decided."""
+        return self.generation > 0
+
+    @property
     def step(self) -> int:
-        return self.coordinator.version if self.coordinator else 0
+        return self.coordinator.version
 
     @property
     def all_delivered(self) -> bool:
@@ -128,11 +133,10 @@ class Leader:
         Orders go to all of them. Under a policy that is not coordinated, a worker's push has come
         to all once the worker reports that it has finished.
         """
-        if self.coordinator is None:
-            return False
         stopped = self.coordinator.workers_by_state["stopped"]
         peers = [self.peers.get("worker", worker) for worker in stopped]
-        return self.delivery.is_done and all(peer and peer.finished for peer in peers)
+        have_finished = all(peer and peer.finished for peer in peers)
+        return self.has_begun and self.delivery.is_done and have_finished
 
     # Its life
 
@@ -149,7 +153,17 @@ class Leader:
         self.waiting_since.clear()
         if self.job.epochs and ledger.limit is None:
             ledger.limit = 0  # the chief lets the first epoch begin
-        self.coordinator = Coordinator(
+        self.coordinator = self._coordinator_from(version, ledger, learning_rate)
+        for peer in self.peers.workers():
+            self.coordinator.handle(Joined(peer.index, peer.incarnation))
+        if self.policy != self.job.policy:
+            self.delivery.send_others([Order("switch", text=self.policy)])
+        return self._begin_journal()
+
+    def _coordinator_from(
+        self, version: int, ledger: Ledger, learning_rate: float | None = None
+    ) -> Coordinator:
+        return Coordinator(
             policy=make_policy(self.policy),
             shards=self.shards,
             workers=self._workers,
@@ -161,27 +175,22 @@ class Leader:
             makes_rosters=self._halt is not None,
             evaluate_every=self.job.evaluate_every,
         )
-        for peer in self.peers.workers():
-            self.coordinator.handle(Joined(peer.index, peer.incarnation))
-        if self.policy != self.job.policy:
-            self.delivery.send_others([Order("switch", text=self.policy)])
-        return self._begin_journal()
 
     def recover(self, generation: int) -> None:
         """Go on where a killed leader was: repeat its decisions, carry out what is left."""
         self.generation = generation
         state, *events = (unpack(entry) for entry in self._journal.read())
-        self.coordinator = coordinator = state["coordinator"]
+        self.coordinator = state["coordinator"]
         self.policy = state["policy"]
         self.delivery.restore(state["delivery"])
         for event in events:
-            orders = coordinator.handle(event)
+            orders = self.coordinator.handle(event)
             self._follow_switches(orders)
             self.delivery.give(orders, again=True)
         self.delivery.resume()
         self._carry_out(self.delivery.due())
         self._begin_journal()
-        self._reconcile(coordinator)
+        self._reconcile()
 
     def end(self) -> None:
         """The chief has ended the run: what would count from now on is in no checkpoint."""
@@ -196,12 +205,10 @@ class Leader:
         """Fail the job if no worker is alive, or one has waited for too long."""
         coordinator, now = self.coordinator, time.monotonic()
         limit_s = self.timing.join_timeout_s
-        if coordinator is None or coordinator.finished or coordinator.members:
+        if not self.has_begun or coordinator.finished or coordinator.members:
             self._peopled_at = now
         if self.unpeopled_s > limit_s:
             self.fail(ExitCode.PEER_LOST, f"no worker has been alive for {limit_s:g} s")
-        if coordinator is None:
-            return
         waiting = list(coordinator.held())
         self._metrics.waiting_workers.set(len(waiting))
         for held in waiting:
@@ -249,7 +256,7 @@ class Leader:
     def on_arrived(self, request: Request, arrived: Arrived) -> None:
         """Workers' pushes have arrived on another shard."""
         peer = self.peers.member(request)
-        if self.coordinator is None or request.envelope.generation != self.generation:
+        if not self.has_begun or request.envelope.generation != self.generation:
             return
         columns = arrived.workers, arrived.incarnations, arrived.sequences, arrived.finite
         if len(set(map(len, columns))) > 1:
@@ -277,19 +284,16 @@ class Leader:
 
         Who pushes has left the roster, so it is over, and the ledger knows it from here on.
         """
-        coordinator = self.coordinator
-        if coordinator is None:
-            return True
-        if coordinator.roster is not None:
+        if self.coordinator.roster is not None:
             self.at_rest(nothing)
-        return coordinator.ledger.holds(worker, batch)
+        return self.coordinator.ledger.holds(worker, batch)
 
     def at_rest(self, call: Callable[[], None], worker: int | None = None) -> None:
         """Call when no roster is in force: at once, or as soon as it is over.
 
         It is ended for that; for a ``worker``, who has died, with the last step that it is part of.
         """
-        if self._halt is None or self.coordinator is None or self.coordinator.roster is None:
+        if self._halt is None or self.coordinator.roster is None:
             call()
             return
         self._later.append(call)
@@ -306,10 +310,7 @@ class Leader:
 
         Its end alone is journaled: until then the board itself is what a killed host leaves.
         """
-        coordinator = self.coordinator
-        if coordinator is None:
-            return
-        before = coordinator.version
+        coordinator, before = self.coordinator, self.step
         if event.over:
             self._carry_out(self._decide(event))
         else:
@@ -351,7 +352,7 @@ class Leader:
 
         Returns those that the host has to carry out now. After the end nothing is decided any more.
         """
-        if self.coordinator is None or self._is_over:
+        if not self.has_begun or self._is_over:
             return ()
         if self.coordinator.roster is not None:
             self.at_rest(
@@ -361,8 +362,6 @@ class Leader:
         return self._decide(event)
 
     def _decide(self, event: Event) -> Sequence[Numbered]:
-        if self.coordinator is None:
-            return ()
         if isinstance(event, Extend):
             self._align_steps()
         entry = pack(event)
@@ -378,8 +377,9 @@ class Leader:
         self.on_change()
         return self.delivery.due()
 
-    def _reconcile(self, coordinator: Coordinator) -> None:
+    def _reconcile(self) -> None:
         """Handle what the host knows of its workers and the journal does not contain."""
+        coordinator = self.coordinator
         live = {peer.index: peer for peer in self.peers.workers()}
         for worker in [worker for worker in coordinator.members if worker not in live]:
             self.event(Left(worker))
@@ -429,7 +429,7 @@ class Leader:
     def _show_worker(self, worker: int, sequence: int, loss: float) -> None:
         """Show how many gradients a worker has made, whose last push has this number."""
         self.loss = loss
-        member = self.coordinator.members.get(worker) if self.coordinator else None
+        member = self.coordinator.members.get(worker)
         step = sequence + (member.unpushed if member is not None else 0)
         peer = self.peers.get("worker", worker)
         if peer is not None:
@@ -452,9 +452,9 @@ class Leader:
 
     def _show_step(self, version: int) -> None:
         self._metrics.global_step.set(version)
-        self._metrics.rosters.set(self.coordinator.rosters if self.coordinator else 0)
+        self._metrics.rosters.set(self.coordinator.rosters)
         if self._learning_rate is not None:
-            set_by_callback = self.coordinator.learning_rate if self.coordinator else None
+            set_by_callback = self.coordinator.learning_rate
             own = rate_at(self._learning_rate, version - 1)
             self._metrics.learning_rate.set(own if set_by_callback is None else set_by_callback)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,10 +37,10 @@ def status_of(
     """Return the job's status as of now."""
     coordinator = leader.coordinator
     stop, stop_code = _end(leader)
-    following = coordinator.next_policy if coordinator is not None else None
+    following = coordinator.next_policy
     return Status(
         event=event,
-        initialised=coordinator is not None,
+        initialised=leader.has_begun,
         policy=leader.policy,
         switching=following.spec if following is not None else "",
         step=leader.step,
@@ -56,16 +55,16 @@ def status_of(
         seconds=leader.throughput.seconds,
         steps_per_second=leader.throughput.steps_per_second,
         loss=leader.loss,
-        examples=coordinator.ledger.examples if coordinator is not None else 0,
+        examples=coordinator.ledger.examples,
         pushes=_pushes(leader) | {"duplicate": host.duplicates},
         staleness=leader.staleness.summary(),
         tasks=(host.task, *(_task(leader, peer) for peer in _in_order(leader))),
         waits=waits_of(leader, host),
-        uncounted=coordinator.ledger.uncounted if coordinator is not None else 0,
-        rosters=coordinator.rosters if coordinator is not None else 0,
-        limit=coordinator.ledger.limit if coordinator is not None else None,
-        pass_loss=coordinator.ledger.mean_loss if coordinator is not None else math.nan,
-        learning_rate=coordinator.learning_rate if coordinator is not None else None,
+        uncounted=coordinator.ledger.uncounted,
+        rosters=coordinator.rosters,
+        limit=coordinator.ledger.limit,
+        pass_loss=coordinator.ledger.mean_loss,
+        learning_rate=coordinator.learning_rate,
         group=host.group,
         group_members=host.group_members,
     )
@@ -74,7 +73,7 @@ def status_of(
 def _end(leader: Leader) -> tuple[str, int]:
     """Return why the job needs no more gradients, and its exit code; ("", 0) while it does."""
     coordinator, steps = leader.coordinator, leader.job.steps
-    if coordinator is None or not coordinator.finished:
+    if not coordinator.finished:
         return "", 0
     if coordinator.reason and leader.step < steps:
         return coordinator.reason, coordinator.exit_code
@@ -90,13 +89,13 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
     for peer in leader.peers:
         if not peer.gone:
             waits += peer.waits
-    if leader.coordinator is None:
+    if not leader.has_begun:
         since_s = time.monotonic() - host.started_at
         until_s = max(0.0, leader.timing.join_timeout_s - since_s)
         reason = "no chief has initialised the parameters"
         waits.append(Wait(host.task.task, "chief 0", reason, since_s, until_s))
     else:
-        waits += _held(leader, leader.coordinator)
+        waits += _held(leader)
         if not leader.coordinator.members and not leader.coordinator.finished:
             since_s = leader.unpeopled_s
             until_s = max(0.0, leader.timing.join_timeout_s - since_s)
@@ -109,9 +108,9 @@ def waits_of(leader: Leader, host: HostStatus) -> tuple[Wait, ...]:
     return tuple(_with_deadline(wait, given_up_in_s) for wait in waits)
 
 
-def _held(leader: Leader, coordinator: Coordinator) -> Iterator[Wait]:
+def _held(leader: Leader) -> Iterator[Wait]:
     """Yield the waits that the policy imposes."""
-    now = time.monotonic()
+    coordinator, now = leader.coordinator, time.monotonic()
     silent = [peer for peer in leader.peers.workers() if _is_silent(leader, peer)]
     # The last of them to be given up ends the wait.
     first = [peer.index for peer in sorted(silent, key=lambda peer: peer.silent_s)]
@@ -158,9 +157,7 @@ def _is_silent(leader: Leader, peer: Peer) -> bool:
 
 def _pushes(leader: Leader) -> dict[str, int]:
     """Return the pushes by result."""
-    made = leader.coordinator
-    names = ("applied", "dropped", "refused")
-    return {name: getattr(made, name) if made is not None else 0 for name in names}
+    return {name: getattr(leader.coordinator, name) for name in ("applied", "dropped", "refused")}
 
 
 def _in_order(leader: Leader) -> list[Peer]:
@@ -170,7 +167,7 @@ def _in_order(leader: Leader) -> list[Peer]:
 
 def _task(leader: Leader, peer: Peer) -> TaskStatus:
     leases: tuple[int, ...] = ()
-    if peer.is_worker and leader.coordinator is not None:
+    if peer.is_worker:
         leases = tuple(leader.coordinator.ledger.leases.get(peer.index, ()))
     return TaskStatus(
         role=peer.role,
@@ -202,7 +199,7 @@ def _state(leader: Leader, peer: Peer) -> State:
         return "left"
     if _is_silent(leader, peer):
         return "silent"
-    if not peer.is_worker or leader.coordinator is None:
+    if not peer.is_worker or not leader.has_begun:
         return "alive"
     member = leader.coordinator.members.get(peer.index)
     if member is None:

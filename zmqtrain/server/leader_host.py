@@ -85,7 +85,6 @@ class LeaderHost(Decider):
 
     def recover(self) -> None:
         self._leader.recover(self._state.generation)
-        coordinator = self._leader.coordinator
-        self._board.recover(is_over=coordinator is None or coordinator.roster is None)
+        self._board.recover(is_over=self._leader.coordinator.roster is None)
         for worker, _ in self._state.pending():
             self._carry_out(self.arrived(worker))
