@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqtrain.actors.joining import Joined, join_all
+from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.history import History
@@ -254,7 +254,8 @@ class Chief(JobActor):
             await self._on_the_way.ask_again()
             return
         path, self.learned_until, generation = await self._saver.newest()
-        if lost and (again or await self._has_learned(joined)):
+        begun = [one.link for one in joined if one.generation]
+        if lost and (again or any(await self._versions(begun))):  # else no update is lost
             text = f"{' and '.join(lost)} restarted without parameters"
             if self.job.logdir is None:
                 raise CheckpointError(
@@ -275,14 +276,13 @@ class Chief(JobActor):
                 *(link.request(message, reason="it is initialising") for link in self._links)
             )
 
-    async def _has_learned(self, joined: Sequence[Joined]) -> bool:
-        """Return whether some ps holds parameters to which updates were applied."""
+    async def _versions(self, links: Sequence[Link]) -> list[int]:
+        """Return how many updates each of these ps has applied."""
         replies = [
-            await one.link.request(Read(values=False), reason="it is asked for its version")
-            for one in joined
-            if one.generation
+            await link.request(Read(values=False), reason="it is asked for its version")
+            for link in links
         ]
-        return any(reply.expect(Parameters).version for reply in replies)
+        return [reply.expect(Parameters).version for reply in replies]
 
     async def _watch(self) -> Status:
         """Show progress, evaluate and save when due, until there is a reason to end.
@@ -515,11 +515,7 @@ class Chief(JobActor):
         status, until = await self.status(), time.monotonic() + patience_s
         while True:
             was_delivered = status.all_delivered
-            replies = [
-                await link.request(Read(values=False), reason="it is asked for its version")
-                for link in self._links
-            ]
-            versions = [reply.expect(Parameters).version for reply in replies]
+            versions = await self._versions(self._links)
             status = await self.status()  # a step may have been made since
             if min(versions) >= status.step:
                 return

@@ -11,7 +11,6 @@ import numpy as np
 from zmqtrain.models.backend import Scratch, array_module, quiet
 from zmqtrain.models.base import Array, Batch, Gradients, Parameters, written
 from zmqtrain.models.checks import check_sizes, features_of, labelled
-from zmqtrain.models.losses import classifier_metrics, softmax, softmax_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,22 @@ class MLP:
         outputs, deltas = buffers[:layers], buffers[layers:]
         with quiet():
             self._forward(parameters, inputs, outputs)
-            loss = softmax_cross_entropy(outputs[-1], labels, *batch[2:])
+            loss = _softmax_cross_entropy(outputs[-1], labels, *batch[2:])
             self._backward(parameters, [inputs, *outputs[:-1]], [*deltas, outputs[-1]], out)
             return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         inputs, labels = labelled(batch, self.features, self.classes)
         with quiet():
-            return classifier_metrics(self._logits(parameters, inputs), labels, *batch[2:])
+            logits = self._logits(parameters, inputs)
+            accuracy = float((logits.argmax(axis=1) == labels).mean())
+            loss = _softmax_cross_entropy(logits, labels, *batch[2:])  # overwrites them
+            return {"loss": float(loss), "accuracy": accuracy}
 
     def predict(self, parameters: Parameters, batch: Batch) -> Array:
         """Return the probabilities (n, classes); ``batch`` needs no labels."""
         with quiet():
-            return softmax(self._logits(parameters, features_of(batch, self.features)))
+            return _softmax(self._logits(parameters, features_of(batch, self.features)))
 
     def _logits(self, parameters: Parameters, inputs: Array) -> Array:
         # Not the model's own scratch: evaluation sets are large, and would be kept.
@@ -121,3 +123,36 @@ class MLP:
 
 def _as_tuple(hidden: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(hidden) if isinstance(hidden, Sequence) else (hidden,)
+
+
+def _softmax_cross_entropy(logits: Array, labels: Array, *weights: Array) -> Array:
+    """Replace ``logits`` (n, classes) by the gradient of their mean cross entropy with ``labels``
+    (n,), class numbers; return that mean as a 0-d array (on a GPU it need not be ready yet).
+
+    With p = softmax(logits): loss = mean of -log p[label], gradient = (p - onehot(label)) / n, each
+    example times its weight (n,), if ``weights`` are given.
+    The largest logit of a row is subtracted first, so that no exponential overflows.
+    """
+    xp = array_module(logits)
+    rows = xp.arange(len(labels))
+    logits -= logits.max(axis=1, keepdims=True)
+    label_logits = logits[rows, labels]
+    xp.exp(logits, out=logits)
+    totals = logits.sum(axis=1, keepdims=True)
+    losses = xp.log(totals[:, 0]) - label_logits
+    logits /= totals
+    logits[rows, labels] -= 1
+    logits /= len(labels)
+    for weight in weights:
+        losses *= weight
+        logits *= weight[:, None]
+    return losses.mean()
+
+
+def _softmax(logits: Array) -> Array:
+    """Replace ``logits`` (n, classes) by their probabilities, and return them."""
+    xp = array_module(logits)
+    logits -= logits.max(axis=1, keepdims=True)
+    xp.exp(logits, out=logits)
+    logits /= logits.sum(axis=1, keepdims=True)
+    return logits

@@ -18,12 +18,10 @@ from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.optim import AVERAGE
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.server.work_queue import WorkQueue
 from zmqtrain.store import checkpoint
-from zmqtrain.store.shard import Shard
 from zmqtrain.wire.messages import Keep, Order, PullReply, PushReply
 
 log = logging.getLogger(__name__)
@@ -147,7 +145,7 @@ class Executor:
             return
         version, computed_on = self._state.version, {}
         if self._keep is not None and self._keep.version == version:
-            copy = partial(_copy_values, self._state.shard, average=self._keep.average)
+            copy = partial(self._state.shard.copy, average=self._keep.average)
             self._work.put(copy, self._copied_values, rare=True, first=True)
         for worker in order.workers:
             if push := self._state.decided(worker, "applied"):
@@ -268,10 +266,6 @@ class Executor:
     def _not_written(self, directory: str, error: ZmqTrainError) -> None:
         self._metrics.checkpoint_failures.write.inc()
         self.decider.not_written(directory, error)
-
-
-def _copy_values(shard: Shard, *, average: bool) -> Flat:
-    return (shard.segment.slots[AVERAGE] if average else shard.parameters).copy()
 
 
 def _copy(directory: str, state: ShardState) -> Path:

@@ -79,13 +79,11 @@ class ParameterAccess:
         self._decider.at_rest(partial(self._executor.after_orders, call))
 
     def _show(self, request: Request, message: Read) -> None:
-        shard = self._state.shard
-        shown = Parameters(shard.version)
-        if not message.values:
+        shown = Parameters(self._state.version)
+        if message.values:  # as a copy, for updates go on while it is on its way
+            request.reply_with(shown, self._state.shard.copy(average=message.average))
+        else:
             request.reply(shown)
-            return
-        flat = shard.segment.slots[AVERAGE] if message.average else shard.parameters
-        request.reply_with(shown, flat.copy())  # updates go on while it is on its way
 
     def _initialize(self, request: Request, message: Initialize) -> None:
         """Begin a generation, unless it has begun; no order of the one before is under way."""

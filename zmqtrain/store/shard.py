@@ -15,7 +15,7 @@ import numpy as np
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.errors import ConfigError
-from zmqtrain.optim import Update
+from zmqtrain.optim import AVERAGE, Update
 from zmqtrain.optim.pipeline import Piece, Pieces
 from zmqtrain.optim.schedules import Replaceable, has_rate
 from zmqtrain.store.arithmetic import Memory
@@ -85,6 +85,10 @@ class Shard:
     @property
     def parameters(self) -> Flat:
         return self.segment.parameters
+
+    def copy(self, *, average: bool) -> Flat:
+        """Return a copy of the parameters, or of their moving averages."""
+        return (self.segment.slots[AVERAGE] if average else self.parameters).copy()
 
     @property
     def slots(self) -> dict[str, Flat]:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from zmqtrain.compute.device import Host, make_device
 from zmqtrain.compute.offload import Offload
@@ -107,7 +106,7 @@ class TrainingLoop:
 
     async def _train(self) -> None:
         """Join, and make steps until the job needs no more."""
-        self._set_state("joining")
+        self._metrics.role_state.set("joining")
         self._prefetcher.forget(self._batches)
         self._batches.clear()
         membership = await self._exchange.join()
@@ -119,7 +118,7 @@ class TrainingLoop:
                 self._job, membership, self._device, self._team, self._exchange.written
             )
         self.has_joined = True
-        self._set_state("training")
+        self._metrics.role_state.set("training")
         self._add_batches(membership.batches)
         stop = membership.stop
         while not stop:
@@ -127,7 +126,7 @@ class TrainingLoop:
             self._add_batches(result.batches)
             stop = result.stop
         self._count_last_step()
-        self._set_state("draining")
+        self._metrics.role_state.set("draining")
 
     async def _step(self) -> StepResult:
         if not self._batches:
@@ -174,9 +173,6 @@ class TrainingLoop:
         self._batches.extend(numbers)
         for number in tuple(self._batches)[1:]:
             self._prefetcher.prepare(number)
-
-    def _set_state(self, state: Literal["joining", "training", "draining"]) -> None:
-        self._metrics.role_state.set(state)
 
     def _count_last_step(self) -> None:
         """Count the last step, and where its time went."""
