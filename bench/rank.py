@@ -58,7 +58,8 @@ class Clock:
 
     def tell(self, index: int) -> None:
         sent = self._sent[-1] - self._sent[0]
-        print(json.dumps({"index": index, "began_at": self.began_at, "sent": sent}), flush=True)
+        row = json.dumps({"index": index, "began_at": self.began_at, "sent": sent})
+        print(f"{row}\n", end="", flush=True)  # one write, or the lines of two ranks get mixed
 
 
 def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int:
