@@ -43,7 +43,7 @@ if __name__ == "__main__":
                 if ending == "signal":
                     os.kill(os.getpid(), signal.SIGTERM)
             if not ending:
-                time.sleep(0.01)
+                pass_gate({gate!r})
             session.step(job.model.loss_and_gradients(*batch))
 """
 ENDINGS = {"": 0, "raise": 1, "break": 70, "forget": 2, "kill": -signal.SIGKILL, "signal": 143}
@@ -53,14 +53,15 @@ def test_however_a_loop_ends_each_example_that_was_stepped_counts_once(
     stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
     job = Path(stage.job())
-    script = SCRIPT.format(steps=STEPS, logdir=str(stage.logdir))
+    script = SCRIPT.format(steps=STEPS, logdir=str(stage.logdir), gate=str(stage.gate))
     job.write_text(job.read_text().replace("\njob = digits_job()\n", script))
     cluster = stage.cluster(str(job), workers=len(ENDINGS))
     tasks = [cluster.start("ps"), cluster.start("chief")]
-    workers = [
+    to_its_end, *others = [
         stage.start("worker", *cluster.command("worker", index), env={"ENDING": ending})
         for index, ending in enumerate(ENDINGS)
     ]
-    assert [worker.exit_code() for worker in workers] == list(ENDINGS.values()), stage.report
-    assert [task.exit_code() for task in tasks] == [0, 0], stage.report
+    assert [worker.exit_code() for worker in others] == list(ENDINGS.values())[1:], stage.report
+    stage.open_gate()
+    assert [task.exit_code() for task in (to_its_end, *tasks)] == [0, 0, 0], stage.report
     check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")

@@ -37,9 +37,10 @@ def test_killed_ps_goes_on_where_it_was(
     stage: Stage, check_counts: Callable[[Path], list[int]]
 ) -> None:
     cluster = stage.cluster(counting_job(stage, save_secs=1000), ps=PS, workers=2)
-    servers = [cluster.start("ps", index) for index in range(PS)]
-    chief = cluster.start("chief")
-    workers = [cluster.start("worker", index) for index in range(2)]
+    patient = ("--lease-s", "60")  # no worker dies, and a busy machine is slow
+    servers = [cluster.start("ps", index, *patient) for index in range(PS)]
+    chief = cluster.start("chief", 0, *patient)
+    workers = [cluster.start("worker", index, *patient) for index in range(2)]
     step = 0
     for life in range(PS + 1):
         least = step + 4
@@ -50,7 +51,7 @@ def test_killed_ps_goes_on_where_it_was(
         # Workers wait, so that its memory is no rubbish.
         clean = stage.start("clean", sys.executable, "-m", "zmqtrain", "clean", "--json")
         assert clean.summary()["removed"] == 0
-        servers[index] = cluster.start("ps", index)
+        servers[index] = cluster.start("ps", index, *patient)
         servers[index].until_line("this ps was killed at version .* of generation 1")
     stage.open_gate()
 
@@ -58,7 +59,7 @@ def test_killed_ps_goes_on_where_it_was(
         stage.report
     )
     assert f"global step {STEPS}," in chief.output
-    assert [worker.lines("join(ing|ed) again") for worker in workers] == [[], []]
+    assert [worker.lines("join(ing|ed) again") for worker in workers] == [[], []], stage.report
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
 
 

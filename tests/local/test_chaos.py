@@ -153,6 +153,7 @@ def test_worker_that_hosts_ps_and_chief_is_killed_with_them(
     status = job.status()
     worker = status.tasks[-1]
     tasks = (task("ps", worker.process), task("chief", worker.process), worker)
+    monkeypatch.setattr(chaos, "BACK_S", 0.0)
     monkeypatch.setattr(job, "status", lambda: replace(status, tasks=tasks))
     report = Chaos(job.status, lambda line: None).run(1, [KILL], 0.0)
     assert (len(report.done), report.skipped) == (1, [])

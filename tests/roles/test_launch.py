@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+import zmqtrain
 from tests.harness import Stage
 from zmqtrain import Job
 from zmqtrain.config import run_file
@@ -146,6 +149,23 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job(
     ps._shutdown = Shutdown(ExitCode.DIVERGED, "too many gradients held NaN")
     launch._note_end([ps], config)
     assert run_file.end_since(config.ps, 0.0) == ExitCode.DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("given", "leaves"), [({}, False), ({"on_term": "leave"}, True), ({"group": 2}, True)]
+)
+async def test_worker_that_comes_too_late_for_a_job_that_is_done_leaves_if_it_may_be_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], leaves: bool
+) -> None:
+    job = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), steps=1)
+    job = job.model_copy(update={"logdir": str(tmp_path)})
+    await asyncio.to_thread(zmqtrain.run, job)
+    monkeypatch.setattr(launch, "CHECK_S", 0.0)
+    has_joined, codes = iter([False, True]), []
+    worker = SimpleNamespace(job=job, ready=lambda: (next(has_joined), ""), stop=codes.append)
+    config = config_of("127.0.0.1:2222").model_copy(update={"role": Role.WORKER, **given})
+    await launch._leave_with_the_job(worker, [worker], config, float("inf"))
+    assert codes == [ExitCode.OK] * leaves
 
 
 @pytest.mark.parametrize("ps", ["127.0.0.1:2222", "ipc:///of/zmqtrain/run.sock"])

@@ -215,11 +215,12 @@ async def _leave_with_the_job(
 ) -> None:
     """Stop a worker that has not joined, and what it hosts, if its job has ended: if that was noted
     on this host after ``since``, or the last checkpoint is in the logdir."""
+    # An engine takes a worker's end for no more than that; a later group ends with its job.
+    may_leave = config.as_ps is None and (config.on_term == "leave" or config.group > 1)
     while not worker.ready()[0]:
         code = run_file.end_since(config.ps, since)
-        if code is None and config.on_term == "leave" and config.as_ps is None:
-            # An engine takes a worker's end for no more than that.
-            code = ExitCode.OK if await asyncio.to_thread(_is_done, worker.job) else None
+        if code is None and may_leave and await asyncio.to_thread(_is_done, worker.job):
+            code = ExitCode.OK
         if code is not None:
             log.info("the job has ended meanwhile")
             for actor in actors:
