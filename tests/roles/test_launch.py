@@ -152,7 +152,13 @@ def test_host_of_a_ps_knows_of_the_end_of_its_job(
 
 
 @pytest.mark.parametrize(
-    ("given", "leaves"), [({}, False), ({"on_term": "leave"}, True), ({"group": 2}, True)]
+    ("given", "leaves"),
+    [
+        ({}, False),
+        ({"on_term": "leave"}, True),
+        ({"group": 2}, True),
+        ({"group": 2, "hosted": True, "workers": 1}, False),  # its part may be asked for
+    ],
 )
 async def test_worker_that_comes_too_late_for_a_job_that_is_done_leaves_if_it_may_be_no_other_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, object], leaves: bool
