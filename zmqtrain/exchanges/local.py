@@ -77,9 +77,8 @@ class LocalExchange:
         self._handle(Joined(WORKER, incarnation=1))
         self._handle(PullArrived(WORKER))
         self._check_release()
-        release = self._take_release()
+        batches, stop = self._take_release()
         layouts, parameters = [self.shard.layout], [self.shard.parameters]
-        batches, stop = (release.batches, release.stop) if release is not None else ((), True)
         return Membership(layouts, parameters, [self._gradient], batches, stop)
 
     def begin(self) -> None:
@@ -101,15 +100,12 @@ class LocalExchange:
             )
         )
         update_s = time.perf_counter() - began_at
-        self._check_divergence()
+        if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
+            self.fail(ExitCode.DIVERGED, refused)
         await self._between_steps()
         self._check_release()
-        release = self._take_release()
-        if release is None or self.failure or self.coordinator.finished:
-            return StepResult(self._result, (), True, self._reason, update_s=update_s)
-        return StepResult(
-            self._result, release.batches, release.stop, self._reason, update_s=update_s
-        )
+        batches, stop = self._take_release()
+        return StepResult(self._result, batches, stop, self._reason, update_s=update_s)
 
     async def wait_for_end(self) -> None:
         """Return at once: there is no ps that could need the worker again."""
@@ -128,13 +124,12 @@ class LocalExchange:
         """Let the worker go on with batches up to this number."""
         self._handle(Extend(limit))
 
-    def _take_release(self) -> Order | None:
+    def _take_release(self) -> tuple[tuple[int, ...], bool]:
+        """Return the batches that come next, and whether the job needs no more gradients."""
         release, self._release = self._release, None
-        return release
-
-    def _check_divergence(self) -> None:
-        if refused := divergence(self.coordinator.refused, self._job.max_nonfinite):
-            self.fail(ExitCode.DIVERGED, refused)
+        if release is None or self.failure or self.coordinator.finished:
+            return (), True
+        return release.batches, release.stop
 
     def _check_release(self) -> None:
         """Fail if the worker is to wait: nobody else is there."""
