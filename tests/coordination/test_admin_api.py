@@ -12,12 +12,13 @@ from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.status import HostStatus
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ExitCode, RefusedError
 from zmqtrain.wire.messages import (
     Close,
     Done,
     Extend,
     GetStatus,
+    Message,
     RequestSave,
     Save,
     SaveEnded,
@@ -36,6 +37,23 @@ async def test_status_that_cannot_be_told_in_the_end_is_a_bug() -> None:
     admin = AdminApi(make_leader(), cannot_tell, can_save=False, crash=crashed.set_result)
     admin.on_get_status(Asked(), GetStatus(wait_s=0.001))
     assert isinstance(await asyncio.wait_for(crashed, 60), OverflowError)
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        ("on_switch_policy", SwitchPolicy("hogwild")),
+        ("on_save", Save("first")),
+        ("on_close", Close()),
+        ("on_directive", Extend(1)),
+    ],
+)
+async def test_job_that_has_not_begun_is_asked_for_nothing(handler: str, message: Message) -> None:
+    leader = make_leader()
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, cannot_tell, can_save=True, crash=lambda error: None)
+    with pytest.raises(RefusedError, match="the job is not initialised"):
+        getattr(admin, handler)(Asked(sender="chief 0", incarnation=1), message)
 
 
 async def test_switch_is_answered_when_it_is_made() -> None:

@@ -254,3 +254,11 @@ def test_workers_begin_a_pass_together_if_the_policy_bounds_their_distance(
     workers[0].pushes, workers[1].pushes = 5, 4
     leader.event(Extend(7))
     assert [peer.pushes for peer in workers] == steps
+
+
+async def test_what_happens_before_the_first_generation_is_not_decided_on() -> None:
+    leader = make_leader()
+    leader.joined(add_peer(leader.peers, "worker 0"))
+    assert not leader.coordinator.members
+    leader.begin(1, 0, Ledger())
+    assert leader.coordinator.members.keys() == {0}
