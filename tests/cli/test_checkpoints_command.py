@@ -98,6 +98,10 @@ def test_damaged_checkpoint_is_listed_as_such(
     (one,) = json.loads(capsys.readouterr().out)["checkpoints"]
     assert not one["complete"]
     assert "frozen.safetensors" in one["error"]
+    (manifest,) = tmp_path.glob("checkpoints/step-*/manifest.json")
+    manifest.write_text("{")
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:5] == ["-", "-", "-", "damaged:"]
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.rights import no_root
-from zmqtrain.cli.clean import clean_command
+from zmqtrain.cli.clean import Found, clean_command, clean_view
+from zmqtrain.cli.output import text_of
 from zmqtrain.config.run_file import NOTE_S, note_end
 from zmqtrain.errors import ConfigError
 
@@ -43,3 +44,11 @@ def test_old_notes_of_ends_are_removed(tmp_path: Path, monkeypatch: pytest.Monke
         result = CliRunner().invoke(clean_command, arguments, catch_exceptions=False)
         assert [each["path"] for each in json.loads(result.stdout)["found"]] == [str(old)]
         assert sorted(tmp_path.glob("*/*.ended")) == left
+
+
+def test_what_is_used_what_is_left_and_what_was_removed_is_counted() -> None:
+    lives = [("alive", False), ("dead, workers wait", False), ("dead", False), ("dead", True)]
+    found = [Found("segment", Path("a"), 1000, 1.0, *each) for each in lives]
+    assert text_of(clean_view(found)).splitlines()[-1] == (
+        "1 removed, 1.0 kB; 1 left over, 1.0 kB; 2 in use, 2.0 kB"
+    )

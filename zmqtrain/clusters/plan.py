@@ -372,14 +372,13 @@ def _resources(
     """
     memory = asked.memory or 0
     process = PROCESS_NBYTES + workers * MESSAGES_NBYTES + copies
-    worker = Resources(asked.cpu, memory, asked.gpu)
     if hosted:
         limit = memory + shared if memory else 0
         return {Role.WORKER: Resources(asked.cpu, limit, asked.gpu, shared)}
     return {
         Role.PS: Resources(asked.ps_cpu, process + shared, 0, shared),
         Role.CHIEF: Resources(1, memory),
-        Role.WORKER: worker,
+        Role.WORKER: Resources(asked.cpu, memory, asked.gpu),
     }
 
 

@@ -106,15 +106,13 @@ class Ssh(Engine):
     def reasons(self, job: Submitted) -> list[Reason]:
         states, unreachable = self._states(job)
         found = [Reason(host.login, str(error)) for host, error in unreachable.items()]
+        gone = (
+            "it is gone, by a restart of its host or a kill of its supervisor; it is started again "
+            f"by zmqtrain scale {job.name} --workers {job.workers}"
+        )
         for task, state in states.items():
             if state == LOST:
-                found.append(
-                    Reason(
-                        str(task),
-                        "it is gone, by a restart of its host or a kill of its supervisor; it is "
-                        f"started again by zmqtrain scale {job.name} --workers {job.workers}",
-                    )
-                )
+                found.append(Reason(str(task), gone))
             elif state.isdecimal() and int(state):
                 found.append(ended(job, task, state))
         return found

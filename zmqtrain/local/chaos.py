@@ -156,8 +156,8 @@ class Chaos:
         return report
 
     def _is_settled(self, report: Report, now: float) -> bool:
-        waiting = [done for done in report.done if done.back_s is None and now - done.at < BACK_S]
-        return not waiting and not self._paused
+        is_over = all(done.back_s is not None or now - done.at >= BACK_S for done in report.done)
+        return is_over and not self._paused
 
     def _status(self, report: Report) -> Status:
         began = time.monotonic()
@@ -207,11 +207,10 @@ class Chaos:
                 os.kill(paused[1], signal.SIGCONT)
 
     def _note_returns(self, report: Report, status: Status) -> None:
-        tasks = {task.task: task for task in status.tasks}
-        for done in report.done:
-            task = tasks.get(done.act.task)
-            if done.back_s is None and task is not None and _is_back(done, task):
-                done.back_s = time.monotonic() - done.at
+        for task in status.tasks:
+            for done in report.done:
+                if done.act.task == task.task and done.back_s is None and _is_back(done, task):
+                    done.back_s = time.monotonic() - done.at
 
 
 def _runs_others(task: TaskStatus, status: Status) -> bool:

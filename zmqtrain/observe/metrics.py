@@ -158,13 +158,11 @@ class RoleState:
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauges = {state: gauge.labels(state) for state in get_args(State)}
-        self._current: State = "starting"
-        self._gauges[self._current].set(1)
+        self.set("starting")
 
     def set(self, state: State) -> None:
-        self._gauges[self._current].set(0)
-        self._gauges[state].set(1)
-        self._current = state
+        for name, gauge in self._gauges.items():
+            gauge.set(name == state)
 
 
 class _Maker:
