@@ -149,9 +149,10 @@ def test_task_of_the_environment_is_looked_at(
     assert "this is chief 0" in check(capsys)[1]
     monkeypatch.delenv("HONCHO_PROCESS_NAME")
     monkeypatch.setenv("ZMQTRAIN_ROLE", "worker")
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
-    said = check(capsys)[1]
-    assert "its role by ZMQTRAIN_ROLE, its index by JOB_COMPLETION_INDEX" in said
+    for variable in ("JOB_COMPLETION_INDEX", "SLURM_PROCID"):
+        monkeypatch.setenv(variable, "0")
+        assert f"its role by ZMQTRAIN_ROLE, its index by {variable}" in check(capsys)[1]
+        monkeypatch.delenv(variable)
 
 
 @pytest.mark.parametrize(

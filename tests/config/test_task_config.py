@@ -292,6 +292,7 @@ def test_workers_without_ps_listen_where_tf_config_says_else_from_the_base_port_
     assert here.ps == LOCAL[:2]
     assert all(each.as_ps and not each.chief for each in (here, there))
     assert (here.hosts_chief, there.hosts_chief) == (True, False)
+    assert there.with_shards(2).in_group(2, (1,), 1).hosts_chief, "worker 0 is lost"
 
 
 def test_workers_beyond_the_number_of_shards_host_none() -> None:
