@@ -299,6 +299,11 @@ class Totals:
         return measures
 
 
+def added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of what both have: what one part lacks is not measured of the whole."""
+    return {name: value + other[name] for name, value in one.items() if name in other}
+
+
 def numbers(measures: Mapping[str, Any]) -> dict[str, float]:
     """Return the measures that are numbers; arrays and what callbacks add besides are left out."""
     return {

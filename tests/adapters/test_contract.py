@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from zmqtrain import Job
+from zmqtrain import Job, Trainer
 from zmqtrain.cli.main import main
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ExitCode
+from zmqtrain.metrics import Accuracy
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD, AdamW
 
@@ -32,15 +33,17 @@ Weights = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """``model()`` makes the model; ``trained(rule)`` trains it in the framework's own loop."""
+    """``model()`` makes the model. ``trained(rule, batches)`` trains it in the framework's own
+    loop, and returns the weights and how many examples were right before their batch's update."""
 
     model: Callable[[], Any]
-    trained: Callable[[str], Weights]
+    trained: Callable[[str, Iterable[tuple[Any, Any]]], tuple[Weights, int]]
+    gives_outputs: bool = True  # in a step
 
 
-def batches() -> Iterator[tuple[Any, Any]]:
-    plan = BatchPlan(len(X), BATCH_SIZE, seed=0)
-    for number in range(STEPS):
+def batches(steps: int = STEPS, *, exact: bool = False) -> Iterator[tuple[Any, Any]]:
+    plan = BatchPlan(len(X), BATCH_SIZE, seed=0, exact=exact)
+    for number in range(steps):
         indices = plan.indices(number)
         yield X[indices], Y[indices]
 
@@ -49,11 +52,12 @@ def numpy_kind() -> Kind:
     def model() -> Any:
         return MLP(features=6, hidden=8, classes=4)
 
-    def trained(rule: str) -> Weights:
-        weights = model().parameters(0)
+    def trained(rule: str, batches: Any) -> tuple[Weights, int]:
+        weights, right = model().parameters(0), 0
         moments = {name: [np.zeros_like(w), np.zeros_like(w)] for name, w in weights.items()}
         out = {name: np.empty_like(w) for name, w in weights.items()}
-        for step, batch in enumerate(batches(), start=1):
+        for step, batch in enumerate(batches, start=1):
+            right += np.sum(model().predict(weights, batch).argmax(1) == batch[1])
             model().loss_and_gradients(weights, batch, out)
             for name, weight in weights.items():
                 if rule == "sgd":
@@ -64,7 +68,7 @@ def numpy_kind() -> Kind:
                 v += 0.001 * (out[name] ** 2 - v)
                 weight *= 1 - 0.01 * 0.01
                 weight -= 0.01 * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
-        return weights
+        return weights, right
 
     return Kind(model, trained)
 
@@ -79,20 +83,22 @@ def torch_kind() -> Kind:
         layers = torch.nn.Linear(6, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU()
         return torch.nn.Sequential(*layers, torch.nn.Linear(8, 4))
 
-    def trained(rule: str) -> Weights:
+    def trained(rule: str, batches: Any) -> tuple[Weights, int]:
         torch.manual_seed(0)
-        module = build()
+        module, right = build(), 0
         parameters = module.parameters()
         optimizers = {
             "sgd": lambda: torch.optim.SGD(parameters, 0.1),
             "adamw": lambda: torch.optim.AdamW(parameters, 0.01),
         }
         optimizer = optimizers[rule]()
-        for x, y in batches():
+        for x, y in batches:
             optimizer.zero_grad()
-            loss_of(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+            outputs = module(torch.from_numpy(x))
+            right += np.sum(outputs.detach().numpy().argmax(1) == y)
+            loss_of(outputs, torch.from_numpy(y)).backward()
             optimizer.step()
-        return {name: value.numpy() for name, value in module.state_dict().items()}
+        return {name: value.numpy() for name, value in module.state_dict().items()}, right
 
     return Kind(lambda: TorchModel(build, loss_of), trained)
 
@@ -123,31 +129,37 @@ def jax_kind() -> Kind:
             state = {"mean": mean, "batches": state["batches"] + 1}
         outputs = scores(parameters, state, batch[0])
         losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch[1])
-        return losses.mean(), state
+        share = (outputs.argmax(1) == batch[1]).mean()
+        return {"loss": losses.mean(), "accuracy": share}, state
 
-    def trained(rule: str) -> Weights:
-        parameters, state = init(jax.random.key(0))
+    def plain_loss(*given: Any) -> Any:
+        measures, state = loss(*given)
+        return measures["loss"], (measures["accuracy"], state)
+
+    def trained(rule: str, batches: Any) -> tuple[Weights, int]:
+        (parameters, state), right = init(jax.random.key(0)), 0
         rules = {"sgd": optax.sgd(0.1), "adamw": optax.adamw(0.01, weight_decay=0.01)}
         optimizer = rules[rule]
         moments = optimizer.init(parameters)
 
         @jax.jit
         def step(parameters: Any, state: Any, moments: Any, batch: Any) -> Any:
-            gradient = jax.grad(loss, has_aux=True)
-            gradients, state = gradient(parameters, state, batch, jax.random.key(0))
+            gradient = jax.grad(plain_loss, has_aux=True)
+            gradients, (share, state) = gradient(parameters, state, batch, jax.random.key(0))
             updates, moments = optimizer.update(gradients, moments, parameters)
-            return optax.apply_updates(parameters, updates), state, moments
+            return optax.apply_updates(parameters, updates), state, moments, share
 
-        for batch in batches():
-            parameters, state, moments = step(parameters, state, moments, batch)
+        for batch in batches:
+            parameters, state, moments, share = step(parameters, state, moments, batch)
+            right += round(float(share) * len(batch[0]))
         weights = {
             "hidden.kernel": parameters["hidden"]["kernel"],
             "hidden.bias": parameters["hidden"]["bias"],
             "output": parameters["output"],
         }
-        return weights | state
+        return weights | state, right
 
-    return Kind(lambda: JaxModel(init, loss, predict=scores, has_state=True), trained)
+    return Kind(lambda: JaxModel(init, loss, predict=scores, has_state=True), trained, False)
 
 
 def keras_kind() -> Kind:
@@ -168,17 +180,19 @@ def keras_kind() -> Kind:
         model.compile("sgd", loss, metrics=["accuracy"])
         return model
 
-    def trained(rule: str) -> Weights:
+    def trained(rule: str, batches: Any) -> tuple[Weights, int]:
         optimizers = {
             "sgd": keras.optimizers.SGD(0.1),
             "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-8),
         }
         keras.utils.set_random_seed(0)
         model = build()
-        model.compile(optimizers[rule], model.loss)
-        for x, y in batches():
-            model.train_on_batch(x, y)
-        return {v.path: keras.ops.convert_to_numpy(v.value) for v in model.variables}
+        model.compile(optimizers[rule], model.loss, metrics=["accuracy"])
+        right = 0
+        for x, y in batches:
+            model.reset_metrics()
+            right += round(model.train_on_batch(x, y, return_dict=True)["accuracy"] * len(x))
+        return {v.path: keras.ops.convert_to_numpy(v.value) for v in model.variables}, right
 
     return Kind(lambda: KerasModel(build), trained)
 
@@ -203,10 +217,19 @@ def test_training_ends_where_the_frameworks_own_loop_does(
     kind: Kind, rule: str, tmp_path: Path
 ) -> None:
     zmqtrain.run(job(kind, rule, logdir=str(tmp_path)))
-    weights, expected = zmqtrain.load(tmp_path), kind.trained(rule)
+    weights, (expected, _) = zmqtrain.load(tmp_path), kind.trained(rule, batches())
     assert weights.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(weights[name], value, 1e-4, 1e-5, err_msg=name)
+
+
+def test_history_has_what_each_batch_measured_before_its_update(kind: Kind) -> None:
+    trainer = Trainer(kind.model(), RULES["sgd"], metrics=[Accuracy(name="share")])
+    history = trainer.fit(X, Y, epochs=1, batch_size=BATCH_SIZE, verbose=False).history
+    _, right = kind.trained("sgd", batches(10, exact=True))
+    assert history["accuracy"] == [pytest.approx(right / len(X))]
+    if kind.gives_outputs:
+        assert history["share"] == [right / len(X)]
 
 
 def test_two_synchronous_workers_end_with_the_same_bits_each_time_and_so_do_two_devices(

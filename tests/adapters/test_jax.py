@@ -369,7 +369,7 @@ def test_what_cannot_be_trained_is_refused(init: Any, options: dict[str, Any]) -
     [
         lambda parameters, batch, key: scores(parameters, batch[0]).mean(1),
         lambda parameters, batch, key: jnp.int32(1),
-        lambda parameters, batch, key: {"loss": 1.0},
+        lambda parameters, batch, key: {"mean": 1.0},
         lambda parameters, batch, key: (loss(parameters, batch, key), {}),
     ],
 )

@@ -557,3 +557,37 @@ def test_module_on_a_gpu_shares_the_memory_of_cupy() -> None:
             assert parameter.data_ptr() == step.values[name].data.ptr
             assert parameter.grad.data_ptr() == step.out[name].data.ptr
     same({name: cupy.asnumpy(step.out[name]) for name in step.parameters}, host.gradients(), 1e-4)
+
+
+def shares(outputs: Any, labels: Any) -> dict[str, Any]:
+    return {"first": (outputs.argmax(1) == 0).float().mean()}
+
+
+def step_of(module: Any, batch: Any) -> dict[str, Any]:
+    outputs = module(batch[0])
+    return {"loss": F.cross_entropy(outputs, batch[1]), **shares(outputs, batch[1])}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": F.cross_entropy, "metrics": shares},
+        {"loss": F.cross_entropy, "metrics": shares, "micro_batches": 3},
+        {"training_step": step_of},
+    ],
+    ids=["loss", "micro-batches", "step"],
+)
+def test_measures_of_a_step_are_of_the_outputs_before_its_update(options: dict[str, Any]) -> None:
+    module = build_measured()
+    outputs = module(torch.from_numpy(X))
+    first = (outputs.argmax(1) == 0).float().mean().item()
+    trainer = zmqtrain.Trainer(TorchModel(build_measured, **options), SGD(0.1))
+    history = trainer.fit(X, Y, batch_size=len(X), validation_data=(X, Y), verbose=False).history
+    assert history["first"] == [pytest.approx(first)]
+    assert set(history) == {"loss", "first", "val_loss", "val_first"}
+
+
+def build_measured() -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.nn.Linear(X.shape[1], 3)

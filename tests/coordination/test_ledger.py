@@ -20,6 +20,20 @@ operations = st.tuples(
 schedules = st.integers(0, 60).flatmap(lambda n: st.lists(operations, min_size=n, max_size=n))
 
 
+def test_sums_of_a_pass_are_of_what_all_its_counted_batches_have_measured() -> None:
+    ledger = Ledger(limit=3)
+    batches = [ledger.lease(0) for _ in range(3)]
+    for batch, sums in zip(batches, ({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 8.0}), strict=False):
+        ledger.arrive(0, batch, 10, 0.5, sums)
+    ledger.give_back(0)
+    ledger.count(0)
+    assert (ledger.pass_examples, ledger.pass_sums) == (10, {"a": 1.0, "b": 2.0})
+    ledger.advance([0], 1, 10, 5.0, {"b": 16.0})
+    assert ledger.pass_sums == {"b": 18.0}
+    ledger.raise_limit(9)
+    assert ledger.pass_sums == {}
+
+
 @settings(max_examples=100)
 @given(before=schedules, after=schedules)
 def test_every_batch_is_counted_once_or_open(

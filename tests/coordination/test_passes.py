@@ -153,7 +153,8 @@ class Cluster:
         self.computing.remove(worker)
         self.sequences[worker] += 1
         batch = self.has[worker].pop(0)
-        event = PushArrived(worker, self.sequences[worker], batch, 10, loss=float(batch))
+        sums = {"batches": float(batch)}
+        event = PushArrived(worker, self.sequences[worker], batch, 10, loss=float(batch), sums=sums)
         self.carry_out(self.run.handle(event))
 
     def carry_out(self, orders: list[Order]) -> None:
@@ -188,6 +189,7 @@ def test_every_pass_counts_its_batches_once_whoever_dies(
         assert (ledger.next_batch, ledger.open_batches()) == (limit, ())
         assert ledger.pass_examples == 10 * size
         assert ledger.mean_loss == sum(range(limit - size, limit)) / size
+        assert ledger.pass_sums == {"batches": sum(range(limit - size, limit))}
         assert ledger.examples == 10 * limit
         assert not cluster.computing
         cluster.run = unpack(pack(cluster.run))

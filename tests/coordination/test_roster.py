@@ -45,7 +45,8 @@ class Job:
         self.sequences[worker] += 1
         batch = self.made.ledger.leases[worker][0]
         loss = loss_of(batch)
-        self._handle(PushArrived(worker, self.sequences[worker], batch, EXAMPLES, True, loss))
+        sums = {"losses": EXAMPLES * loss}
+        self._handle(PushArrived(worker, self.sequences[worker], batch, EXAMPLES, True, loss, sums))
 
     def step(self) -> None:
         for worker in sorted(self.made.workers_by_state["computing"]):
@@ -63,7 +64,8 @@ class Job:
                 following += 1
                 counted.append(held[worker].pop(0))
         losses = EXAMPLES * sum(map(loss_of, counted))
-        self._handle(Stepped(steps, EXAMPLES * len(counted), losses, over=True))
+        sums = {"losses": losses}
+        self._handle(Stepped(steps, EXAMPLES * len(counted), losses, over=True, sums=sums))
         return counted
 
     def _handle(self, event: Any) -> None:
@@ -91,6 +93,7 @@ def state(made: Coordinator) -> dict[str, Any]:
         "outstanding": ledger.outstanding,
         "examples": (ledger.examples, ledger.pass_examples),
         "loss": pytest.approx(ledger.pass_loss),
+        "sums": {name: pytest.approx(value) for name, value in ledger.pass_sums.items()},
         "finished": made.finished,
     }
 

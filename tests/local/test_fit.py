@@ -21,8 +21,8 @@ from zmqtrain.callbacks import (
 )
 from zmqtrain.data import ArrayDataset, BatchPlan, Holdout, NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, RunFailedError
-from zmqtrain.metrics import Accuracy, MeanAbsoluteError
-from zmqtrain.models import MLP, LinearRegression
+from zmqtrain.metrics import AUC, Accuracy, MeanAbsoluteError
+from zmqtrain.models import MLP, LinearRegression, measured
 from zmqtrain.optim import SGD, Exponential, Momentum
 
 RANDOM = np.random.default_rng(0)
@@ -81,6 +81,102 @@ def test_epochs_are_exact_passes_and_history_is_that_of_a_plain_loop() -> None:
     assert history.epoch == [0, 1, 2]
 
 
+class Count:
+    """A metric that counts the examples."""
+
+    name = "count"
+
+    def update(self, outputs: Any, batch: Any) -> Any:
+        return np.array([len(outputs)], np.float64)
+
+    def result(self, sums: Any) -> float:
+        return float(sums[0])
+
+
+def right_answers(model: Any, batches: int, workers: int) -> int:
+    """Return how many labels are right before their batch's update, in one epoch of SGD."""
+    plan, right = BatchPlan(len(LABELS), 5, 0, exact=True), 0
+    weights = model.parameters(0)
+    for first in range(0, batches, workers):
+        total = {name: np.zeros_like(value) for name, value in weights.items()}
+        rows = [plan.indices(number) for number in range(first, min(first + workers, batches))]
+        for batch in rows:
+            x, y = FEATURES[batch], LABELS[batch]
+            out = {name: np.empty_like(value) for name, value in weights.items()}
+            model.loss_and_gradients(weights, (x, y), out)
+            right += np.sum(model.predict(weights, (x,)).argmax(axis=1) == y)
+            for name, value in out.items():
+                total[name] += value * len(batch)
+        for name, value in weights.items():
+            value -= np.float32(0.05) * total[name] / sum(map(len, rows))
+    return int(right)
+
+
+FEATURES = RANDOM.normal(size=(203, 2)).astype(np.float32)
+LABELS = (FEATURES[:, 0] > 0).astype(np.int64) + (FEATURES[:, 1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (1, {}),
+        (2, {"workers": 2, "ps": 1}),
+        (2, {"workers": 2, "ps": 2, "partition_nbytes": 4}),
+        (2, {"workers": 2, "ps": 0}),
+        (2, {"devices": ["cpu:0", "cpu:1"]}),
+    ],
+    ids=["local", "ps", "two-ps", "board", "devices"],
+)
+def test_history_has_what_each_batch_measured_before_its_update(
+    workers: int, options: dict[str, Any]
+) -> None:
+    seen: list[Any] = []
+
+    def look(epoch: int, logs: Any) -> None:
+        seen.append(callback.model.status)
+
+    callback = LambdaCallback(on_epoch_end=look)
+    policy = {"policy": "sync-replicas"} if "workers" in options else {}
+    model = MLP(2, (), 3)
+    trainer = Trainer(model, SGD(0.05), metrics=[Accuracy(name="share")], **options, **policy)
+    data = FEATURES, LABELS
+    history = fit(trainer, data, validation_data=data, callbacks=[callback]).history
+    expected = right_answers(model, 41, workers) / 203
+    assert history["share"] == [expected]
+    assert history["accuracy"] == [pytest.approx(expected)]
+    assert list(history) == ["loss", "accuracy", "share", "val_loss", "val_accuracy", "val_share"]
+    if options.get("ps") == 0:
+        assert seen[0].rosters > 0
+
+
+def test_what_has_too_many_sums_is_measured_in_evaluations_alone() -> None:
+    data = X, (Y[:, 0] > 0).astype(np.int64)
+    trainer = Trainer(Score(2), SGD(0.05), metrics=[AUC(), Accuracy(name="share")])
+    history = fit(trainer, data, validation_data=data).history
+    assert {"share", "val_share", "val_auc"} <= set(history)
+    with pytest.raises(KeyError, match="'auc' was not measured; there are loss, share, val_loss"):
+        history["auc"]
+    with pytest.raises(
+        RunFailedError, match=r"names 'auc', which is not measured.*did you mean val_auc"
+    ):
+        fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("auc")])
+    with pytest.raises(ConfigError, match="there are loss"):
+        fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("val_share")])
+    fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("share")])
+
+
+class Score(LinearRegression):
+    """A model whose outputs are from 0 to 1."""
+
+    def predict(self, parameters: Any, batch: Any) -> Any:
+        return np.clip(super().predict(parameters, batch), 0, 1)
+
+    def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
+        outputs = self.predict(parameters, batch)
+        measured(out, len(batch[0]), {}, lambda: (outputs, batch))
+        return super().loss_and_gradients(parameters, batch, dict(out))
+
+
 class Recorder:
     """A callback as people write them for Keras, without its base class."""
 
@@ -132,7 +228,7 @@ def test_callback_written_for_keras_is_called_as_keras_would() -> None:
         return [
             *(("epoch", number), ("batch", 0), ("batch end", 0), ("batch", 1), ("batch end", 1)),
             *("test", ("test end", measures)),
-            ("epoch end", number, ["loss", *(f"val_{name}" for name in measures)]),
+            ("epoch end", number, [*measures, *(f"val_{name}" for name in measures)]),
         ]
 
     assert recorder.calls == [("params", 9, 2), "train", *epoch(0), *epoch(1), "train end"]
@@ -207,8 +303,9 @@ def test_fit_that_was_interrupted_in_the_middle_of_an_epoch_goes_on_there(tmp_pa
         if batch == 1:
             signal.raise_signal(signal.SIGINT)
 
-    expected = fit(whole := Trainer(MODEL, SGD(0.05)), epochs=2)
-    trainer = Trainer(MODEL, SGD(0.05), logdir=tmp_path)
+    metrics = [MeanAbsoluteError()]
+    expected = fit(whole := Trainer(MODEL, SGD(0.05), metrics=metrics), epochs=2)
+    trainer = Trainer(MODEL, SGD(0.05), metrics=metrics, logdir=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer, epochs=2, callbacks=[LambdaCallback(on_train_batch_end=interrupt)])
     assert trainer.summary is not None and 0 < trainer.summary.global_step < 8
@@ -288,6 +385,7 @@ def test_callback_that_raises_ends_the_fit_with_the_job_saved(tmp_path: Path, ho
         ({"callbacks": [EarlyStopping("val_acc")]}, ConfigError, "val_loss"),
         ({"callbacks": [EarlyStopping()], "validation_data": None}, ConfigError, "there are loss"),
         ({"epochs": 0, "callbacks": [EarlyStopping()]}, ConfigError, "epochs"),
+        ({"steps_per_epoch": 4}, ConfigError, "pass over the examples: leave it out"),
         ({"train": ([1, 2], [3, 4])}, DataError, "arrays"),
         ({"train": (X[:3], Y[:4])}, DataError, "rows"),
     ],
@@ -347,12 +445,14 @@ POLICIES = [
 @pytest.mark.parametrize("ps", [1, 2])
 def test_epochs_of_a_cluster_are_exact_passes_too(policy: str, ps: int) -> None:
     train, ends = Watched(*TRAIN), []
-    trainer = Trainer(MODEL, SGD(0.05), policy=policy, workers=3, ps=ps, prefetch=0)
+    options: dict[str, Any] = {"metrics": [Count()], "policy": policy, "prefetch": 0}
+    trainer = Trainer(MODEL, SGD(0.05), workers=3, ps=ps, **options)
     best = EarlyStopping(patience=9, restore_best=True)
     callbacks = [LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(logs)), best]
     history = fit(trainer, train, epochs=3, callbacks=callbacks)
     assert trainer.summary is not None and trainer.summary.examples == 51
     assert history.epoch == [0, 1, 2] and history.history["loss"] == [log["loss"] for log in ends]
+    assert history.history["count"] == [17] * 3  # whatever was dropped or computed anew
     assert np.isfinite(history.history["val_loss"]).all()
     if "tokens" not in policy:  # whose first gradients are dropped, and computed anew
         seen = [example for batch in train.batches if len(batch) > 1 for example in batch]

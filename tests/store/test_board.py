@@ -17,7 +17,7 @@ from zmqtrain.optim import SGD, Adam, Flat, Update, redo
 from zmqtrain.store import board as boards
 from zmqtrain.store import changes, parts, words
 from zmqtrain.store import segment_layout as segments
-from zmqtrain.store.board import DONE, MADE, Board, Holder, Seat, Terms, owned
+from zmqtrain.store.board import DONE, MADE, Board, Figures, Holder, Seat, Terms, owned
 from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.store.segment import Segment
@@ -147,8 +147,8 @@ def test_steps_on_the_board_give_the_bits_of_a_ps(members: int) -> None:
         assert not board.is_over
         assert shard.segment.words[CLOCK] % 2 == 1
     assert batches == list(range(40, 40 + 4 * members))
-    assert board.figures(0, 4) == (40, 20.0, 0.5)
-    assert board.figures(0, 3) == (30, 15.0, 0.5)
+    assert board.figures(0, 4) == (40, 20.0, 0.5, {})
+    assert board.figures(0, 3) == (30, 15.0, 0.5, {})
     board.take(0)
     assert board.is_over
     board.close()
@@ -363,3 +363,15 @@ def test_roster_that_begins_while_a_member_looks_gives_it_no_seat_of_both() -> N
 
     assert Slow(shard.segment).seat_of(0, 7, shard) is None
     assert Board(shard.segment).seat_of(0, 7, shard) is not None
+
+
+def test_figures_are_of_the_steps_that_are_asked_for_and_of_what_all_of_them_measured() -> None:
+    shard = begin()
+    board, member = opened(shard, 1), seat(shard, 0)
+    for step, sums in enumerate(({"right": 4.0, "größe[0]": 1.0}, {"größe[0]": 0.5}, {}), 1):
+        assert member.offer(10, step / 2, sums)
+        member.update()
+        member.end_step()
+        before = board.figures(0, step - 1)
+        assert before.sums == ({}, {"right": 4.0, "größe[0]": 1.0}, {"größe[0]": 1.5})[step - 1]
+    assert board.figures(0, 3) == Figures(30, 30.0, 1.5, {})

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import is_of
 
@@ -66,7 +66,8 @@ class JaxModel:
     ) -> None:
         """``init(key)`` returns the parameters: a pytree of float32 arrays.
 
-        ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays.
+        ``loss(parameters, batch, key)`` returns the mean loss over the batch, a tuple of arrays, or
+        a dict of ``loss`` and other mean measures, which ``fit`` has of the training, too.
         ``key`` is for dropout and its like; it depends on the job's seed and the batch's number. In
         an evaluation it is None: then nothing may be random.
 
@@ -144,8 +145,11 @@ class JaxModel:
         self._seeds = _seeds(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        loss, results = self._step(self._outline().trained, parameters, batch, self._seeds)
+        names = self._outline().trained
+        loss, measures, results = self._step(names, parameters, batch, self._seeds)
         store(results, out)
+        if is_measured(out):
+            measured(out, len(batch[0]), numbers_of(measures, self))
         return float(loss)
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
@@ -199,22 +203,27 @@ class JaxModel:
         return parameters, state
 
     def _differentiate(self, trained: Leaves, others: Leaves, batch: Batch, seeds: Any) -> Any:
-        """Return the loss, and gradients and new state by name."""
+        """Return the loss, other measures, and gradients and new state by name."""
         key = _key(seeds)
         return self._step.of(lambda trained: self._loss_of(trained | others, batch, key), trained)
 
-    def _loss_of(self, values: Leaves, batch: Batch, key: Any) -> tuple[Any, Leaves]:
-        """Return the loss, and the new state by name."""
+    def _loss_of(
+        self, values: Leaves, batch: Batch, key: Any
+    ) -> tuple[Any, tuple[dict[str, Any], Leaves]]:
+        """Return the loss, and a pair: other measures, and the new state by name."""
         found = self.loss(*self._trees(values), self._cast(batch), key)
         loss, state = self._pair(found, "loss") if self._has_state else (found, ())
+        measures = dict(loss) if isinstance(loss, Mapping) else {"loss": loss}
+        loss = measures.pop("loss", None)
         self._check_loss(loss)
-        return loss, self._plain(state)
+        return loss, (measures, self._plain(state))
 
     def _measure(self, values: Leaves, batch: Batch) -> dict[str, Any]:
         trees, inputs = self._trees(values), self._cast(batch)
         measures = dict(self._metrics(*trees, inputs)) if self._metrics is not None else {}
         if "loss" not in measures:
-            measures = {"loss": self._loss_of(values, batch, None)[0], **measures}
+            loss, (others, _) = self._loss_of(values, batch, None)
+            measures = {"loss": loss, **others, **measures}
         if self._metrics is None and self._predict is not None:
             outputs = self._predict(*trees, inputs[0])
             if len(batch) > 1 and _are_classes(outputs, batch[1]):

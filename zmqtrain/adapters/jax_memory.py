@@ -45,29 +45,33 @@ def store(values: Mapping[str, Any], out: Gradients) -> None:
 class Differentiated:
     """The gradient of a loss, compiled once for each shape of batches."""
 
-    def __init__(self, owner: object, step: Callable[..., tuple[Any, Values]]) -> None:
+    def __init__(self, owner: object, step: Callable[..., tuple[Any, Any, Values]]) -> None:
         """``owner``: the model, for texts. ``step(trained, others, *rest)`` is compiled; it calls
         :meth:`of`."""
         self._owner, self._step = owner, jax.jit(step)
         self._used: set[str] = set()  # trained variables that have a gradient
         self._shapes: set[Any] = set()  # of batches that are known
 
-    def of(self, loss_of: Callable[[Values], tuple[Any, Values]], trained: Values) -> Any:
-        """Return the loss, and gradients and new state by name; while compiled.
+    def of(
+        self, loss_of: Callable[[Values], tuple[Any, tuple[Any, Values]]], trained: Values
+    ) -> tuple[Any, Any, Values]:
+        """Return the loss, what is known beside it, and gradients and new state by name; while
+        compiled.
 
-        ``loss_of(trained)`` returns the loss and the new state.
+        ``loss_of(trained)`` returns the loss, and a pair: what is known beside it, the new state.
         """
 
-        def noted(trained: Values) -> tuple[Any, Values]:
+        def noted(trained: Values) -> tuple[Any, tuple[Any, Values]]:
             return loss_of({n: _noting(self._used, n, v) for n, v in trained.items()})
 
-        (loss, state), gradients = jax.value_and_grad(noted, has_aux=True)(trained)
-        return loss, gradients | state
+        (loss, (beside, state)), gradients = jax.value_and_grad(noted, has_aux=True)(trained)
+        return loss, beside, gradients | state
 
     def __call__(
         self, names: Collection[str], parameters: Mapping[str, Any], batch: Any, *rest: Any
-    ) -> tuple[Any, Values]:
-        """Return the loss, and gradients and new state by name; ``names``: of what is trained.
+    ) -> tuple[Any, Any, Values]:
+        """Return the loss, what is known beside it, and gradients and new state by name; ``names``:
+        of what is trained.
 
         Raises:
             ConfigError: nothing that is trained has a gradient.
@@ -79,13 +83,13 @@ class Differentiated:
         if is_new:
             self._shapes.add(shapes)
             log.info("compiling a step of %r for a batch of %s", self._owner, shapes)
-        loss, results = self._step(trained, others, taken(batch), *rest)
+        loss, beside, results = self._step(trained, others, taken(batch), *rest)
         if is_new and (unused := sorted(trained.keys() - self._used)):
             if len(unused) == len(trained):
                 raise constant_loss(self._owner)
             text = "parameters %s of %r have no gradient: it counts as zero"
             log.warning(text, ", ".join(unused), self._owner)
-        return loss, results
+        return loss, beside, results
 
 
 def _noting(noted: set[str], name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ import copy
 import random
 import re
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, weights_of
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.optim import Rule
 from zmqtrain.store.weights import difference
 from zmqtrain.user_code import user_code
@@ -53,6 +54,7 @@ if BACKEND not in ("torch", "jax"):
 Weights = dict[str, NDArray[Any]]
 
 _BUILT: WeakSet[Any] = WeakSet()  # models that are in use
+_MEASURING = threading.Lock()  # workers of one process share the variables of metrics
 
 
 class KerasModel:
@@ -139,13 +141,24 @@ class KerasModel:
         self._ready.computer.seed(seed, batch)
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
-        return float(self._ready.computer.step(parameters, self._ready.parts_of(batch), out))
+        network, parts = self._ready, self._ready.parts_of(batch)
+        loss, outputs, measures = network.computer.step(
+            parameters, parts, out, is_measured=is_measured(out)
+        )
+        if is_measured(out):
+            measured(
+                out, len(batch[0]), self._means(measures), lambda: (_arrays_of(outputs), batch)
+            )
+        return float(loss)
 
     def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
         network, (x, y, weights) = self._ready, self._ready.parts_of(batch)
         network.model.reset_metrics()
         loss, outputs = network.computer.evaluate(parameters, (x, y, weights))
-        measures = network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss}
+        return self._means(network.model.compute_metrics(x, y, outputs, weights) | {"loss": loss})
+
+    def _means(self, measures: Mapping[str, Any]) -> dict[str, float]:
+        """Return the measures that are means over examples."""
         summed = [metric.name for metric in self.summed_metrics]
         return {name: float(value) for name, value in measures.items() if name not in summed}
 
@@ -153,9 +166,7 @@ class KerasModel:
         """Return the model's outputs for the batch's first arrays, one row an example; of several
         outputs a tuple, in the order of the targets."""
         network = self._ready
-        outputs = network.computer.predict(parameters, network.inputs_of(batch))
-        arrays = [_plain(keras.ops.convert_to_numpy(one)) for one in keras.tree.flatten(outputs)]
-        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+        return _arrays_of(network.computer.predict(parameters, network.inputs_of(batch)))
 
     def arrays_of(self, examples: Mapping[str, Any]) -> list[Any]:
         """Return inputs or targets by name in the order of a batch.
@@ -362,18 +373,20 @@ class SummedMetric:
         return f"keras.metrics.{type(self.metric).__name__}(name={self.name!r})"
 
     def update(self, outputs: Any, batch: Batch) -> NDArray[np.float64]:
-        self.metric.reset_state()
         found = outputs[self._output] if isinstance(outputs, tuple) else outputs
-        self.metric.update_state(batch[self._target], found, *batch[self._weights])
-        return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
+        with _MEASURING:
+            self.metric.reset_state()
+            self.metric.update_state(batch[self._target], found, *batch[self._weights])
+            return np.concatenate([np.ravel(_array(v)) for v in self.metric.variables], dtype=float)
 
     def result(self, sums: NDArray[np.float64]) -> Any:
         begin = 0
-        for variable in self.metric.variables:
-            size = int(np.prod(variable.shape))
-            variable.assign(sums[begin : begin + size].reshape(variable.shape))
-            begin += size
-        found = keras.ops.convert_to_numpy(self.metric.result())
+        with _MEASURING:
+            for variable in self.metric.variables:
+                size = int(np.prod(variable.shape))
+                variable.assign(sums[begin : begin + size].reshape(variable.shape))
+                begin += size
+            found = keras.ops.convert_to_numpy(self.metric.result())
         return found.astype(np.float64) if found.ndim else float(found)
 
 
@@ -482,6 +495,12 @@ def _array(variable: Any) -> NDArray[Any]:
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array in a dtype that every NumPy has."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def _arrays_of(outputs: Any) -> Any:
+    """Return outputs as an array, or a tuple of several."""
+    arrays = [_plain(keras.ops.convert_to_numpy(one)) for one in keras.tree.flatten(outputs)]
+    return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def _metrics_of(given: Any, outputs: Sequence[str]) -> list[list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,10 @@ class OnJax:
 
     def __init__(self, network: Any, owner: object) -> None:
         self._network, self._model = network, network.model
-        self._step = Differentiated(owner, self._differentiate)
+        self._steps = {  # by whether they measure
+            kind: Differentiated(owner, partial(self._differentiate, kind))
+            for kind in (False, True)
+        }
         self._evaluation = jax.jit(self._evaluate)
         self._outputs = jax.jit(self._predict)
         self._compiled: set[Any] = set()  # functions and shapes
@@ -38,17 +42,20 @@ class OnJax:
     def seed(self, seed: int, batch: int) -> None:
         """Do nothing: all random numbers come from seeds that are state."""
 
-    def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
-        """Write gradients and new state into ``out``; return the loss.
+    def step(
+        self, values: Parameters, parts: tuple[Any, ...], out: Gradients, *, is_measured: bool
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Write gradients and new state into ``out``; return loss, outputs, and measures.
 
         Raises:
             ConfigError: nothing that is trained has a gradient, or a label is of no class.
         """
-        loss, results = self._call(self._step, parts, self._network.trained, values, parts)
+        step = self._steps[is_measured]
+        loss, beside, results = self._call(step, parts, self._network.trained, values, parts)
         self._network.initial_seed = None  # other tasks build their own, which may differ
         self._check_labels(parts[1])
         store(results, out)
-        return float(loss)
+        return loss, *(beside or (None, {}))
 
     def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
         """Return loss and outputs; metrics of the model keep the loss of each output.
@@ -93,14 +100,24 @@ class OnJax:
 
     # What is compiled.
 
-    def _differentiate(self, trained: Values, others: Values, parts: Any) -> Any:
-        """Return the loss, and gradients and new state by name."""
+    def _differentiate(
+        self, is_measured: bool, trained: Values, others: Values, parts: Any
+    ) -> tuple[Any, Any, Values]:
+        """Return the loss, (outputs, measures) or (), and gradients and new state by name."""
 
-        def loss_of(trained: Values) -> tuple[Any, Values]:
-            loss, _, _, state = self._loss_of(trained | others, parts, training=True)
-            return loss, state
+        def loss_of(trained: Values) -> tuple[Any, tuple[Any, Values]]:
+            loss, outputs, _, state = self._loss_of(trained | others, parts, training=True)
+            beside = (outputs, self._measures(outputs, parts)) if is_measured else ()
+            return loss, (beside, state)
 
-        return self._step.of(loss_of, trained)
+        return self._steps[is_measured].of(loss_of, trained)
+
+    def _measures(self, outputs: Any, parts: Any) -> dict[str, Any]:
+        """Return what the compiled metrics say of one batch."""
+        variables, (x, y, weights) = self._model.metrics_variables, parts
+        zeros = [(variable, jax.numpy.zeros_like(variable.value)) for variable in variables]
+        with keras.StatelessScope(state_mapping=zeros):
+            return dict(self._model.compute_metrics(x, y, outputs, weights))
 
     def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any, Any]:
         return self._loss_of(values, parts, training=False)[:3]

@@ -23,20 +23,28 @@ class OnTorch:
         """Seed layers that draw from torch's own generator."""
         seed_torch(seed, batch)
 
-    def step(self, values: Parameters, parts: tuple[Any, ...], out: Gradients) -> float:
-        """Write gradients and new state into ``out``; return the loss.
+    def step(
+        self, values: Parameters, parts: tuple[Any, ...], out: Gradients, *, is_measured: bool
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Write gradients and new state into ``out``; return loss, outputs, and measures.
 
         Raises:
             ConfigError: nothing that is trained has a gradient.
         """
         self._bind(values, out)
         self._bound.clear()
-        loss, _ = self._loss_of(_tensors(parts), training=True)
+        x, y, weights = _tensors(parts)
+        loss, outputs = self._loss_of((x, y, weights), training=True)
         if not loss.requires_grad:
             raise constant_loss(self._network.owner)
         loss.backward()
         self._bound.complete()
-        return float(loss.detach())
+        loss, outputs = loss.detach(), keras.tree.map_structure(torch.Tensor.detach, outputs)
+        if not is_measured:
+            return loss, outputs, {}
+        self._model.reset_metrics()
+        with torch.no_grad():
+            return loss, outputs, self._model.compute_metrics(x, y, outputs, weights)
 
     def evaluate(self, values: Parameters, parts: tuple[Any, ...]) -> tuple[Any, Any]:
         """Return loss and outputs; metrics of the model keep the loss of each output."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from zmqtrain.adapters.common import check_build, name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
-from zmqtrain.models.base import Batch, Gradients, Parameters
+from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 
 try:
     import torch
@@ -60,7 +60,8 @@ class TorchModel:
         each of them loses.
 
         ``training_step(module, batch)`` returns the loss of batches of any other kind, instead of
-        ``loss``; then ``metrics(module, batch)`` returns all measures.
+        ``loss``, or a dict of it and other mean measures, which ``fit`` has of the training; then
+        ``metrics(module, batch)`` returns all measures of an evaluation.
 
         ``autocast``: torch.bfloat16 to compute in it; parameters stay float32. ``micro_batches``:
         parts of a batch that are computed one after another, to save memory. ``compile``: whether
@@ -145,10 +146,12 @@ class TorchModel:
         for number, part in enumerate(parts, start=1):
             self._bound.is_last_part = number == len(parts)
             with self._autocasting(part):
-                loss = self._loss_of(part)
+                loss, outputs, measures = self._loss_of(part)
             weight = len(part[0]) / len(tensors[0])
             (loss if weight == 1 else loss * weight).backward()
             total = total.to(loss.device) + weight * loss.detach()
+            if is_measured(out):
+                self._report(out, part, outputs, measures)
         return self.finish(total)
 
     def begin(self, parameters: Parameters, batch: Batch, out: Gradients) -> tuple[Any, ...]:
@@ -192,19 +195,25 @@ class TorchModel:
         (inputs,) = self._evaluate(parameters, batch[:1])
         with torch.no_grad(), self._autocasting((inputs,)):
             outputs = self._module(inputs)
-        several = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        if not all(isinstance(one, torch.Tensor) for one in several):
+        arrays = _arrays(outputs)
+        if arrays is None:
             raise ConfigError(
                 f"the module of {self!r} returned {outputs!r:.80}; expected a tensor, or a tuple "
                 "of tensors, to predict"
             )
-        return array_of(outputs) if several is not outputs else tuple(map(array_of, several))
+        return arrays
 
-    def _loss_of(self, batch: tuple[Any, ...]) -> Any:
+    def _loss_of(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Return the loss, and what is known beside it: outputs, if there are, and measures."""
+        outputs: Any = None
+        measures: Mapping[str, Any] = {}
         if self._training_step is not None:
             loss = self._training_step(self._module, batch)
-        elif self.loss is not None:
-            loss = self._weighed(self._module(batch[0]), *batch[1:])
+            if isinstance(loss, Mapping):
+                measures, loss = loss, loss.get("loss")
+        else:
+            outputs = self._module(batch[0])
+            loss = self._weighed(outputs, *batch[1:])
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             found = f"a {type(loss).__name__}"
             if isinstance(loss, torch.Tensor):
@@ -213,7 +222,21 @@ class TorchModel:
                 f"the loss of {self!r} is {found}; expected a tensor of one number that depends on "
                 "the parameters: return the mean over the batch, before item() or detach()"
             )
-        return loss
+        return loss, outputs, measures
+
+    def _report(self, out: Gradients, batch: Any, outputs: Any, measures: Any) -> None:
+        """Report what a step has measured of a part of its batch."""
+        with torch.no_grad(), self._autocasting(batch):
+            if outputs is not None:
+                outputs = _detached(outputs)
+                measures = self._beside_loss(outputs, *batch[1:])
+            measures = {name: _detached(value) for name, value in measures.items()}
+
+        def given() -> Any:
+            arrays = _arrays(outputs)
+            return None if arrays is None else (arrays, tuple(map(array_of, batch)))
+
+        measured(out, len(batch[0]), numbers_of(measures, self), given)
 
     def _weighed(self, outputs: Any, *targets: Any) -> Any:
         """Return the mean loss; if examples have weights, the mean of their weighted losses."""
@@ -238,14 +261,17 @@ class TorchModel:
         if self._training_step is not None:
             if self._metrics is not None:
                 return self._metrics(self._module, batch)
-            return {"loss": self._training_step(self._module, batch)}
+            found = self._training_step(self._module, batch)
+            return found if isinstance(found, Mapping) else {"loss": found}
         outputs, targets = self._module(batch[0]), batch[1:]
-        measures = {"loss": self._weighed(outputs, *targets)} if self.loss is not None else {}
+        return {"loss": self._weighed(outputs, *targets)} | self._beside_loss(outputs, *targets)
+
+    def _beside_loss(self, outputs: Any, *targets: Any) -> dict[str, Any]:
         if self._metrics is not None:
-            return measures | dict(self._metrics(outputs, *targets))
-        if len(targets) <= 2 and _are_classes(outputs, targets[0]):
-            measures["accuracy"] = (outputs.argmax(1) == targets[0]).float().mean()
-        return measures
+            return dict(self._metrics(outputs, *targets))
+        if 0 < len(targets) <= 2 and _are_classes(outputs, targets[0]):
+            return {"accuracy": (outputs.argmax(1) == targets[0]).float().mean()}
+        return {}
 
     def _evaluate(self, parameters: Parameters, batch: Batch) -> tuple[Any, ...]:
         self._bind(parameters, None)
@@ -304,6 +330,20 @@ class TorchModel:
             self._modules = list(module.modules())
             self._persistent = sum(map(_persistent, self._modules))
         self._bound.load()
+
+
+def _arrays(outputs: Any) -> Any:
+    """Return outputs as an array, or a tuple of several; None: they are no tensors."""
+    several = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    if not all(isinstance(one, torch.Tensor) for one in several):
+        return None
+    return array_of(outputs) if several is not outputs else tuple(map(array_of, several))
+
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return outputs.detach()
+    return type(outputs)(map(_detached, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
 def load_state_dict(

@@ -71,7 +71,7 @@ class BoundVariables:
             return
         view = tensor_over(self._out[name])
         self._trained.append((name, parameter, view))
-        if isinstance(self._out, Buffers):  # it wants to know when a gradient is complete
+        if isinstance(self._out, Buffers) and self._out.on_written is not None:
 
             def on_accumulated(parameter: Any) -> None:
                 if self.is_last_part and self._out is not None:

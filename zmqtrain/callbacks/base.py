@@ -192,8 +192,8 @@ class Callback:
 
     ``model`` is a :class:`ModelView`, ``params`` a dict with ``epochs``, ``steps`` (batches of an
     epoch), ``verbose`` and ``initial_epoch``, which is not 0 where a job goes on. Epochs count from
-    0. ``logs`` hold ``loss``, the mean over the epoch of what each batch had before its update, and
-    ``val_...`` for each measure of the validation data.
+    0. ``logs`` hold ``loss`` and other measures over the epoch of what each batch had before its
+    update, and ``val_...`` for each measure of the validation data.
 
     Setting ``model.stop_training`` in a hook of a batch ends the epoch at once. Weights may be set
     in the other hooks alone.
@@ -287,12 +287,11 @@ class CallbackList:
             for method in methods
         )
 
-    def check(self, measured: Sequence[str]) -> None:
-        """Check at the start that no callback needs Keras's training, and that what they name is
-        measured.
+    def check(self, measured: Sequence[str], *, is_all: bool = True) -> None:
+        """Check that no callback needs Keras's training, and that what they name is measured.
 
         Callbacks of other packages may add measures, so they and what comes after them may name
-        anything.
+        anything. ``is_all``: these are all measures; else those of training are not known yet.
 
         Raises:
             ConfigError: one does, or something is not.
@@ -310,6 +309,8 @@ class CallbackList:
             names = [getattr(callback, "monitor", None), *getattr(callback, "path_names", ())]
             for name in names:
                 if isinstance(name, str) and name not in known:
+                    if not is_all and not name.startswith("val_"):
+                        continue
                     raise ConfigError(
                         f"{type(callback).__name__} names {name!r}, which is not measured; there "
                         f"are {', '.join(known)}{did_you_mean(name, known)}"

@@ -12,6 +12,14 @@ from zmqtrain.errors import imported
 from zmqtrain.metrics import numbers
 
 
+class _Measures(dict[str, list[Any]]):
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(
+            f"{name!r} was not measured; there are {', '.join(self) or 'none'}; what a step of a "
+            "model can measure is in docs/fit.md"
+        )
+
+
 class History:
     """What ``fit`` returns, as Keras has it.
 
@@ -20,7 +28,7 @@ class History:
 
     def __init__(self) -> None:
         self.epoch: list[int] = []
-        self.history: dict[str, list[Any]] = {}
+        self.history: dict[str, list[Any]] = _Measures()
         self.params: Mapping[str, Any] = {}
 
     def add(self, epoch: int, logs: Mapping[str, Any]) -> None:

@@ -551,4 +551,12 @@ class Chief(JobActor):
 
 
 def _progress(status: Status) -> Progress:
-    return Progress(status.step, status.uncounted, status.pass_loss, status.learning_rate, status)
+    return Progress(
+        status.step,
+        status.uncounted,
+        status.pass_loss,
+        status.learning_rate,
+        status,
+        examples=status.pass_examples,
+        sums=status.pass_sums,
+    )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from zmqtrain.errors import ConfigError
 from zmqtrain.job import Job
 from zmqtrain.optim.schedules import has_rate, rate_at
 from zmqtrain.store.durable import replace_file, writing
+from zmqtrain.training.measuring import measures_of
 from zmqtrain.wire.messages import Status
 
 HISTORY_FILE = "history.json"
@@ -60,7 +62,8 @@ class Progress:
     """How far a job is: global step, first batch that is not counted, mean loss of the pass.
 
     ``learning_rate``: in force in place of the optimizer's; None: that one. ``status``: of the
-    cluster, if there is one.
+    cluster, if there is one. ``sums``: over the ``examples`` of the pass, of what else its steps
+    have measured.
     """
 
     step: int
@@ -68,6 +71,8 @@ class Progress:
     loss: float
     learning_rate: float | None = None
     status: Status | None = None
+    examples: int = 0
+    sums: Mapping[str, float] = field(default_factory=dict)
 
 
 class Epochs:
@@ -106,7 +111,8 @@ class Epochs:
         done = at.uncounted // self.batches
         if self._generation is None:
             names = await asyncio.to_thread(self._evaluator.names)
-            self._callbacks.check(["loss", *(f"val_{name}" for name in names)])
+            known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
+            self._callbacks.check(known, is_all=bool(names))
             await self._read_records()
         if self._generation != self._host.generation:
             await self._go_back(done, at)
@@ -165,7 +171,7 @@ class Epochs:
         if batch <= self._batch:
             return True
         self._batch = batch
-        self._callbacks.call("on_train_batch_end", batch - 1, {"loss": at.loss})
+        self._callbacks.call("on_train_batch_end", batch - 1, self._trained(at))
         if batch < self.batches and not self.model.stop_training:
             self._callbacks.call("on_train_batch_begin", batch, {})
         if self.model.weights_changed:
@@ -194,12 +200,13 @@ class Epochs:
         await self._use_weights()
 
     async def _end_epoch(self, epoch: int, at: Progress) -> None:
-        logs: Logs = {"loss": at.loss}
+        logs = self._trained(at)
         await self._show(at.step)
         await self._call("on_test_begin", {})
         measures = await self._evaluator.evaluate(at.step)
         await self._call("on_test_end", measures)
         logs |= {f"val_{name}": value for name, value in measures.items()}
+        self._callbacks.check(list(logs))  # what steps measure is known from here on
         self.model.status = at.status
         await self._call("on_epoch_end", epoch, logs)
         self._note_rate()
@@ -220,6 +227,10 @@ class Epochs:
                 text = json.dumps(self._records)
                 await asyncio.to_thread(replace_file, self._file, text.encode())
         await self._use_weights()
+
+    def _trained(self, at: Progress) -> Logs:
+        """Return what the batches of the epoch had before their updates."""
+        return {"loss": at.loss} | measures_of(self._job.metrics, at.sums, at.examples)
 
     async def _show(self, step: int) -> None:
         """Let callbacks see the weights that are evaluated, and the learning rate of this step."""

@@ -54,6 +54,7 @@ class Member:
     batch: int = -1  # that it was computed from
     examples: int = 0  # in that batch
     loss: float = 0.0  # their mean
+    sums: dict[str, float] = field(default_factory=dict)  # over them
     finite: bool = True  # false if any of them saw a non-finite gradient
     on_board: bool = False  # it has the shard mapped
     unpushed: int = 0  # gradients that counted in rosters, for which it pushed nothing
@@ -202,7 +203,9 @@ class Coordinator:
         if roster is None:
             return
         more, examples = event.steps - roster.made, event.examples - roster.examples
-        self.ledger.advance(roster.workers, more, examples, event.loss - roster.loss)
+        loss = event.loss - roster.loss
+        sums = {name: value - roster.sums.get(name, 0.0) for name, value in event.sums.items()}
+        self.ledger.advance(roster.workers, more, examples, loss, sums)
         if isinstance(self.policy, Lockstep):
             self.policy.advance(more)
         self.version += more
@@ -210,6 +213,7 @@ class Coordinator:
         for worker in roster.workers:
             self.members[worker].unpushed += more
         roster.made, roster.examples, roster.loss = event.steps, event.examples, event.loss
+        roster.sums = event.sums
         if event.over:
             self.roster = None
 
@@ -247,6 +251,7 @@ class Coordinator:
         if member is None or event.sequence <= member.sequence:
             return []  # it is known
         member.batch, member.examples, member.loss = event.batch, event.examples, event.loss
+        member.sums = event.sums
         return self._part_arrived(event.worker, member, event.sequence, 1, event.finite)
 
     def _pushes_reported(self, shard: int, arrived: Arrived) -> list[Order]:
@@ -274,7 +279,7 @@ class Coordinator:
         member.sequence = sequence
         self._change(worker, "waiting")
         if self.ledger.holds(worker, member.batch):
-            self.ledger.arrive(worker, member.batch, member.examples, member.loss)
+            self.ledger.arrive(worker, member.batch, member.examples, member.loss, member.sums)
         return self._orders(self._decide(worker, member))
 
     def _decide(self, worker: int, member: Member) -> list[Decision]:

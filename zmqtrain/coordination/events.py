@@ -6,7 +6,7 @@ The same events after the same state lead to the same orders: the coordinator kn
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from zmqtrain.wire.messages import Arrived, Close, Extend, Save, SetRate, SwitchPolicy
@@ -43,7 +43,7 @@ class PushArrived:
     """Push ``sequence`` of a worker's life has arrived on shard 0.
 
     It was computed from ``batch``, of so many ``examples`` with this mean ``loss``. ``finite``:
-    whether this part of it is.
+    whether this part of it is. ``sums``: over these examples, of what else was measured.
     """
 
     worker: int
@@ -52,6 +52,7 @@ class PushArrived:
     examples: int = 0
     finite: bool = True
     loss: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,13 +67,14 @@ class PushesReported:
 class Stepped:
     """A roster has made so many steps since it began, of ``examples`` with this sum of losses.
 
-    ``over``: there will be no more.
+    ``sums``: of what else was measured. ``over``: there will be no more steps.
     """
 
     steps: int
     examples: int
     loss: float
     over: bool
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -13,12 +13,16 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from zmqtrain.fingerprint import EPOCHS
+from zmqtrain.metrics import added
 from zmqtrain.store.manifest import Manifest
 from zmqtrain.wire.messages import LedgerState
 
 log = logging.getLogger(__name__)
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -31,8 +35,8 @@ class Ledger:
     next_batch: int = 0
     returned: list[int] = field(default_factory=list)  # to be leased again; a heap
     examples: int = 0  # counted
-    # Pending batch -> its examples and their mean loss.
-    measured: dict[int, tuple[int, float]] = field(default_factory=dict)
+    # Pending batch -> its examples, their mean loss, and sums over them.
+    measured: dict[int, tuple[int, float, dict[str, float]]] = field(default_factory=dict)
     leases: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches, as leased
     pending: dict[int, list[int]] = field(default_factory=dict)  # worker -> batches not yet counted
 
@@ -40,6 +44,7 @@ class Ledger:
     limit: int | None = None  # batches from this number on are not leased
     pass_examples: int = 0  # counted since the limit was last raised
     pass_loss: float = 0.0  # sum of the losses of these examples
+    pass_sums: dict[str, float] = field(default_factory=dict)  # of what all of them have measured
 
     def __post_init__(self) -> None:
         heapq.heapify(self.returned)
@@ -58,7 +63,7 @@ class Ledger:
     def raise_limit(self, limit: int) -> None:
         """Lease batches up to this number, too: a new pass begins, unless it has begun."""
         if self.limit is not None and limit > self.limit:
-            self.limit, self.pass_examples, self.pass_loss = limit, 0, 0.0
+            self.limit, self.pass_examples, self.pass_loss, self.pass_sums = limit, 0, 0.0, {}
 
     def lease(self, worker: int) -> int:
         """Lease the next batch to the worker."""
@@ -74,19 +79,24 @@ class Ledger:
     def holds(self, worker: int, batch: int) -> bool:
         return batch in self.leases.get(worker, ())
 
-    def arrive(self, worker: int, batch: int, examples: int = 0, loss: float = 0.0) -> None:
+    def arrive(
+        self,
+        worker: int,
+        batch: int,
+        examples: int = 0,
+        loss: float = 0.0,
+        sums: Mapping[str, float] = NOTHING,
+    ) -> None:
         """The worker's gradient of this leased batch has arrived; ``loss``: their mean."""
-        self.measured[batch] = examples, loss
+        self.measured[batch] = examples, loss, dict(sums)
         self.leases[worker].remove(batch)
         self.pending.setdefault(worker, []).append(batch)
 
     def count(self, worker: int) -> None:
         """The worker's pending batches were applied."""
         for batch in self.pending.pop(worker, ()):
-            examples, loss = self.measured.pop(batch)
-            self.examples += examples
-            self.pass_examples += examples
-            self.pass_loss += examples * loss
+            examples, loss, sums = self.measured.pop(batch)
+            self._add(examples, examples * loss, sums)
             self.outstanding -= 1
 
     def count_all(self) -> None:
@@ -94,16 +104,28 @@ class Ledger:
         for worker in tuple(self.pending):
             self.count(worker)
 
-    def advance(self, workers: Sequence[int], steps: int, examples: int, loss: float) -> None:
+    def advance(
+        self,
+        workers: Sequence[int],
+        steps: int,
+        examples: int,
+        loss: float,
+        sums: Mapping[str, float] = NOTHING,
+    ) -> None:
         """In each of so many steps, each worker counted its oldest batch and was given the next.
 
-        ``examples`` with this sum of losses were counted.
+        ``examples`` with this sum of losses, and these other sums, were counted.
         """
         count, first = len(workers), self.next_batch
         self.next_batch += steps * count
         for place, worker in enumerate(workers):
             held, given = self.leases[worker], range(first + place, self.next_batch, count)
             self.leases[worker] = [*held[steps:], *given[max(0, steps - len(held)) :]]
+        if steps:
+            self._add(examples, loss, sums)
+
+    def _add(self, examples: int, loss: float, sums: Mapping[str, float]) -> None:
+        self.pass_sums = added(self.pass_sums, sums) if self.pass_examples else dict(sums)
         self.examples += examples
         self.pass_examples += examples
         self.pass_loss += loss
@@ -146,6 +168,7 @@ class Ledger:
             self.limit,
             self.pass_examples,
             self.pass_loss,
+            self.pass_sums,
         )
 
     def _last_pending(self, worker: int) -> int:
@@ -176,4 +199,5 @@ def restored_ledger(manifest: Manifest, fingerprint: Mapping[str, str]) -> Ledge
         limit=state.limit,
         pass_examples=state.pass_examples,
         pass_loss=state.pass_loss,
+        pass_sums=state.pass_sums,
     )

@@ -8,7 +8,7 @@ noted on the way, and the coordinator is brought up to date at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.policies import Policy
@@ -29,6 +29,7 @@ class Roster:
     made: int = 0
     examples: int = 0  # counted in these
     loss: float = 0.0  # sum of their losses
+    sums: dict[str, float] = field(default_factory=dict)  # of what else was measured
 
 
 def roster_for(

@@ -64,6 +64,8 @@ def status_of(
         rosters=coordinator.rosters,
         limit=coordinator.ledger.limit,
         pass_loss=coordinator.ledger.mean_loss,
+        pass_examples=coordinator.ledger.pass_examples,
+        pass_sums=coordinator.ledger.pass_sums,
         learning_rate=coordinator.learning_rate,
         group=host.group,
         group_members=host.group_members,

@@ -78,7 +78,7 @@ class BoardExchange:
         if seat is None:
             return self._push(report)
         self._link.check()  # or members that never wait would go on in the memory of a lost ps
-        if report.finite and seat.offer(report.examples, report.loss):
+        if report.finite and seat.offer(report.examples, report.loss, report.sums):
             return self._step(seat, report)
         return self._push_after_all(report)
 

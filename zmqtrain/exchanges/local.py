@@ -96,7 +96,13 @@ class LocalExchange:
         began_at = time.perf_counter()
         self._handle(
             PushArrived(
-                WORKER, self.steps, report.batch, report.examples, report.finite, report.loss
+                WORKER,
+                self.steps,
+                report.batch,
+                report.examples,
+                report.finite,
+                report.loss,
+                report.sums,
             )
         )
         update_s = time.perf_counter() - began_at

@@ -82,6 +82,7 @@ class ParameterServerExchange:
                 report.examples,
                 report.loss,
                 report.finite,
+                {} if shard else report.sums,
             )
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:

@@ -137,8 +137,14 @@ class LocalRun:
     def _progress(self) -> Progress:
         coordinator = self._running.coordinator
         ledger = coordinator.ledger
-        rate = self._running.shard.learning_rate
-        return Progress(coordinator.version, ledger.uncounted, ledger.mean_loss, rate)
+        return Progress(
+            coordinator.version,
+            ledger.uncounted,
+            ledger.mean_loss,
+            self._running.shard.learning_rate,
+            examples=ledger.pass_examples,
+            sums=ledger.pass_sums,
+        )
 
     def _go_on(self, limit: int | None) -> None:
         """Train up to this batch; None: the training is over."""

@@ -52,8 +52,8 @@ class Trainer:
         ps: int | None = None,
         **options: Any,
     ) -> None:
-        """``metrics``: measured on validation data, see :mod:`zmqtrain.metrics`. A model of Keras
-        that is compiled brings metrics and optimizer.
+        """``metrics``: measured on validation data and, if they are few numbers, of training; see
+        :mod:`zmqtrain.metrics`. A model of Keras that is compiled brings metrics and optimizer.
 
         ``logdir``: where the job is saved; a later :meth:`fit` with it goes on from there.
         ``workers``, ``ps``: of a cluster in this process; one worker needs no ps, and several can
@@ -96,6 +96,7 @@ class Trainer:
         sample_weight: Any = None,
         verbose: bool = True,
         fast_dev_run: bool = False,
+        steps_per_epoch: None = None,
     ) -> History:
         """Train for so many passes over ``train``; return what was measured after each.
 
@@ -109,7 +110,7 @@ class Trainer:
         unless given. ``sample_weight``: how much each example of a tuple of arrays does; it may be
         the tuple's third array, too. ``verbose``: show progress. ``fast_dev_run``: one epoch of a
         few batches, nothing saved, without callbacks that write files, to see whether everything
-        works.
+        works. ``steps_per_epoch`` of Keras is refused: an epoch is a pass.
 
         If TF_CONFIG or ``ZMQTRAIN_ROLE`` says that this process is a task of a cluster, it is that
         task until the training ends. Every task returns the same measures, arrays left out; the
@@ -121,6 +122,12 @@ class Trainer:
             RunFailedError: the training failed; ``exit_code`` and the text say why.
             ZmqTrainError: it could not begin.
         """
+        if steps_per_epoch is not None:
+            raise ConfigError(
+                f"fit got steps_per_epoch={steps_per_epoch!r}; expected none, for an epoch is one "
+                "pass over the examples: leave it out, give fewer examples, or count steps: "
+                "zmqtrain.run(zmqtrain.Job(..., steps=1000, evaluate_every=100))"
+            )
         directory = self._options.get("data_dir")
         if labels is not None:
             train = (train, labels)

@@ -8,6 +8,8 @@ from zmqtrain.models.base import (
     Gradients,
     Model,
     Parameters,
+    is_measured,
+    measured,
     written,
 )
 from zmqtrain.models.linear import LinearRegression
@@ -23,5 +25,7 @@ __all__ = [
     "MLP",
     "Model",
     "Parameters",
+    "is_measured",
+    "measured",
     "written",
 ]

@@ -24,6 +24,11 @@ def array_module(*arrays: Array) -> ModuleType:
     return sys.modules["cupy"] if any(map(is_on_gpu, arrays)) else np
 
 
+def on_host(array: Array) -> Array:
+    """Return an array of NumPy, copied if it is on a GPU."""
+    return array.get() if is_on_gpu(array) else array
+
+
 def quiet() -> np.errstate:
     """Silence NumPy's warnings in a step: NaN and infinity are counted and reported later."""
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")

@@ -14,21 +14,25 @@ Array: TypeAlias = Any
 Parameters: TypeAlias = Mapping[str, Array]
 """All variables by name: trained (float32), state, frozen."""
 
+Outputs: TypeAlias = tuple[Any, "Batch"]
+"""Outputs for a batch, a row an example (of several outputs a tuple), and the batch itself."""
+
 Gradients: TypeAlias = MutableMapping[str, Array]
 """A buffer for each trained variable, for its gradient, and for each state variable, for its new
 value."""
 
 
 class Buffers(dict[str, Array]):
-    """Gradient buffers that call back when some of them are complete."""
+    """Gradient buffers that call back when some of them are complete, or a batch is measured."""
 
     def __init__(
         self,
         values: Mapping[str, Array],
-        on_written: Callable[[Mapping[str, Array], Sequence[str]], None],
+        on_written: Callable[[Mapping[str, Array], Sequence[str]], None] | None = None,
+        on_measured: Callable[..., None] | None = None,
     ) -> None:
         super().__init__(values)
-        self.on_written = on_written
+        self.on_written, self.on_measured = on_written, on_measured
 
 
 def written(out: Gradients, *names: str) -> None:
@@ -37,8 +41,29 @@ def written(out: Gradients, *names: str) -> None:
     A model may call this in ``loss_and_gradients``, with its ``out``. If the job's ``overlap`` is
     on, these gradients are sent while the model computes the others.
     """
-    if isinstance(out, Buffers):
+    if isinstance(out, Buffers) and out.on_written is not None:
         out.on_written(out, names)
+
+
+def is_measured(out: Gradients) -> bool:
+    """Say whether measures of the batch are of use: those of steps are, in a job with epochs."""
+    return isinstance(out, Buffers) and out.on_measured is not None
+
+
+def measured(
+    out: Gradients,
+    examples: int,
+    means: Mapping[str, float],
+    outputs: Callable[[], Outputs | None] | None = None,
+) -> None:
+    """Report what was measured of a batch, or of a part of it, before its update.
+
+    A model may call this in ``loss_and_gradients``, with its ``out``. ``means``: over so many
+    examples, by name, as ``metrics`` has them. ``outputs`` is called at once, and only if the job
+    has metrics; None: there are none.
+    """
+    if isinstance(out, Buffers) and out.on_measured is not None:
+        out.on_measured(examples, means, outputs)
 
 
 Batch: TypeAlias = tuple[Array, ...]

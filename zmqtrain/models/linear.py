@@ -8,7 +8,7 @@ import numpy as np
 
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.backend import array_module, quiet
-from zmqtrain.models.base import Array, Batch, Gradients, Parameters
+from zmqtrain.models.base import Array, Batch, Gradients, Parameters, measured
 from zmqtrain.models.checks import check_sizes, examples_of, features_of
 
 
@@ -34,6 +34,8 @@ class LinearRegression:
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         with quiet():
             inputs, residuals = self._residuals(parameters, batch)
+            targets = batch[1].reshape(residuals.shape)
+            measured(out, len(inputs), {}, lambda: (residuals + targets, batch))
             weighted = _weighted(residuals, batch)
             loss = (residuals * weighted).mean()
             weighted *= 2 / residuals.size

@@ -9,7 +9,15 @@ from functools import cached_property
 import numpy as np
 
 from zmqtrain.models.backend import Scratch, array_module, quiet
-from zmqtrain.models.base import Array, Batch, Gradients, Parameters, written
+from zmqtrain.models.base import (
+    Array,
+    Batch,
+    Gradients,
+    Parameters,
+    is_measured,
+    measured,
+    written,
+)
 from zmqtrain.models.checks import check_sizes, features_of, labelled
 
 
@@ -55,6 +63,7 @@ class MLP:
         outputs, deltas = buffers[:layers], buffers[layers:]
         with quiet():
             self._forward(parameters, inputs, outputs)
+            self._measure(out, outputs[-1], batch)
             loss = _softmax_cross_entropy(outputs[-1], labels, *batch[2:])
             self._backward(parameters, [inputs, *outputs[:-1]], [*deltas, outputs[-1]], out)
             return float(loss)
@@ -71,6 +80,14 @@ class MLP:
         """Return the probabilities (n, classes); ``batch`` needs no labels."""
         with quiet():
             return _softmax(self._logits(parameters, features_of(batch, self.features)))
+
+    @staticmethod
+    def _measure(out: Gradients, logits: Array, batch: Batch) -> None:
+        """Report what a step measures, if that is of use; the logits stay as they are."""
+        if is_measured(out):
+            accuracy = float((logits.argmax(axis=1) == batch[1]).mean())
+            means = {"accuracy": accuracy}
+            measured(out, len(logits), means, lambda: (_softmax(logits.copy()), batch))
 
     def _logits(self, parameters: Parameters, inputs: Array) -> Array:
         # Not the model's own scratch: evaluation sets are large, and would be kept.

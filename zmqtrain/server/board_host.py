@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 from zmqtrain.actors.waits import Waits
 from zmqtrain.coordination.events import Stepped
 from zmqtrain.errors import PeerLostError
+from zmqtrain.metrics import added
 from zmqtrain.server.members import within
 from zmqtrain.server.state import ShardState
 from zmqtrain.store import words
@@ -130,7 +132,8 @@ class BoardHost:
         examples = sum(each.examples for each in figures.values())
         loss = sum(each.loss for each in figures.values())
         losses = {worker: each.last for worker, each in figures.items()}
-        self._report(Stepped(steps, examples, loss, over), losses if steps else {})
+        sums = reduce(added, [dict(each.sums) for each in figures.values()])
+        self._report(Stepped(steps, examples, loss, over, sums), losses if steps else {})
         if over:
             board.close()
             self._go_on()

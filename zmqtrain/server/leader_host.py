@@ -46,7 +46,13 @@ class LeaderHost(Decider):
             return self._leader.arrived(PullArrived(worker.index, on_board))
         return self._leader.arrived(
             PushArrived(
-                worker.index, push.sequence, push.batch, push.examples, push.finite, push.loss
+                worker.index,
+                push.sequence,
+                push.batch,
+                push.examples,
+                push.finite,
+                push.loss,
+                push.sums,
             )
         )
 

@@ -23,16 +23,18 @@ figures behind its gradient, is its own for as long as it lives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqtrain.errors import FencedError
+from zmqtrain.metrics import added
 from zmqtrain.store import words
 from zmqtrain.store.segment import Segment
-from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, IN_FORCE, VERSION
+from zmqtrain.store.segment_layout import BOARD_LINE, CLOCK, FIGURES, IN_FORCE, SUMS, VERSION
 from zmqtrain.store.shard import Shard
 
 NUMBER, _, BEGAN, STEPS, NEXT_BATCH, MEMBERS = range(6)
@@ -71,12 +73,13 @@ class Terms(NamedTuple):
 class Figures(NamedTuple):
     """What a member has counted since the roster began: examples, the sum of their losses.
 
-    ``last`` is the mean loss of its last batch.
+    ``last`` is the mean loss of its last batch, ``sums`` are those of all other measures.
     """
 
     examples: int = 0
     loss: float = 0.0
     last: float = 0.0
+    sums: Mapping[str, float] = MappingProxyType({})
 
 
 def owned(sizes: Sequence[int], members: int) -> list[range]:
@@ -186,11 +189,17 @@ class Board:
         """Return what a member had counted after so many steps, the last or the one before."""
         if not steps:
             return Figures()
-        found = self._figures(self._read(self._line(place) + BUFFER), steps).tolist()
-        return Figures(int(found[0]), *found[1:])
+        found = self._figures(self._read(self._line(place) + BUFFER), steps)
+        examples, loss, last, *sums = found[: 3 + SUMS].tolist()
+        text = found[3 + SUMS :].tobytes().rstrip(b"\0").decode()
+        names = text.split("\n") if text else ()
+        return Figures(int(examples), loss, last, dict(zip(names, sums, strict=False)))
 
     def set_figures(self, buffer: int, steps: int, figures: Figures) -> None:
-        self._figures(buffer, steps)[:] = figures
+        half, (*numbers, sums) = self._figures(buffer, steps), figures
+        half[: 3 + len(sums)] = [*numbers, *sums.values()]
+        names = "\n".join(sums).encode().ljust(half[3 + SUMS :].nbytes, b"\0")
+        half[3 + SUMS :] = np.frombuffer(names, np.float64)
 
     def _figures(self, buffer: int, steps: int) -> NDArray[np.float64]:
         half = FIGURES // 2
@@ -270,15 +279,22 @@ class Seat:
     def version(self) -> int:
         return self._began + self.steps
 
-    def offer(self, examples: int, loss: float) -> bool:
+    def offer(self, examples: int, loss: float, sums: Mapping[str, float] | None = None) -> bool:
         """Say that the gradient is ready, computed from so many examples with this mean loss.
 
-        False: it is to be pushed, for the roster is over, or the update is not made by parts.
+        ``sums``: over these examples, of what else was measured, and has room there. False: it is
+        to be pushed, for the roster is over, or the update is not made by parts.
         """
         if self.steps == self._limit or not self._shard.can_update(examples, self.version):
             return False
         before = self._figures
-        self._figures = Figures(before.examples + examples, before.loss + examples * loss, loss)
+        sums = dict(sums or {})
+        self._figures = Figures(
+            before.examples + examples,
+            before.loss + examples * loss,
+            loss,
+            added(before.sums, sums) if before.examples else sums,
+        )
         self._board.set_figures(self._buffers[self.place], self.steps + 1, self._figures)
         made = self._board.swap(self.place, MADE, self._word, self._word + _STEP)
         self._board.wake(self.place, MADE)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LAYOUT_VERSION = 14
+LAYOUT_VERSION = 15
 """Rises with every change to the regions of a segment."""
 
 MAGIC = b"zmqtrain"
@@ -87,8 +87,15 @@ IN_FORCE = 1
 BOARD_LINE = 16
 """Words of a line of the board, 128 bytes: two workers that write share no cache line."""
 
-FIGURES = 6
-"""Numbers behind a gradient, float64: three each after an even number of steps, and an odd one."""
+SUMS = 16
+"""Numbers that a step measures at most, beside its loss."""
+
+NAMES_NBYTES = 256
+"""Of all of their names, in lines."""
+
+FIGURES = 2 * (3 + SUMS + NAMES_NBYTES // 8)
+"""Numbers behind a gradient, float64: half after an even number of steps, half after an odd one.
+The last of a half are the bytes of names."""
 
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""

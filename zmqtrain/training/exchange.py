@@ -7,7 +7,7 @@ knows only this interface.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from zmqtrain.compute.arrays import Flat
@@ -38,13 +38,15 @@ class StepReport:
     """The result of one batch; the gradient itself is in the membership's memory.
 
     ``loss`` is the mean over ``examples``. ``finite`` is False if the loss or the gradient holds
-    NaN or infinity; then the gradient must not be used.
+    NaN or infinity; then the gradient must not be used. ``sums``: over the examples, of what else
+    was measured; see :mod:`zmqtrain.training.measuring`.
     """
 
     batch: int
     examples: int
     loss: float
     finite: bool
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from zmqtrain.models.checks import checked_loss
 from zmqtrain.optim import clip_by_global_norm
 from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
+from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
@@ -52,8 +53,18 @@ class ModelRunner:
         self._bits = [self._gradients.values[n].view(np.uint32) for n in self._trained]
         for bits in self._bits:
             bits[...] = UNWRITTEN
-        if job.overlap:
-            self._out = Buffers(self._gradients.values, self._written)
+        self._measured = StepSums(job.metrics)
+        if job.overlap or job.epochs:
+            self._out = Buffers(
+                self._gradients.values,
+                self._written if job.overlap else None,
+                self._measured.add if job.epochs else None,
+            )
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """What the last batch measured beside its loss, if the job has epochs."""
+        return self._measured.sums
 
     def load_parameters(self) -> None:
         """Copy the parameters from the exchange's memory to where the model reads them."""
@@ -72,6 +83,7 @@ class ModelRunner:
         """
         if self._seed_batch is not None:
             self._seed_batch(self._job.seed, number)
+        self._measured.begin()
         for name in self._state:  # a model may leave it as it is
             self._gradients.values[name][...] = self._parameters.values[name]
         parameters = self._parameters.values | self._frozen

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import TypeVar
 
 from zmqtrain.compute.arrays import Flat, zeros
@@ -19,6 +19,7 @@ from zmqtrain.compute.device import make_device
 from zmqtrain.compute.threads import Shares, ThreadTeam
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
+from zmqtrain.metrics import added
 from zmqtrain.models.base import Batch
 from zmqtrain.optim import Update
 from zmqtrain.store.parts import Assign
@@ -44,6 +45,7 @@ class Towers:
         self._folds: list[_Fold] = []
         self._threads = [ThreadPoolExecutor(1, name) for name in job.devices]
         self._shares = Shares(len(job.devices))
+        self.sums: dict[str, float] = {}  # as a ModelRunner has them
         try:
             self._jobs = [job.with_own_model() for _ in job.devices]
             self._on_all([self._shares.take] * len(job.devices))
@@ -101,6 +103,7 @@ class Towers:
         finite = all(is_finite for _, is_finite in results)
         if finite and len(parts) > 1:
             self._team.run([partial(fold, examples) for fold in self._folds])
+        self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
         losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
         return sum(losses) / sum(examples), finite
 

@@ -9,12 +9,12 @@ line connect to it. ps 0, the *leader*, takes the decisions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -152,7 +152,8 @@ class Push:
     The gradient is in the segment if the worker has mapped it; else it is the message's tensors
     (float32, flat), or was sent before it in chunks if it is larger than one. ``sequence`` counts
     this incarnation's pushes, from 1 on. ``version`` is the shard's version that the gradient was
-    computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent.
+    computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``:
+    over the examples, of what the step measured beside the loss; on shard 0 alone.
     """
 
     sequence: int
@@ -161,6 +162,7 @@ class Push:
     examples: int
     loss: float
     finite: bool = True
+    sums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -409,6 +411,7 @@ class LedgerState:
     )
     pass_examples: Count = 0
     pass_loss: float = 0.0
+    pass_sums: dict[str, float] = field(default_factory=dict)
 
     def counted(self) -> list[int]:
         """Return the batches that were learned from, in order."""
@@ -538,6 +541,8 @@ class Status:
     uncounted: int = 0  # the first batch that is not counted
     limit: int | None = None  # batches from this number on wait for the chief
     pass_loss: float = math.nan  # mean over the examples counted in this pass
+    pass_examples: int = 0
+    pass_sums: dict[str, float] = field(default_factory=dict)  # over these examples
     learning_rate: float | None = None  # set by a callback, in place of the optimizer's
     rosters: int = 0  # that workers made steps in by themselves
     group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one

@@ -1,0 +1,103 @@
+"""What steps measure beside the loss: as in Keras, what each batch had before its update.
+
+A model reports it in its ``loss_and_gradients``; see :func:`zmqtrain.models.base.measured`. It
+travels with the gradient, as named sums over the batch's examples, and counts if that is applied.
+So it has little room: a metric with many sums, such as AUC, is of the validation data alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count, takewhile
+
+import numpy as np
+
+from zmqtrain.metrics import Measures, Metric, added
+from zmqtrain.models.backend import on_host
+from zmqtrain.models.base import Outputs
+from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS
+from zmqtrain.user_code import user_code
+
+log = logging.getLogger(__name__)
+
+
+class StepSums:
+    """Adds up what a model reports of one batch, perhaps in parts."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = list(metrics)
+        self._left_out: set[str] = set()
+        self._parts = 0
+        self.sums: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._parts, self.sums = 0, {}
+
+    def add(
+        self,
+        examples: int,
+        means: Mapping[str, float],
+        outputs: Callable[[], Outputs | None] | None = None,
+    ) -> None:
+        """Count some examples of the batch, as :func:`zmqtrain.models.base.measured` says.
+
+        Raises:
+            ConfigError: a metric raises.
+        """
+        found: dict[str, float] = {}
+        for name, mean in means.items():
+            if name != "loss":
+                self._keep(name, {name: examples * float(mean)}, found)
+        given = _on_host(outputs() if outputs is not None and self._metrics else None)
+        for metric in tuple(self._metrics):
+            if given is None:
+                break
+            with user_code("update()", metric):
+                sums = np.asarray(metric.update(*given), np.float64)
+            numbered = {_name(metric, i): value for i, value in enumerate(sums.tolist())}
+            if sums.ndim != 1 or not self._keep(metric.name, numbered, found):
+                self._metrics.remove(metric)
+        self.sums = added(self.sums, found) if self._parts else found
+        self._parts += 1
+
+    def _keep(self, name: str, sums: dict[str, float], found: dict[str, float]) -> bool:
+        """Add the sums of one measure; False: there is no room for them."""
+        together = found | sums
+        fits = len(together) <= SUMS and len("\n".join(together).encode()) <= NAMES_NBYTES
+        if fits and not any("\n" in each for each in sums):
+            found.update(sums)
+            return True
+        if name not in self._left_out:
+            self._left_out.add(name)
+            log.info("%s is not measured in training: a step has no room for its sums", name)
+        return False
+
+
+def measures_of(metrics: Sequence[Metric], sums: Mapping[str, float], examples: int) -> Measures:
+    """Return the measures of so many examples, whose sums these are.
+
+    Raises:
+        ConfigError: a metric raises.
+    """
+    rest, results = dict(sums), {}
+    for metric in metrics:
+        names = list(takewhile(rest.__contains__, (_name(metric, i) for i in count())))
+        if own := [rest.pop(name) for name in names]:
+            with user_code("result()", metric):
+                results[metric.name] = metric.result(np.array(own))
+    return {name: value / examples for name, value in rest.items()} | results
+
+
+def _on_host(given: Outputs | None) -> Outputs | None:
+    if given is None:
+        return None
+    outputs, batch = given
+    several = outputs if isinstance(outputs, tuple) else (outputs,)
+    arrays = tuple(map(on_host, several))
+    return arrays if several is outputs else arrays[0], tuple(map(on_host, batch))
+
+
+def _name(metric: Metric, place: int) -> str:
+    return f"{metric.name}[{place}]"
