@@ -60,6 +60,13 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in the repr of an object that has none of its own
 
+_ADAPTERS = {  # a model of Keras may be a module of PyTorch, too, so it is first
+    "keras": "keras.KerasModel(build)",
+    "torch": "torch.TorchModel(build, loss)",
+    "flax": "jax.JaxModel(init, loss)",
+    "equinox": "jax.JaxModel(init, loss)",
+}
+
 
 @contextmanager
 def _as_mistake() -> Iterator[None]:
@@ -323,18 +330,19 @@ class Job(BaseModel):
             )
         if isinstance(value, type):
             raise ValueError(f"this is a class; expected an object: write {value.__name__}(...)")
-        reason = ""
         if info.field_name == "data" and not isinstance(value, Data):
             try:
                 return Arrays(as_dataset(value))
             except DataError as error:
-                if isinstance(value, tuple):
-                    raise ValueError(str(error)) from None
-                reason = f", or it must be examples: {error}"
+                raise ValueError(str(error)) from None
         if not isinstance(value, expected):
             methods = sorted(n for n in vars(expected) if not n.startswith("_"))
+            reason = ""
             if info.field_name == "optimizer":
                 reason = "; zmqtrain.optim has them: SGD, Adam, AdamW and others"
+            adapters = [text for package, text in _ADAPTERS.items() if is_of(value, package)]
+            if info.field_name == "model" and adapters:
+                raise ValueError(f"expected zmqtrain.adapters.{adapters[0]} of it")
             raise ValueError(
                 f"not a {expected.__name__}: it needs the methods {', '.join(methods)}{reason}"
             )
@@ -721,5 +729,7 @@ def _sentence(mistake: ErrorDetails) -> str:
         return f"a job has no field {name!r}{did_you_mean(name, Job.model_fields)}"
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {Job.model_fields[name].description}"
-    value = " ".join(repr(mistake["input"]).split())  # many a repr has several lines
-    return f"{name} is {value:.80}; {expectation(mistake)}"
+    value = " ".join(repr(mistake["input"]).split())
+    if len(value) > 80 or _ADDRESS.search(value):  # of arrays and modules the kind says more
+        value = f"of type {type(mistake['input']).__name__}"
+    return f"{name} is {value}; {expectation(mistake)}"

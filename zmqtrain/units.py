@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def duration(seconds: float) -> str:
     """Return a span of time in its one or two largest units."""
@@ -34,6 +36,14 @@ def data_size(nbytes: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return "1 worker", "2 workers"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def shortened(texts: Sequence[str], most: int = 8) -> str:
+    """Return texts in a row; of more than ``most`` the first and the last ones, and how many."""
+    if len(texts) <= most:
+        return ", ".join(texts)
+    ends = [*texts[: most // 2], "...", *texts[-(most // 2) :]]
+    return f"{', '.join(ends)} ({len(texts)} in all)"
 
 
 def rate(per_second: float) -> str:

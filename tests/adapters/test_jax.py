@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -376,6 +377,24 @@ def test_what_cannot_be_trained_is_refused(init: Any, options: dict[str, Any]) -
 def test_loss_that_is_not_one_number_is_refused(loss: Any) -> None:
     with pytest.raises(ConfigError):
         Step(init, loss)()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"loss": lambda parameters, batch: 0.0}, "(parameters, batch, key)"),
+        ({"loss": loss, "has_state": True}, "(parameters, state, batch, key)"),
+        ({"loss": loss, "predict": lambda x: x}, "(parameters, inputs)"),
+        ({"loss": loss, "metrics": lambda *, batch: {}}, "(parameters, batch)"),
+    ],
+)
+def test_function_of_other_arguments_is_refused_at_once(options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"is called with {told}")):
+        JaxModel(init, **options)
+
+
+def test_function_whose_arguments_are_not_known_or_many_is_taken() -> None:
+    JaxModel(init, lambda *arguments: loss(*arguments), metrics=max, predict=jax.jit(scores))
 
 
 @pytest.mark.parametrize(

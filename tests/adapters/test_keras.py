@@ -333,15 +333,59 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
+def test_model_of_keras_itself_is_refused_with_its_adapter() -> None:
+    with pytest.raises(ConfigError, match=r"expected zmqtrain\.adapters\.keras\.KerasModel"):
+        Job(model=net(), data=BATCH, optimizer=SGD(0.1))
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_model_that_cannot_be_trained_is_refused(case: str) -> None:
     with pytest.raises(ConfigError):
         KerasModel(*REFUSED[case]).parameters(0)
 
 
-def test_batch_of_too_many_arrays_is_refused() -> None:
+def test_batch_of_too_many_arrays_or_without_targets_is_refused() -> None:
     with pytest.raises(ConfigError):
         Step()((X, Y, Y, Y))
+    with pytest.raises(ConfigError, match="has 2 arrays; expected 2 inputs"):
+        KerasModel(branches).metrics({}, (X, X[:, :2]))
+
+
+def test_model_whose_loss_needs_no_targets_is_given_none() -> None:
+    class Own(keras.Model):
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, **more: Any
+        ) -> Any:
+            assert y is None
+            return keras.ops.mean(keras.ops.square(x - y_pred))
+
+    def build() -> Any:
+        inputs = keras.Input((5,))
+        model = Own(inputs, layers.Dense(5)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    model = KerasModel(build)
+    assert model.metrics(model.parameters(0), (X,))["loss"] > 0
+
+
+def test_model_of_several_inputs_takes_class_weights() -> None:
+    def build() -> Any:
+        inputs = [keras.Input((5,)), keras.Input((2,))]
+        outputs = layers.Dense(3, "softmax")(layers.Concatenate()(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    def weights(**options: Any) -> list[Any]:
+        trainer = zmqtrain.Trainer(KerasModel(build))
+        trainer.fit([X, X[:, :2]], Y, batch_size=4, verbose=False, **options)
+        return list(trainer.weights.values())
+
+    by_class, by_example = {0: 2.0, 2: 0.0}, np.float32([2, 1, 0])[Y]
+    expected = weights(sample_weight=by_example)
+    for own, theirs in zip(weights(class_weight=by_class), expected, strict=True):
+        np.testing.assert_array_equal(own, theirs)
 
 
 optimizers, schedules = keras.optimizers, keras.optimizers.schedules
@@ -539,6 +583,17 @@ def test_each_output_is_measured_as_in_keras(is_dict: bool) -> None:
         np.testing.assert_allclose(own, array, 1e-5)
     with pytest.raises(DataError):
         trainer.predict({"other": X})
+
+
+@pytest.mark.parametrize("name", ["EarlyStopping", "ModelCheckpoint", "ReduceLROnPlateau"])
+def test_callback_of_keras_that_follows_what_is_not_measured_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    more = {"filepath": tmp_path / "x.keras", "save_best_only": True} if "Model" in name else {}
+    callback = getattr(keras.callbacks, name)(monitor="val_acc", mode="max", **more)
+    trainer = zmqtrain.Trainer(KerasModel(net))
+    with pytest.raises(ConfigError, match="'val_acc', which is not measured"):
+        trainer.fit(BATCH, validation_data=BATCH, callbacks=[callback], verbose=False)
 
 
 def test_callbacks_of_keras_work_in_fit(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ MakeJob = Callable[..., Job]
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
 CALL = r"loss_and_gradients\(\) of Spoilt\(\)"
-SHAPES = r"Parameters are weights \[1, 1\], bias \[1\], the batch is 0 \[20, 1\], 1 \[20, 1\]"
+SHAPES = r"The batch is 0 \[20, 1\], 1 \[20, 1\]; parameters are weights \[1, 1\], bias \[1\]"
 
 
 def other_shape(loss: float, parameters: Any, batch: Any, out: Any) -> float:

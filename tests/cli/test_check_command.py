@@ -178,6 +178,7 @@ def test_index_that_an_engine_gives_otherwise_is_doubtful(
         (["--role", "ps", "--segment-dir", "/dev/null/x"], ["--segment-dir", "/dev/null"]),
         (["--role", "ps", "--metrics-cert", "/none", "--metrics-key", "/none"], ["/none"]),
         (["--job", "none.py"], ["none.py"]),
+        (["none.py"], ["none.py"]),
     ],
 )
 def test_mistake_is_an_error(

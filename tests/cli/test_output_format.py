@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqtrain.cli.output import cell, show_json, table, text_of
-from zmqtrain.units import data_size, duration
+from zmqtrain.units import data_size, duration, shortened
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ from zmqtrain.units import data_size, duration
 )
 def test_duration_has_the_units_that_matter(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_many_texts_are_shortened_to_the_first_and_the_last_ones() -> None:
+    assert shortened(["a", "b"]) == "a, b"
+    assert shortened(list("abcd"), 4) == "a, b, c, d"
+    assert shortened(list("abcdef"), 4) == "a, b, ..., e, f (6 in all)"
 
 
 @given(st.integers(0, 10**14))

@@ -59,17 +59,21 @@ def test_examples_weigh_what_their_class_does(labels: Any) -> None:
     assert weights.tolist() == [2, 1, 1, 0.5, 2] and weights.dtype == np.float32
     assert batch[0] is X and batch[1] is labels
     assert with_class_weights((X, labels, WEIGHTS), {0: 2.0})[2].tolist() == [4, 0, 1, 3, 1]
+    *batch, weights = with_class_weights((X, X, labels, WEIGHTS), {0: 2.0}, labels_at=2)
+    assert weights.tolist() == [4, 0, 1, 3, 1] and batch[2] is labels
 
 
 def test_weights_that_fit_nothing_are_refused() -> None:
     with pytest.raises(DataError, match="class_weight"):
         with_class_weights((X,), {0: 2.0})
+    with pytest.raises(DataError, match="expected 2 arrays of features"):
+        with_class_weights((X, LABELS), {0: 2.0}, labels_at=2)
     with pytest.raises(ConfigError, match="weights"):
         MLP(3, (), 3).loss_and_gradients({}, (X, LABELS, WEIGHTS[:2]), {})
 
 
 def test_third_array_that_is_no_weight_is_refused_beside_class_weights() -> None:
-    with pytest.raises(DataError, match="third"):
+    with pytest.raises(DataError, match="at most one more, weights of floats"):
         with_class_weights((X, LABELS, LABELS), {0: 2.0})
 
 

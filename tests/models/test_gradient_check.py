@@ -125,8 +125,17 @@ def test_large_error_is_seen_in_single_precision_too() -> None:
 
 
 def test_loss_that_is_not_finite_is_told() -> None:
-    (*_, last) = mistakes(Changed(nothing), (np.full_like(FEATURES, np.nan), LABELS))
-    assert "the loss" in last
+    (text,) = mistakes(Changed(nothing), (np.full_like(FEATURES, np.nan), LABELS))
+    assert "the loss" in text
+
+
+def test_gradients_that_are_not_written_are_told_at_once() -> None:
+    def forget(parameters: Any, out: dict[str, Any]) -> None:
+        for gradient in out.values():
+            gradient[...] = np.nan
+
+    (text,) = mistakes(Changed(forget))
+    assert all(repr(name) in text for name in Changed(nothing).parameters(0))
 
 
 def test_gradient_that_is_zero_everywhere_is_told() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,24 @@ def constant_loss(owner: object) -> ConfigError:
         f"the loss of {owner!r} depends on no parameter that is trained; expected one that is "
         "computed from the outputs, without detach or stop_gradient"
     )
+
+
+def check_takes(function: Callable[..., Any] | None, *arguments: str) -> None:
+    """Raise ConfigError if a function of the user cannot be called with these arguments in order.
+
+    Of functions that are built in, or None, nothing is known.
+    """
+    try:
+        signature = inspect.signature(function) if function is not None else None
+    except (TypeError, ValueError):
+        return
+    try:
+        if signature is not None:
+            signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name_of(function)}{signature} is called with ({', '.join(arguments)}): {error}"
+        ) from None
 
 
 def numbers_of(measures: Mapping[str, Any], owner: object) -> dict[str, float]:

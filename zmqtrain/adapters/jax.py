@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqtrain.adapters.common import name_of, numbers_of, weights_of
+from zmqtrain.adapters.common import check_takes, name_of, numbers_of, weights_of
 from zmqtrain.errors import ConfigError, not_installed
 from zmqtrain.models.base import Batch, Gradients, Parameters, is_measured, measured
 from zmqtrain.store.weights import difference
@@ -84,7 +84,7 @@ class JaxModel:
         ``dtype``: jax.numpy.bfloat16 to compute in it; parameters stay float32.
 
         Raises:
-            ConfigError: ``dtype`` is another one.
+            ConfigError: ``dtype`` is another one, or a function takes other arguments.
         """
         if dtype not in (None, jnp.bfloat16):
             raise ConfigError(
@@ -96,6 +96,10 @@ class JaxModel:
                 f"a {type(init).__name__} was given in place of init; expected a function of a "
                 "key that returns parameters, and a loss that is a function of them"
             )
+        trees = ["parameters", "state"] if has_state else ["parameters"]
+        check_takes(loss, *trees, "batch", "key")
+        check_takes(metrics, *trees, "batch")
+        check_takes(predict, *trees, "inputs")
         self.init, self.loss = init, loss
         self._metrics, self._predict = metrics, predict
         self._has_state, self._patterns, self._dtype = has_state, tuple(frozen), dtype

@@ -116,6 +116,11 @@ class KerasModel:
             if is_weighted or not _is_mean(metric)
         ]
 
+    @property
+    def labels_at(self) -> int:
+        """Where a batch has its labels: behind the inputs."""
+        return len(self._ready.inputs)
+
     def parameters(self, seed: int) -> Weights:
         """Return the variables that are trained.
 
@@ -315,6 +320,8 @@ class Network:
         inputs = [one.name for one in getattr(model, "inputs", None) or ()]
         self.inputs = _names(self._inputs_like, inputs)
         self.outputs = _names(self._outputs_like, getattr(model, "output_names", ()))
+        own_loss = type(model).compute_loss is not keras.Model.compute_loss
+        self._needs_targets = model.loss is not None and not own_loss
         compiled = model._compile_metrics
         self.metrics = _metrics_of(getattr(compiled, "_user_metrics", None), self.outputs)
         self.weighted = _metrics_of(getattr(compiled, "_user_weighted_metrics", None), self.outputs)
@@ -337,7 +344,8 @@ class Network:
         """
         inputs, outputs = len(self.inputs), len(self.outputs)
         targets, more = batch[inputs : inputs + outputs], batch[inputs + outputs :]
-        if len(batch) < inputs or len(more) > 1:
+        needed = inputs + self._needs_targets
+        if len(batch) < needed or len(more) > 1:
             raise ConfigError(
                 f"a batch for {self.owner!r} has {len(batch)} arrays; expected {inputs} "
                 f"inputs, {outputs} targets, and at most one of weights"

@@ -291,7 +291,8 @@ class CallbackList:
         """Check that no callback needs Keras's training, and that what they name is measured.
 
         Callbacks of other packages may add measures, so they and what comes after them may name
-        anything. ``is_all``: these are all measures; else those of training are not known yet.
+        anything; those of Keras that follow a measure add none. ``is_all``: these are all measures;
+        else those of training are not known yet.
 
         Raises:
             ConfigError: one does, or something is not.
@@ -304,9 +305,14 @@ class CallbackList:
                 )
         known = [*measured, "learning_rate"] if self._sets_rate() else list(measured)
         for callback in self._callbacks:
-            if not type(callback).__module__.startswith(f"{__package__}."):
+            monitor = getattr(callback, "monitor", None)
+            module = type(callback).__module__
+            is_own = module.startswith(f"{__package__}.")
+            if not is_own and (monitor is None or not module.startswith("keras.")):
                 return
-            names = [getattr(callback, "monitor", None), *getattr(callback, "path_names", ())]
+            if not getattr(callback, "save_best_only", True):
+                monitor = None
+            names = [monitor, *getattr(callback, "path_names", ())]
             for name in names:
                 if isinstance(name, str) and name not in known:
                     if not is_all and not name.startswith("val_"):
@@ -317,7 +323,10 @@ class CallbackList:
                     )
 
     def _sets_rate(self) -> bool:
-        return any(getattr(callback, "sets_learning_rate", False) for callback in self._callbacks)
+        return any(
+            getattr(callback, "sets_learning_rate", type(callback).__name__ == "ReduceLROnPlateau")
+            for callback in self._callbacks
+        )
 
     def state(self) -> list[Any]:
         """Return what each callback wants to keep across a resume, as plain data.

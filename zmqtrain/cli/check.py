@@ -42,23 +42,25 @@ EXAMPLES = 4096
 
 
 @click.command("check")
+@click.argument("file", metavar="[JOB]", required=False)
 @click.option("--role", type=click.Choice([str(role) for role in Role]), help="role of the task")
 @click.option("--reach", is_flag=True, help="connect to every ps; all must be running")
 @options_of(TaskConfig, optional=True)
 @options_of(Job, optional=True)
-def check_command(role: str | None, reach: bool, **flags: Any) -> int:
+def check_command(file: str | None, role: str | None, reach: bool, **flags: Any) -> int:
     """Say what is wrong with a task before it is started.
 
     Give the options of the task: flags, variables, TF_CONFIG. The command looks up the addresses
-    and tries the ports. With --job it loads the job, makes one step, and compares the gradient with
+    and tries the ports. With JOB it loads the job, makes one step, and compares the gradient with
     the slope of the loss. It starts nothing. The exit code is 2 if anything is wrong.
 
     \b
     Examples:
-      zmqtrain check --job job.py
+      zmqtrain check job.py
       zmqtrain check --role ps --ps a:2222,b:2222 --index 1
       TF_CONFIG='{"cluster": ...}' zmqtrain check --reach
     """
+    flags["job"] = file or flags["job"]
     problems = Problems()
     task, role_from = (Role(role), "--role") if role else _role_of_environment()
     problems.warnings += mistyped(ENVIRON, TaskConfig, Job)

@@ -8,32 +8,35 @@ import numpy as np
 
 from zmqtrain.errors import DataError
 from zmqtrain.models.base import Array, Batch
+from zmqtrain.units import counted
 
 
-def with_class_weights(batch: Batch, weights: Mapping[int, float]) -> Batch:
+def with_class_weights(batch: Batch, weights: Mapping[int, float], labels_at: int = 1) -> Batch:
     """Return (features, labels, weights), each example weighing what its class does.
 
     ``batch``: (features, labels), the labels being class numbers (n,) or (n, 1), or scores of shape
     (n, classes), of which the largest counts; or with weights already, which are multiplied. A
-    class that is not among ``weights`` weighs 1.
+    class that is not among ``weights`` weighs 1. ``labels_at``: how many arrays are features.
 
     Raises:
         DataError: the batch holds something else.
     """
-    has_weights = len(batch) == 3 and is_weights(batch[2], len(batch[0]))
-    if not (len(batch) == 2 or has_weights) or np.ndim(batch[1]) not in (1, 2):
+    examples, more = batch[: labels_at + 1], batch[labels_at + 1 :]
+    has_weights = len(more) == 1 and is_weights(more[0], len(batch[0]))
+    is_alike = len(examples) == labels_at + 1 and np.ndim(examples[-1]) in (1, 2)
+    if not is_alike or (more and not has_weights):
         raise DataError(
             f"class_weight was given, and a batch has arrays of shapes {[b.shape for b in batch]}; "
-            "expected (features, labels) with one class for each example, and weights of floats if "
-            "there is a third"
+            f"expected {counted(labels_at, 'array')} of features, labels with one class for each "
+            "example, and at most one more, weights of floats"
         )
-    labels = np.asarray(batch[1])
+    labels = np.asarray(examples[-1])
     is_scores = labels.ndim == 2 and labels.shape[1] > 1
     classes = labels.argmax(axis=1) if is_scores else labels.reshape(-1)
     found = np.ones(len(classes), np.float32)
     for number, weight in weights.items():
         found[classes == number] = weight
-    return *batch[:2], found * batch[2] if has_weights else found
+    return *examples, found * more[0] if has_weights else found
 
 
 def is_weights(array: Array, examples: int) -> bool:

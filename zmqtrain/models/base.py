@@ -71,7 +71,7 @@ Batch: TypeAlias = tuple[Array, ...]
 
 A training batch (features, labels, weights) has a weight for each example, float32 of shape (n,):
 its loss is sum(weight * loss of the example) / n, as in Keras. A job's ``class_weight`` adds that
-array, or multiplies it.
+array, or multiplies it; a model with several arrays of features says by ``labels_at`` how many.
 """
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from zmqtrain.errors import ConfigError
 from zmqtrain.models.base import Batch, Gradients, Model, Parameters
 from zmqtrain.models.checks import checked_loss
+from zmqtrain.units import shortened
 
 ELEMENTS = 4
 """Single elements of each variable for which the slope is measured."""
@@ -57,10 +58,11 @@ def mistakes_of_a_step(
     before = {name: value.copy() for name, value in parameters.items()}
     out = {name: np.full_like(value, np.nan) for name, value in parameters.items()}
     loss = checked_loss(model, parameters, batch, out)
+    if not math.isfinite(loss):  # what follows from it says nothing of the gradient
+        yield f"the loss of the first batch is {loss}; expected a finite number"
+        return
     wrong = list(_check_arrays(before, parameters, out))
-    if not math.isfinite(loss):
-        wrong.append(f"the loss of the first batch is {loss}; expected a finite number")
-    elif not wrong and not any(np.any(gradient) for gradient in out.values()):
+    if not wrong and not any(np.any(gradient) for gradient in out.values()):
         wrong.append("every gradient is 0, so nothing would be learned; expected the loss's slope")
     yield from wrong
     if not wrong:
@@ -70,6 +72,7 @@ def mistakes_of_a_step(
 def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> Iterator[str]:
     for name in sorted(out.keys() - before.keys()):
         yield f"a gradient of {name!r} is written, which is not a parameter"
+    missing = []
     for name, value in before.items():
         gradient = out[name]
         if not np.array_equal(value, parameters[name]):
@@ -80,16 +83,18 @@ def _check_arrays(before: Arrays, parameters: Arrays, out: dict[str, Any]) -> It
                 "write it into the given buffer, with out= or [...]"
             )
         elif np.isnan(gradient).all():
-            yield (
-                f"the gradient of {name!r} is not written, or added to the buffer's old values; "
-                "buffers are not cleared between steps: overwrite every element"
-            )
+            missing.append(repr(name))
         elif not np.isfinite(gradient).all():
             count = np.size(gradient) - np.count_nonzero(np.isfinite(gradient))
             yield (
                 f"{count} of {np.size(gradient)} elements of the gradient of {name!r} are NaN or "
                 "infinite, or not written"
             )
+    if missing:
+        yield (
+            f"the gradient of {shortened(missing)} is NaN, not written, or added to the buffer's "
+            "old values; buffers are not cleared between steps: overwrite every element"
+        )
 
 
 class _OfParameters:

@@ -165,7 +165,8 @@ class TrainingLoop:
             batch = self._prefetcher.take(number)
         batch = checked(batch, self._plan.rows(number), self._job.data)
         if self._job.class_weight:
-            return with_class_weights(batch, self._job.class_weight)
+            labels_at = getattr(self._job.model, "labels_at", 1)
+            return with_class_weights(batch, self._job.class_weight, labels_at)
         return batch
 
     def _add_batches(self, numbers: Iterable[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from zmqtrain.store.finite import all_finite
 from zmqtrain.training.exchange import Membership
 from zmqtrain.training.measuring import StepSums
 from zmqtrain.training.memory import WorkerMemory
+from zmqtrain.units import shortened
 
 UNWRITTEN = np.uint32(0x7FC05A5A)
 """Bits of a NaN that no computation makes, and that a sum with it has, too."""
@@ -89,8 +90,8 @@ class ModelRunner:
         parameters = self._parameters.values | self._frozen
 
         def shapes() -> str:
-            given = _shapes(dict(enumerate(batch)))
-            return f"Parameters are {_shapes(parameters)}, the batch is {given}"
+            given, trained = enumerate(batch), ((n, parameters[n]) for n in self._trained)
+            return f"The batch is {_shapes(given)}; parameters are {_shapes(trained)}"
 
         loss = checked_loss(self._job.model, parameters, batch, self._out, shapes)
         self._check_gradients()
@@ -167,7 +168,5 @@ def _described(value: Any) -> str:
     return f"is a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
 
 
-def _shapes(arrays: Mapping[Any, Any]) -> str:
-    return ", ".join(
-        f"{name} {list(getattr(array, 'shape', ['?']))}" for name, array in arrays.items()
-    )
+def _shapes(arrays: Iterable[tuple[object, Any]]) -> str:
+    return shortened([f"{name} {list(getattr(array, 'shape', ['?']))}" for name, array in arrays])
