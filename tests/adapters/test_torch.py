@@ -304,6 +304,13 @@ def test_groups_of_a_job_are_those_of_torchs_optimizer(rule: str, tmp_path: Path
     same(zmqtrain.load(tmp_path), expected, 1e-5)
 
 
+def test_own_loop_without_backward_is_refused() -> None:
+    values = (model := TorchModel(net, F.cross_entropy)).parameters(0)
+    model.begin(values, BATCH, {name: np.empty_like(value) for name, value in values.items()})
+    with pytest.raises(ConfigError, match=r"loss\.backward\(\)"):
+        model.finish(1.0)
+
+
 def test_own_loop_trains_the_module_that_it_was_given() -> None:
     data = Arrays(train=BATCH, evaluation=BATCH)
 

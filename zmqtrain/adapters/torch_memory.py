@@ -99,8 +99,13 @@ class BoundVariables:
         """Take in what a step has left elsewhere.
 
         Raises:
-            ConfigError: a gradient is sparse.
+            ConfigError: a gradient is sparse, or no parameter has one.
         """
+        if self._trained and all(parameter.grad is None for _, parameter, _ in self._trained):
+            raise ConfigError(
+                f"no parameter of {self._owner!r} has a gradient; a loop of your own calls "
+                "loss.backward() before session.step(loss)"
+            )
         for name, parameter, view in self._trained:
             if parameter.grad is not view:
                 self._take_in(name, parameter, view)
