@@ -86,7 +86,7 @@ def train(arguments: argparse.Namespace, addresses: list[str]) -> int:
     from zmqtrain.config.job_file import load_job
 
     overrides = json.loads(arguments.overrides)
-    job = load_job(arguments.job).with_overrides(exchange="direct", **overrides)
+    job = load_job(arguments.job, exchange="direct", **overrides)
     code, actors = _worker(job, arguments.index, addresses)
     if isinstance(actors[0], Chief) and actors[0].summary is not None:
         print(actors[0].summary.json(), flush=True)

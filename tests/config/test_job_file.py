@@ -190,6 +190,32 @@ def test_job_that_trains_while_it_is_loaded_is_refused() -> None:
     assert load_job("named.py").steps == 2
 
 
+@pytest.mark.parametrize(
+    ("imports", "call"),
+    [
+        ("import zmqtrain", "zmqtrain.attach"),
+        ("import zmqtrain as zt", "zt.attach"),
+        ("from zmqtrain import attach as to", "to"),
+        ("import zmqtrain.data", "zmqtrain.attach"),
+    ],
+)
+def test_job_with_a_loop_of_its_own_has_to_say_so(home: Path, imports: str, call: str) -> None:
+    script = f'if __name__ == "__main__":\n    {imports}\n    {call}(job)\n'
+    path = home / "loop.py"
+    path.write_text(f"{HEADER}job = line(2)\n{script}")
+    with pytest.raises(ConfigError, match="loop.py calls .*; write own_loop=True"):
+        load_job("loop.py", steps=3)
+    assert load_job("loop.py", own_loop=True).own_loop
+    path.write_text(f"{HEADER}job = line(2).with_overrides(own_loop=False)\n{script}")
+    assert not load_job("loop.py").own_loop
+
+
+def test_another_attach_is_no_loop_of_a_job(home: Path) -> None:
+    text = "import zmqtrain\nclass Probe:\n    attach = print\nprobe = Probe()\nprobe.attach()\n"
+    (home / "probe.py").write_text(f"{HEADER}{text}job = line(2)\n# zmqtrain.attach(job)\n")
+    assert load_job("probe.py", steps=3).steps == 3
+
+
 def test_policy_beside_the_job_is_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "elsewhere").mkdir()
     monkeypatch.chdir(home / "elsewhere")

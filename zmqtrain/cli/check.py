@@ -72,7 +72,7 @@ def check_command(file: str | None, role: str | None, reach: bool, **flags: Any)
         config = load_task(task, flags | {"job": flags["job"] or "not given"})
     with problems.caught():
         if flags["job"] is not None:
-            job = load_job(flags["job"]).with_overrides(**values_of(Job, flags))
+            job = load_job(flags["job"], **values_of(Job, flags))
     with problems.caught():
         if config is not None:
             strategy = (flags["strategy"] or "auto") if job is None else job.strategy

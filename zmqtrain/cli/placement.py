@@ -42,7 +42,7 @@ def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None
       zmqtrain placement examples/digits.py --ps 2
       zmqtrain placement job.py --ps 4 --placement round-robin --partition-nbytes 0
     """
-    loaded = load_job(job).with_overrides(**flags)
+    loaded = load_job(job, **flags)
     how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}
     placed = described(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
     if as_json:

@@ -73,7 +73,7 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:
         with interrupts_kept():
-            job = load_job(job_reference).with_overrides(**overrides)
+            job = load_job(job_reference, **overrides)
         cluster = _planned(cluster, job, flags)
         limit_threads(cluster.threads)
         # Connections and pipes; a worker may be both.

@@ -269,7 +269,7 @@ def _texts(keys: Path, plan: Plan) -> dict[str, str]:
 
 def _loaded(reference: str, overrides: Mapping[str, Any]) -> Job:
     try:
-        return load_job(reference).with_overrides(**overrides)
+        return load_job(reference, **overrides)
     except ZmqTrainError as error:
         raise ConfigError(
             f"{error}; to submit a job that cannot be loaded here, give {names_of('ps_memory')}"

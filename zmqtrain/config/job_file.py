@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import runpy
 import sys
@@ -24,20 +25,29 @@ EXTRAS = {"torch": "torch", "jax": "jax", "keras": "keras,torch"}
 """Which extras of zmqtrain bring the frameworks that jobs import."""
 
 
-def load_job(reference: str) -> Job:
+def load_job(reference: str, **overrides: Any) -> Job:
     """Return the job that ``file.py``, ``file.py:name`` or ``package.module:name`` refers to.
 
-    Without a name it is the one called ``job``, or the only Job of the file.
+    Without a name it is the one called ``job``, or the only Job of the file. ``overrides``: other
+    values of its options.
 
     Raises:
-        ConfigError: there is no such file, it cannot be imported, or it has no such job.
+        ConfigError: there is no such file, it cannot be imported, it has no such job, a value is
+            wrong, or the file has a loop of its own of which the job does not say so.
     """
     is_path = reference.endswith(".py")  # with a colon in it or not
     source, _, name = (reference, "", "") if is_path else reference.partition(":")
     namespace = _run_file(Path(source)) if source.endswith(".py") else _import(source)
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
-    job = _chosen(jobs, source, name)
-    return job.loaded_from(_digest_of_source(job, source, namespace))
+    job = _chosen(jobs, source, name).with_overrides(**overrides)
+    file = source if source.endswith(".py") else sys.modules[source].__file__
+    if "own_loop" not in job.model_fields_set and _attaches(file):
+        raise ConfigError(
+            f"{source} calls zmqtrain.attach, but its job does not say own_loop: its workers would "
+            "train by the model's own loss, without that loop; write own_loop=True in the Job, or "
+            "own_loop=False if this is meant"
+        )
+    return job.loaded_from(_digest_of_source(job, file, namespace))
 
 
 def run_as_script(reference: str) -> None:
@@ -64,13 +74,29 @@ def _chosen(jobs: dict[str, Job], source: str, name: str) -> Job:
     return next(iter(jobs.values()))
 
 
-def _digest_of_source(job: Job, source: str, namespace: Mapping[str, Any]) -> str:
+def _attaches(file: str | None) -> bool:
+    """Return whether a source file calls zmqtrain.attach, by whatever name it imports that."""
+    if file is None or not file.endswith(".py"):
+        return False
+    called, meant = set(), set()
+    for node in ast.walk(ast.parse(Path(file).read_bytes())):
+        if isinstance(node, ast.Call):
+            called.add(ast.unparse(node.func))
+        elif isinstance(node, ast.Import):
+            names = [name for name in node.names if name.name.split(".")[0] == "zmqtrain"]
+            meant |= {f"{name.asname or 'zmqtrain'}.attach" for name in names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "zmqtrain":
+            meant |= {name.asname or name.name for name in node.names if name.name == "attach"}
+    return not called.isdisjoint(meant)
+
+
+def _digest_of_source(job: Job, source: str | None, namespace: Mapping[str, Any]) -> str:
     """Return a digest of the job's file and of the user's modules that it uses.
 
     Installed packages are left out: the protocol's version distinguishes versions of zmqtrain.
     """
     kinds = [kind for part in (job.model, job.data, job.optimizer) for kind in type(part).__mro__]
-    files = {source if source.endswith(".py") else sys.modules[source].__file__}
+    files = {source}
     for value in (*namespace.values(), *kinds):
         module = value if isinstance(value, ModuleType) else _module_of(value)
         files.add(getattr(module, "__file__", None))

@@ -122,7 +122,7 @@ def _command(of: Role | None) -> click.Command:
         if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has said it
             for text in mistyped(ENVIRON, TaskConfig, Job):
                 log.warning("%s", text)
-        job = load_job(config.job).with_overrides(**values_of(Job, flags))
+        job = load_job(config.job, **values_of(Job, flags))
         config = _planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
