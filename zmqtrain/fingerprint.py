@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ SOURCE, DATA = "source", "data"
 """Entries of a fingerprint that some tasks lack: the code from which the job was loaded, and the
 training set. A job may be made without a file, and a ps loads no data."""
 
+_NAMED = re.compile(r"\w+=.")  # an argument with its value
+
 
 def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say what differs in a job that resumes a checkpoint; "" if nothing does.
@@ -35,7 +38,7 @@ def changes_since(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     return "; ".join(
         f"{name}: another than then"
         if name in (SOURCE, DATA)
-        else f"{name}: {then[name]} then, {now[name]} now"
+        else f"{name}: {_differing(then[name], now[name], 'then', 'now')}"
         for name in names
         if then[name] != now[name]
     )
@@ -49,9 +52,19 @@ def fingerprint_difference(
     :data:`SOURCE` and :data:`DATA` are compared only if both sides have them.
     """
     return "; ".join(
-        f"{name}: {theirs.get(name, 'nothing')} {there}, {ours.get(name, 'nothing')} {here}"
+        f"{name}: {_differing(theirs.get(name, ''), ours.get(name, ''), there, here)}"
         for name in _that_differ(theirs, ours)
     )
+
+
+def _differing(theirs: str, ours: str, there: str, here: str) -> str:
+    """Say how two texts differ; of calls with the same arguments, show those of other values."""
+    parts = [re.split(r"[][(){},]", text) for text in (theirs, ours)]
+    pairs = [(a.strip(), b.strip()) for a, b in zip(*parts, strict=False) if a != b]
+    is_named = all(_NAMED.match(part) for pair in pairs for part in pair)
+    if pairs and is_named and len(parts[0]) == len(parts[1]):
+        theirs, ours = map(", ".join, zip(*pairs, strict=True))
+    return f"{theirs or 'nothing'} {there}, {ours or 'nothing'} {here}"
 
 
 def remedy_of_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
