@@ -203,7 +203,7 @@ def test_job_with_a_loop_of_its_own_has_to_say_so(home: Path, imports: str, call
     script = f'if __name__ == "__main__":\n    {imports}\n    {call}(job)\n'
     path = home / "loop.py"
     path.write_text(f"{HEADER}job = line(2)\n{script}")
-    with pytest.raises(ConfigError, match="loop.py calls .*; write own_loop=True"):
+    with pytest.raises(ConfigError, match=r"loop\.py calls .*; write own_loop=True"):
         load_job("loop.py", steps=3)
     assert load_job("loop.py", own_loop=True).own_loop
     path.write_text(f"{HEADER}job = line(2).with_overrides(own_loop=False)\n{script}")

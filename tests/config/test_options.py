@@ -119,7 +119,7 @@ def test_wrong_value_is_refused_with_its_flag_its_variable_and_what_was_expected
         else invoke(model, flag_of(name), value)
     )
     assert result.exit_code == 2
-    for text in (flag_of(name), variable_of(name), repr(value), expected):
+    for text in (f"for {names_of(name)}: ", repr(value), expected):
         assert text in result.output
 
 

@@ -91,6 +91,7 @@ def option_of(
     return click.option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,
         name,
+        cls=_Option,
         type=bool if is_switch else FieldType(field),
         required=required,
         help=text,
@@ -132,6 +133,13 @@ def mistyped(environ: Mapping[str, str], *models: type[BaseModel]) -> Iterator[s
         if variable.startswith(PREFIX) and name not in known and not is_service:
             remedy = did_you_mean(name, known, PREFIX) or "; remove it"
             yield f"{variable} is set, but zmqtrain has no such variable{remedy}"
+
+
+class _Option(click.Option):
+    """An option that errors name by its flag and its variable."""
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return names_of(self.name or "")
 
 
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TypeAlias
@@ -90,7 +91,7 @@ def _bounded_staleness(options: str) -> Policy:
 
 def _sync_replicas(options: str) -> Policy:
     values: dict[str, int] = {}
-    counts = {"aggregate": ("R", 1), "tokens": ("N", 0)}
+    counts = {"aggregate": ("aggregate=R", 1), "tokens": ("aggregate=R,tokens=N", 0)}
     for option in filter(None, options.split(",")):
         key, _, value = option.partition("=")
         if key not in counts:
@@ -102,8 +103,8 @@ def _sync_replicas(options: str) -> Policy:
             raise ConfigError(
                 f"sync-replicas:{options} has {key} twice; expected it once; leave out one"
             )
-        letter, least = counts[key]
-        values[key] = _count(value, f"sync-replicas:{key}={letter}", least=least)
+        form, least = counts[key]
+        values[key] = _count(value, f"sync-replicas:{form}", least=least)
     if "tokens" not in values:
         return SyncReplicas(values.get("aggregate"))
     if "aggregate" not in values:
@@ -115,7 +116,8 @@ def _count(text: str, form: str, *, least: int) -> int:
     is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))
     if not is_short or not least <= int(text) <= MAX_COUNT:
         raise ConfigError(
-            f"policy {form}: got {text!r:.80}, expected a whole number from {least} to {MAX_COUNT}"
+            f"policy {form}: got {text!r:.80}, expected a whole number from {least} to {MAX_COUNT}, "
+            f"as in {re.sub('[A-Z]', '4', form)}"
         )
     return int(text)
 
