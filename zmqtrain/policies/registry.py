@@ -116,8 +116,8 @@ def _count(text: str, form: str, *, least: int) -> int:
     is_short = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_COUNT))
     if not is_short or not least <= int(text) <= MAX_COUNT:
         raise ConfigError(
-            f"policy {form}: got {text!r:.80}, expected a whole number from {least} to {MAX_COUNT}, "
-            f"as in {re.sub('[A-Z]', '4', form)}"
+            f"policy {form}: got {text!r:.80}, expected a whole number from {least} to "
+            f"{MAX_COUNT}, as in {re.sub('[A-Z]', '4', form)}"
         )
     return int(text)
 
