@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,11 +16,12 @@ from zmqtrain.coordination.events import PullArrived
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.coordination.status import HostStatus
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.store.journal import Journal
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import SegmentLayout
-from zmqtrain.wire.messages import Message
+from zmqtrain.wire.messages import Message, TaskStatus
 
 TIMING = Timing(join_timeout_s=20.0)
 
@@ -47,6 +49,12 @@ def send_to_all(contacts: Iterable[Request], message: Message) -> None:
 
 def fail(error: Exception) -> None:
     raise error
+
+
+def host() -> HostStatus:
+    """Return the status of a leader's host."""
+    task = TaskStatus("ps", 0, "serving", 0, 0, 0.0, (), math.nan, "host:1", "", "", 16)
+    return HostStatus(task, (), 0, time.monotonic())
 
 
 def make_delivery(peers: PeerTable, segment: Segment, others: int) -> OrderDelivery:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.asking import Asked
-from tests.coordination.parts import add_peer, leader_with_a_roster, make_leader
+from tests.coordination.parts import add_peer, host, leader_with_a_roster, make_leader
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.events import PullArrived, PushArrived, Stepped
 from zmqtrain.coordination.ledger import Ledger
@@ -23,6 +23,7 @@ from zmqtrain.wire.messages import (
     Save,
     SaveEnded,
     SetRate,
+    ShardFile,
     SwitchPolicy,
 )
 
@@ -83,6 +84,19 @@ async def test_save_is_answered_with_a_checkpoint_that_was_begun_after_it() -> N
     admin.on_save(chief, Save("second"))
     admin.on_save_ended(chief, SaveEnded("second", ""))
     assert late.replies == [Done("second")]
+
+
+async def test_who_waits_for_a_checkpoint_waits_for_the_ps_whose_parts_are_missing() -> None:
+    leader = make_leader(shards=4)
+    add_peer(leader.peers, "chief 0")
+    admin = AdminApi(leader, host, can_save=True, crash=lambda error: None)
+    leader.begin(1, 0, Ledger())
+    admin.on_save(Asked(sender="chief 0", incarnation=1), Save("first"))
+    waits = []
+    for shard in (2, 1, 3):
+        admin.written("first", ShardFile(shard, f"shard-{shard}", 8, "0" * 64, 0))
+        waits.append([(wait.owner, wait.peer) for wait in admin.status().waits][:1])
+    assert waits == [[("ps 0", "ps 1, ps 3")], [("ps 0", "ps 3")], [("ps 0", "a worker to join")]]
 
 
 async def test_close_is_answered_when_nobody_computes() -> None:

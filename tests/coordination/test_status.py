@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import pytest
 
-from tests.coordination.parts import TIMING, add_peer, make_leader
+from tests.coordination.parts import TIMING, add_peer, host, make_leader
 from zmqtrain.coordination.endings import completion
 from zmqtrain.coordination.events import PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.leader import A_WORKER, names_of
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.membership import PeerTable
-from zmqtrain.coordination.status import HostStatus, status_of
+from zmqtrain.coordination.status import status_of
 from zmqtrain.job import ENDLESS
-from zmqtrain.wire.messages import Arrived, ShardReport, Status, TaskStatus, Wait
+from zmqtrain.wire.messages import Arrived, ShardReport, Status, Wait
 
 SILENT_S = 2.7
-
-
-def host() -> HostStatus:
-    task = TaskStatus("ps", 0, "serving", 0, 0, 0.0, (), math.nan, "host:1", "", "", 16)
-    return HostStatus(task, (), 0, time.monotonic())
 
 
 @pytest.fixture

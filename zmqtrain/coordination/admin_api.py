@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -38,6 +39,7 @@ from zmqtrain.wire.messages import (
     ShardWritten,
     Status,
     SwitchPolicy,
+    Wait,
     WorkerMark,
 )
 
@@ -55,6 +57,7 @@ class Saving:
     request: Request
     saved: Saved
     files: dict[int, ShardFile] = field(default_factory=dict)
+    began_at: float = field(default_factory=lambda: time.monotonic())
 
 
 class AdminApi:
@@ -88,13 +91,23 @@ class AdminApi:
 
     def status(self) -> Status:
         """Return the job's status as of now."""
+        host = self._host()
+        host.waits += tuple(self._waits_for_parts(host.task.task))
         return status_of(
             self._leader,
-            self._host(),
+            host,
             event=self._event,
             save_wanted=bool(self._save_requests),
             stop_wanted=bool(self._stop_requests),
         )
+
+    def _waits_for_parts(self, owner: str) -> Iterator[Wait]:
+        """Yield for each checkpoint which other shards' parts are missing; the chief waits here."""
+        others = range(1, self._leader.shards)
+        for saving in self._saving.values():
+            since_s = time.monotonic() - saving.began_at
+            if missing := ", ".join(f"ps {each}" for each in others if each not in saving.files):
+                yield Wait(owner, missing, "a part of a checkpoint is not written", since_s)
 
     def review(self) -> None:
         """Answer the requests that waited for the leader's last event."""
