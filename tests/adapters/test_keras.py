@@ -578,6 +578,8 @@ def test_each_output_is_measured_as_in_keras(is_dict: bool) -> None:
     expected = model.evaluate(*examples, verbose=0, return_dict=True)
     assert trainer.evaluate(examples) == pytest.approx(expected, rel=1e-4)
     assert {f"val_{name}" for name in expected} <= history.history.keys()
+    (loss,), (of_p,), (of_q,) = (history.history[name] for name in ("loss", "p_loss", "q_loss"))
+    assert loss == pytest.approx(of_p + of_q)
     theirs = keras.tree.flatten(model.predict(examples[0], verbose=0))
     for own, array in zip(trainer.predict(examples[0], batch_size=5), theirs, strict=True):
         np.testing.assert_allclose(own, array, 1e-5)

@@ -584,12 +584,16 @@ def step_of(module: Any, batch: Any) -> dict[str, Any]:
     ],
     ids=["loss", "micro-batches", "step"],
 )
-def test_measures_of_a_step_are_of_the_outputs_before_its_update(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("class_weight", [None, {0: 2.0}])
+def test_measures_of_a_step_are_of_the_outputs_before_its_update(
+    options: dict[str, Any], class_weight: Any
+) -> None:
     module = build_measured()
     outputs = module(torch.from_numpy(X))
     first = (outputs.argmax(1) == 0).float().mean().item()
     trainer = zmqtrain.Trainer(TorchModel(build_measured, **options), SGD(0.1))
-    history = trainer.fit(X, Y, batch_size=len(X), validation_data=(X, Y), verbose=False).history
+    fields = {"batch_size": len(X), "class_weight": class_weight, "verbose": False}
+    history = trainer.fit(X, Y, validation_data=(X, Y), **fields).history
     assert history["first"] == [pytest.approx(first)]
     assert set(history) == {"loss", "first", "val_loss", "val_first"}
 

@@ -125,8 +125,9 @@ def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
     assert summary.global_step == 0
     assert summary.checkpoint is not None
     assert [str(path) for path in checkpoints(tmp_path)] == [summary.checkpoint]
-    told = "the gradient of batch 0 was refused: the loss or the gradient is NaN or infinite"
-    assert told in caplog.messages
+    # One worker may have pushed all of them before the other one began.
+    told = r"the gradient of batch \d was refused: the loss or the gradient is NaN or infinite"
+    assert re.search(told, caplog.text)
 
 
 @dataclass(frozen=True)

@@ -154,12 +154,13 @@ def test_what_has_too_many_sums_is_measured_in_evaluations_alone() -> None:
     trainer = Trainer(Score(2), SGD(0.05), metrics=[AUC(), Accuracy(name="share")])
     history = fit(trainer, data, validation_data=data).history
     assert {"share", "val_share", "val_auc"} <= set(history)
-    with pytest.raises(KeyError, match="'auc' was not measured; there are loss, share, val_loss"):
+    with pytest.raises(KeyError, match="'auc' was not measured; there are loss, half, share, val_loss"):
         history["auc"]
     with pytest.raises(
         RunFailedError, match=r"names 'auc', which is not measured.*did you mean val_auc"
     ):
         fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("auc")])
+    fit(trainer, data, validation_data=data, callbacks=[EarlyStopping("half")])
     with pytest.raises(ConfigError, match="there are loss"):
         fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("val_share")])
     fit(trainer, data, validation_data=None, callbacks=[EarlyStopping("share")])
@@ -173,7 +174,7 @@ class Score(LinearRegression):
 
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         outputs = self.predict(parameters, batch)
-        measured(out, len(batch[0]), {}, lambda: (outputs, batch))
+        measured(out, len(batch[0]), {"half": 0.5}, lambda: (outputs, batch))
         return super().loss_and_gradients(parameters, batch, dict(out))
 
 

@@ -94,6 +94,8 @@ class OnJax:
             if function is not self._outputs:
                 # What is compiled with the model may make variables, which no trace may do.
                 self._model._symbolic_build(data_batch=batch)
+            if function is self._steps[True]:
+                self._model.reset_metrics()  # a trace begins with their values
             result = function(*arguments)
             self._compiled.add(kind)
         return result
@@ -106,17 +108,18 @@ class OnJax:
         """Return the loss, (outputs, measures) or (), and gradients and new state by name."""
 
         def loss_of(trained: Values) -> tuple[Any, tuple[Any, Values]]:
-            loss, outputs, _, state = self._loss_of(trained | others, parts, training=True)
-            beside = (outputs, self._measures(outputs, parts)) if is_measured else ()
+            loss, outputs, metrics, state = self._loss_of(trained | others, parts, training=True)
+            beside = (outputs, self._measures(outputs, parts, metrics)) if is_measured else ()
             return loss, (beside, state)
 
         return self._steps[is_measured].of(loss_of, trained)
 
-    def _measures(self, outputs: Any, parts: Any) -> dict[str, Any]:
-        """Return what the compiled metrics say of one batch."""
-        variables, (x, y, weights) = self._model.metrics_variables, parts
-        zeros = [(variable, jax.numpy.zeros_like(variable.value)) for variable in variables]
-        with keras.StatelessScope(state_mapping=zeros):
+    def _measures(self, outputs: Any, parts: Any, metrics: list[Any]) -> dict[str, Any]:
+        """Return what the compiled metrics say of one batch; ``metrics``: their values, which hold
+        the loss of each output."""
+        x, y, weights = parts
+        begin = list(zip(self._model.metrics_variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=begin):
             return dict(self._model.compute_metrics(x, y, outputs, weights))
 
     def _evaluate(self, values: Values, parts: Any) -> tuple[Any, Any, Any]:

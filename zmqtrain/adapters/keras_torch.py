@@ -34,6 +34,8 @@ class OnTorch:
         self._bind(values, out)
         self._bound.clear()
         x, y, weights = _tensors(parts)
+        if is_measured:
+            self._model.reset_metrics()  # some keep the loss of an output
         loss, outputs = self._loss_of((x, y, weights), training=True)
         if not loss.requires_grad:
             raise constant_loss(self._network.owner)
@@ -42,7 +44,6 @@ class OnTorch:
         loss, outputs = loss.detach(), keras.tree.map_structure(torch.Tensor.detach, outputs)
         if not is_measured:
             return loss, outputs, {}
-        self._model.reset_metrics()
         with torch.no_grad():
             return loss, outputs, self._model.compute_metrics(x, y, outputs, weights)
 

@@ -267,6 +267,8 @@ class TorchModel:
         return {"loss": self._weighed(outputs, *targets)} | self._beside_loss(outputs, *targets)
 
     def _beside_loss(self, outputs: Any, *targets: Any) -> dict[str, Any]:
+        if _has_weights(self.loss, targets):
+            targets = targets[:1]
         if self._metrics is not None:
             return dict(self._metrics(outputs, *targets))
         if 0 < len(targets) <= 2 and _are_classes(outputs, targets[0]):

@@ -112,7 +112,7 @@ class Epochs:
         if self._generation is None:
             names = await asyncio.to_thread(self._evaluator.names)
             known = [*dict.fromkeys(["loss", *names]), *(f"val_{name}" for name in names)]
-            self._callbacks.check(known, is_all=bool(names))
+            self._callbacks.check(known, is_all=False)
             await self._read_records()
         if self._generation != self._host.generation:
             await self._go_back(done, at)

@@ -15,7 +15,7 @@ from zmqtrain.server.buffers import GradientBuffers
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.state import Pending, ShardState, Worker
-from zmqtrain.store.segment_layout import COUNT_LIMIT
+from zmqtrain.store.segment_layout import COUNT_LIMIT, NAMES_NBYTES, SUMS, has_room
 from zmqtrain.wire import chunks
 from zmqtrain.wire.compression import Decompressor, make_compression
 from zmqtrain.wire.messages import Chunk, ChunksReceived, Pull, PullReply, Push, PushReply
@@ -169,6 +169,11 @@ class Receiver:
             )
         if not 0 <= push.version < COUNT_LIMIT or not 0 <= push.batch < COUNT_LIMIT:
             raise ProtocolError(f"a push of batch {push.batch} on version {push.version}")
+        if not has_room(push.sums):
+            raise ProtocolError(
+                f"a push of {len(push.sums)} sums named {', '.join(push.sums)!r:.80}, expected at "
+                f"most {SUMS}, with printable names of {NAMES_NBYTES} bytes in all"
+            )
         if self._holds_lease is not None and not self._holds_lease(worker.index, push.batch):
             raise ProtocolError(f"{worker} pushes batch {push.batch}, which it has no lease on")
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,6 +96,14 @@ NAMES_NBYTES = 256
 FIGURES = 2 * (3 + SUMS + NAMES_NBYTES // 8)
 """Numbers behind a gradient, float64: half after an even number of steps, half after an odd one.
 The last of a half are the bytes of names."""
+
+
+def has_room(names: Collection[str]) -> bool:
+    """Say whether a step has room for sums of these names; each fills a line of its own."""
+    are_lines = all(name and name.isprintable() for name in names)
+    return are_lines and len(names) <= SUMS and len("\n".join(names).encode()) <= NAMES_NBYTES
+
+
 
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""

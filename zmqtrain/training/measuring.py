@@ -16,7 +16,7 @@ import numpy as np
 from zmqtrain.metrics import Measures, Metric, added
 from zmqtrain.models.backend import on_host
 from zmqtrain.models.base import Outputs
-from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS
+from zmqtrain.store.segment_layout import NAMES_NBYTES, SUMS, has_room
 from zmqtrain.user_code import user_code
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,14 @@ class StepSums:
 
     def _keep(self, name: str, sums: dict[str, float], found: dict[str, float]) -> bool:
         """Add the sums of one measure; False: there is no room for them."""
-        together = found | sums
-        fits = len(together) <= SUMS and len("\n".join(together).encode()) <= NAMES_NBYTES
-        if fits and not any("\n" in each for each in sums):
+        if has_room(found.keys() | sums.keys()):
             found.update(sums)
             return True
         if name not in self._left_out:
             self._left_out.add(name)
-            log.info("%s is not measured in training: a step has no room for its sums", name)
+            log.info(
+                "%r is not measured in training: a step has room for %d sums, with printable names "
+                "of %d bytes in all", name, SUMS, NAMES_NBYTES)  # fmt: skip
         return False
 
 
