@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
 from tests.asking import Asked
 from tests.coordination.parts import add_peer, make_delivery
 from zmqtrain.coordination.delivery import Numbered, OrderDelivery
@@ -117,6 +119,22 @@ async def test_orders_sent_again_to_a_new_life_of_a_shard_keep_their_numbers() -
     for _ in range(2):
         delivery.catch_up()
     assert shard.sent == [Orders(3, tuple(orders[2:]))]
+
+
+async def test_orders_sent_again_and_again_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shard, delivery = begun()
+    with caplog.at_level("INFO"):
+        for reported in (0, 1):
+            delivery.give([APPLY])
+            shard.follower_reports(reported)
+            for _ in range(5):
+                delivery.catch_up()
+    assert [record.message for record in caplog.records] == [
+        "ps 1: sending orders from 1 on again",
+        "ps 1: sending orders from 2 on again",
+    ]
 
 
 async def test_orders_of_one_turn_travel_together_but_no_more_than_a_message_may_hold() -> None:

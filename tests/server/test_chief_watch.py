@@ -9,7 +9,7 @@ import pytest
 from tests.coordination.parts import add_peer
 from zmqtrain.config.timing import Timing
 from zmqtrain.coordination.membership import PeerTable
-from zmqtrain.errors import GroupOverError, OrphanedError, ZmqTrainError
+from zmqtrain.errors import GroupOverError, OrphanedError, PeerLostError, ZmqTrainError
 from zmqtrain.server.chief_watch import ChiefWatch
 
 
@@ -22,4 +22,14 @@ def test_silent_chief_ends_a_ps_and_in_a_group_only_the_group(
     watch.check(peers)
     chief.heard_at = -math.inf
     with pytest.raises(error):
+        watch.check(peers)
+
+
+@pytest.mark.parametrize(
+    ("is_task", "told"), [(True, "zmqtrain.roles.chief"), (False, "start worker 0")]
+)
+def test_who_is_to_be_started_is_named(peers: PeerTable, is_task: bool, told: str) -> None:
+    watch = ChiefWatch(Timing(), 0, is_task=is_task)
+    watch.began_at = -math.inf
+    with pytest.raises(PeerLostError, match=told):
         watch.check(peers)

@@ -17,6 +17,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.config.cluster import Role
 from zmqtrain.coordination.membership import Peer, PeerTable
+from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
 from zmqtrain.wire.messages import BATCH, Message, Order, Orders
@@ -57,6 +58,7 @@ class OrderDelivery:
         self._to_answer: set[int] = set()  # shards whose reports came in this turn
         self._unacknowledged: deque[Numbered] = deque()
         self._acknowledged: dict[int, int] = {}
+        self._states = StateLogger(log)
 
     def begin(self, policy: str) -> None:
         """Count from 0 again, under this policy: a new generation."""
@@ -230,7 +232,7 @@ class OrderDelivery:
         stuck = got == self._acknowledged.get(shard, -1)
         self._acknowledged[shard] = got
         if stuck and (first := self.send_missing(peer)):
-            log.info("ps %d: sent orders from %d on again", shard, first)
+            self._states.state(shard, f"ps {shard}: sending orders from {first} on again")
 
     def send_missing(self, peer: Peer) -> int:
         """Send another ps once more what it has not reported; return the first number, 0: none."""

@@ -17,10 +17,16 @@ log = logging.getLogger(__name__)
 class ChiefWatch:
     """Watches for the chief's silence at a ps."""
 
-    def __init__(self, timing: Timing, group: int) -> None:
-        """``group``: of the workers that host the ps; 0: they do not go on without the chief."""
+    def __init__(self, timing: Timing, group: int, *, is_task: bool = True) -> None:
+        """``group``: of the workers that host the ps; 0: they do not go on without the chief.
+
+        ``is_task``: the chief is a task of its own; else worker 0 hosts it.
+        """
         self._timing = timing
         self._group = group
+        self._remedy = "start one (python -m zmqtrain.roles.chief)"
+        if not is_task:
+            self._remedy = "start worker 0, which hosts it"
         self._states = StateLogger(log)
         self.began_at = time.monotonic()
 
@@ -40,8 +46,8 @@ class ChiefWatch:
             return
         if chief is None:
             raise PeerLostError(
-                f"no chief has joined within {silent_s:.0f} s: start one (python -m "
-                "zmqtrain.roles.chief), or raise --join-timeout-s"
+                f"no chief has joined within {silent_s:.0f} s: {self._remedy}, or raise "
+                "--join-timeout-s"
             )
         lost = GroupOverError if self._group else OrphanedError
         raise lost(f"the chief has been silent for {silent_s:.0f} s and ended no run")

@@ -106,7 +106,7 @@ class ParameterServer(JobActor):
         self._segment: Segment | None = None
         self._shutdown: Shutdown | None = None
         self._may_leave = asyncio.Event()
-        self._chief = ChiefWatch(config, config.group)
+        self._chief = ChiefWatch(config, config.group, is_task=config.chief)
         self._executor: Executor | None = None
         self._board_host: BoardHost | None = None  # where the leader is
         self._members: Members
