@@ -154,7 +154,7 @@ def test_what_has_too_many_sums_is_measured_in_evaluations_alone() -> None:
     trainer = Trainer(Score(2), SGD(0.05), metrics=[AUC(), Accuracy(name="share")])
     history = fit(trainer, data, validation_data=data).history
     assert {"share", "val_share", "val_auc"} <= set(history)
-    with pytest.raises(KeyError, match="'auc' was not measured; there are loss, half, share, val_loss"):
+    with pytest.raises(KeyError, match="'auc' was not measured; there are loss, half, share, val"):
         history["auc"]
     with pytest.raises(
         RunFailedError, match=r"names 'auc', which is not measured.*did you mean val_auc"

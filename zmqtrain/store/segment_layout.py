@@ -104,7 +104,6 @@ def has_room(names: Collection[str]) -> bool:
     return are_lines and len(names) <= SUMS and len("\n".join(names).encode()) <= NAMES_NBYTES
 
 
-
 REDO_SIZE = 65_536
 """Elements of a copy in the redo region: with fewer, rules without a kernel take longer."""
 
