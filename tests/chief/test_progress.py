@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
+from tests.clock import Clock
+from zmqtrain.chief import progress
 from zmqtrain.chief.progress import ProgressDisplay, line
 from zmqtrain.coordination.leader import A_WORKER
 from zmqtrain.wire.messages import Status, Wait
@@ -42,6 +45,28 @@ def test_elsewhere_the_log_gets_a_line(caplog: pytest.LogCaptureFixture) -> None
         display.close()
     assert capture.get() == ""
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_lines"),
+    [("file", True), ("dumb", True), ("terminal", False), ("notebook", False)],
+)
+def test_script_without_a_bar_writes_a_plain_line_every_ten_seconds(
+    kind: str, has_lines: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, file = Clock(), StringIO()
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setenv("TERM", "dumb" if kind == "dumb" else "xterm")
+    console = Console(
+        file=file, force_terminal=kind in ("terminal", "dumb"), force_jupyter=kind == "notebook"
+    )
+    display = ProgressDisplay(console, with_bar=False)
+    for step in range(25):
+        display(replace(STATUS, step=step))
+        clock.tick()
+    display.close()
+    lines = [f"step {step}/20  50 steps/s  loss 0.2500\n" for step in (10, 20)]
+    assert file.getvalue() == "".join(lines * has_lines)
 
 
 def test_line_without_workers_tells_when_the_job_ends() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
 from collections import Counter
 
@@ -16,6 +18,8 @@ from zmqtrain.wire.messages import Status
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
+LINE_INTERVAL_S = 10.0
+"""Between plain lines of a script whose log does not show any."""
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +48,20 @@ class ProgressLog:
 
 
 class ProgressDisplay:
-    """Shows the status as a bar on a terminal or in a notebook, else in the log."""
+    """Shows the status as a bar on a terminal or in a notebook, else as a line now and then.
 
-    def __init__(self, console: Console | None = None) -> None:
+    The lines go to the log if that shows them, else as plain text to stderr.
+    """
+
+    def __init__(self, console: Console | None = None, *, with_bar: bool = True) -> None:
+        """``with_bar=False``: where a bar could be, nothing is shown: others write there."""
         console = console or Console(stderr=True)
+        self._console = console
         self._log = ProgressLog()
         self._bar: Progress | None = None
-        if (console.is_terminal and not console.is_dumb_terminal) or console.is_jupyter:
+        can_bar = (console.is_terminal and not console.is_dumb_terminal) or console.is_jupyter
+        self._next_at = math.inf if can_bar else time.monotonic() + LINE_INTERVAL_S
+        if can_bar and with_bar:
             text = TextColumn("{task.description}", table_column=Column(no_wrap=True))
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
             self._bar = Progress(*columns, console=console, transient=True)
@@ -58,12 +69,19 @@ class ProgressDisplay:
 
     def __call__(self, status: Status) -> None:
         if self._bar is None:
-            self._log(status)
+            self._show_line(status)
             return
         self._bar.start()
-        text = f"{status.steps_per_second:.0f} steps/s  loss {shown_loss(status)}"
         total, done = status.steps or None, status.step
-        self._bar.update(self._task, description=text, total=total, completed=done)
+        self._bar.update(self._task, description=_speed(status), total=total, completed=done)
+
+    def _show_line(self, status: Status) -> None:
+        if log.isEnabledFor(logging.INFO):
+            self._log(status)
+        elif (now := time.monotonic()) >= self._next_at:
+            self._next_at = now + LINE_INTERVAL_S
+            with contextlib.suppress(OSError):  # a full disk or a closed pipe ends no training
+                print(_steps(status), _speed(status), sep="  ", file=self._console.file, flush=True)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -77,11 +95,16 @@ def line(status: Status) -> str:
     workers = ", ".join(f"{count} {state}" for state, count in states.items()) or _without_workers(
         status
     )
-    end = f"/{status.steps}" if status.steps else ""
-    return (
-        f"step {status.step}{end}  {status.steps_per_second:.0f} steps/s  "
-        f"loss {shown_loss(status)}  staleness {status.staleness['mean']:.2f}  workers: {workers}"
-    )
+    staleness = status.staleness["mean"]
+    return f"{_steps(status)}  {_speed(status)}  staleness {staleness:.2f}  workers: {workers}"
+
+
+def _steps(status: Status) -> str:
+    return f"step {status.step}/{status.steps}" if status.steps else f"step {status.step}"
+
+
+def _speed(status: Status) -> str:
+    return f"{status.steps_per_second:.0f} steps/s  loss {shown_loss(status)}"
 
 
 def _without_workers(status: Status) -> str:

@@ -57,8 +57,9 @@ def run(
     and ``exit_code`` say so. A job with a logdir resumes from its last checkpoint.
 
     ``on_progress`` is called a few times a second with the job's status. Without it a terminal or a
-    notebook shows a bar; elsewhere a line goes to the log now and then, at level INFO
-    (``logging.basicConfig(level="INFO")`` shows it).
+    notebook shows a bar; elsewhere stderr gets a line every 10 s, or the log at level INFO, if that
+    is shown (``logging.basicConfig(level="INFO")``). Without an evaluation set the summary's
+    ``loss`` and ``accuracy`` are NaN; ``train_loss`` is there.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before the job began.

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from zmqtrain.chief.progress import ProgressLog
+from zmqtrain.chief.progress import ProgressDisplay
 from zmqtrain.config.job_file import refuse_while_loading
 from zmqtrain.errors import ConfigError, ExitCode, RunFailedError
 from zmqtrain.job import Job
@@ -145,7 +145,8 @@ class Session:
                 serving = self._task.serve(self._job, lambda actor: self._stop.reach(actor.stop))
                 self._exit_code = uvloop.run(serving)
             else:
-                self.summary = asyncio.run(run_alone(self._job, ProgressLog(), self._stop))
+                show = ProgressDisplay(with_bar=False)  # the loop may have a bar of its own
+                self.summary = asyncio.run(run_alone(self._job, show, self._stop))
         except BaseException as error:
             self._error = error
         finally:
