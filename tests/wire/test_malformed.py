@@ -81,10 +81,14 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
         *(({"body": [given, "x", ""]}, "Shutdown.exit_code") for given in (True, 1.0, DEEP)),
         ({"body": [1, 1, ""]}, "Shutdown.reason"),
         *(
-            ({"kind": "Push", "body": [1, 0, 0, 1, given, True]}, "Push.loss")
+            ({"kind": "Push", "body": [1, 0, 0, 1, given, True, {}]}, "Push.loss")
             for given in ("0.5", True)
         ),
-        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1]}, "Push.finite"),
+        ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}]}, "Push.finite"),
+        *(
+            ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given]}, "Push.sums")
+            for given in (None, [], {"accuracy": "1"}, {3: 1.0})
+        ),
         ({"kind": "Orders", "body": [1, 5]}, "Orders.orders"),
         (
             {"kind": "Orders", "body": [1, [["apply", [0, "1"], "", 0, 0, [], False]]]},
