@@ -87,7 +87,7 @@ def test_other_protocol_version_is_refused_whatever_else_it_says(parts: list[Any
         ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, 1, {}]}, "Push.finite"),
         *(
             ({"kind": "Push", "body": [1, 0, 0, 1, 0.5, True, given]}, "Push.sums")
-            for given in (None, [], {"accuracy": "1"}, {3: 1.0})
+            for given in (None, [], {"accuracy": "1"}, {b"accuracy": 1.0})
         ),
         ({"kind": "Orders", "body": [1, 5]}, "Orders.orders"),
         (
