@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.clock import Clock
+from zmqtrain.chief import saving
 from zmqtrain.chief.saving import Saver
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.data import NoisyLine
@@ -52,6 +54,31 @@ async def test_failed_save_leaves_no_directory(tmp_path: Path) -> None:
         await saver.save(step=10, generation=1)
     (directory,) = directories
     assert not directory.exists()
+
+
+async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(saving, "time", clock)
+    job = zmqtrain.Job(
+        model=LinearRegression(),
+        data=NoisyLine(),
+        optimizer=SGD(),
+        logdir=str(tmp_path),
+        save_secs=3,
+    )
+    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    assert not saver.is_due(0)
+    clock.now = 3.0
+    assert saver.is_due(0)  # nothing was saved yet
+    await saver.save(0, generation=1)
+    step = saver.last_step
+    clock.now = 6.0
+    assert not saver.is_due(step)
+    assert not saver.is_due(step + 1)  # the last one counts as of now
+    clock.now = 9.0
+    assert saver.is_due(step + 1)
 
 
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:

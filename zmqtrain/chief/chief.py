@@ -312,7 +312,7 @@ class Chief(JobActor):
             begins = False
             if status.stop:
                 return status
-            if status.save_wanted or self._saver.is_due():
+            if status.save_wanted or self._saver.is_due(status.step):
                 with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                     await self._save(status.step)
             await self._on_the_way.follow(status.step)

@@ -62,8 +62,18 @@ class Saver:
         self.last_step = 0
         metrics.checkpoint_interval_seconds.set(self._interval_s)
 
-    def is_due(self) -> bool:
-        return self._interval_s > 0 and time.monotonic() >= self._due_at
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint of this step is due.
+
+        While a job stands still, its last one is as good as a new one, and counts as that.
+        """
+        if not self._interval_s or time.monotonic() < self._due_at:
+            return False
+        if self.last is None or step != self.last_step:
+            return True
+        self._due_at = time.monotonic() + self._interval_s
+        self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+        return False
 
     async def check(self) -> None:
         """Check at the start that checkpoints can be written to the logdir.

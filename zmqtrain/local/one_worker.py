@@ -178,7 +178,7 @@ class LocalRun:
             return
         self._next_look = now + WATCH_S
         self._on_progress(self._status())
-        if self._saver.is_due():
+        if self._saver.is_due(step):
             with contextlib.suppress(CheckpointError):  # logged and counted; the job goes on
                 await self._saver.save(step, self.generation)
 

@@ -306,7 +306,7 @@ class Metrics:
         self.evaluation_accuracy = make.unknown("evaluation_accuracy", text)
         text = "Time that should lie between checkpoints; 0 is never."
         self.checkpoint_interval_seconds = make.gauge("checkpoint_interval_seconds", text)
-        text = "When the newest checkpoint became complete, in Unix time; 0 is not yet."
+        text = "When the newest checkpoint was last up to date, in Unix time; 0 is not yet."
         self.checkpoint_last_success_timestamp_seconds = make.gauge(
             "checkpoint_last_success_timestamp_seconds", text
         )
