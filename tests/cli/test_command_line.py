@@ -57,7 +57,7 @@ def test_command_imports_no_engine_before_it_asks_one() -> None:
     [
         (["stauts"], "No such command 'stauts'; did you mean status?"),
         (["policy"], "Missing argument 'SPEC'"),
-        (["submit", "job.py"], "Missing option '--on'"),
+        (["submit", "job.py"], "Missing option --on (or ZMQTRAIN_ON)"),
         (["status", "--timeout-s", "0"], "0.0 is not in the range x>0"),
         (["placement", "job.py", "--ps", "0"], "0 is not in the range x>=1"),
     ],
