@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 
+from zmqtrain.cli import remote
 from zmqtrain.cli.main import main
 from zmqtrain.cli.remote import RemoteJob, find_job
 from zmqtrain.config.run_file import RunningJob
-from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError
+from zmqtrain.errors import ExitCode, PeerLostError, ProtocolError, ZmqTrainError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, Pair, add_keys
 from zmqtrain.wire.messages import Done, GetStatus, Status
@@ -64,27 +66,48 @@ def test_job_is_asked_with_a_clients_key_else_with_that_of_a_task(
     assert find_job({"ps": "b:1", "keys": str(tmp_path)}).security.owner == asks
 
 
+SILENT, REFUSING = PeerLostError("no answer"), ProtocolError("ps 1 takes no GetStatus")
+
+
 @pytest.mark.parametrize("by_flag", [True, False])
 @pytest.mark.parametrize(
-    ("lost", "asked", "address"), [(0, "a", "a:1"), (2, "abc", "c:1"), (3, "abc", "a:1")]
+    ("errors", "asked", "address"),
+    [
+        ({}, "a", "a:1"),
+        ({"a": SILENT, "b": SILENT}, "abc", "c:1"),
+        ({"a": SILENT, "b": REFUSING}, "abc", "c:1"),
+        ({"a": SILENT}, "abc", "b:1"),
+        ({"a": SILENT, "b": REFUSING, "c": SILENT}, "abc", "a:1"),
+    ],
 )
-def test_first_worker_that_answers_is_asked_of_a_job_without_ps(
-    lost: int,
+def test_first_worker_that_tells_the_status_is_asked_of_a_job_without_ps(
+    errors: dict[str, ZmqTrainError],
     asked: str,
     address: str,
     by_flag: bool,
     tmp_path: Path,
-    ps: Any,
+    monkeypatch: pytest.MonkeyPatch,
     training: Status,
 ) -> None:
-    """Each has a key of its own, and the lowest that is left leads the job."""
-    every, keys = ["a:1", "b:1", "c:1"], str(tmp_path)
+    """Each has a key of its own; all but the first are asked side by side, so that many that are
+    lost cost no more time than one."""
+    every, keys, at_once = ["a:1", "b:1", "c:1"], str(tmp_path), Barrier(2)
     workers = [Owner("worker", index) for index in range(3)]
     add_keys(tmp_path, {owner: make_pair() for owner in workers})
-    ps.replies[GetStatus] = [*[PeerLostError("no answer")] * lost, training]
+    hosts = []
+
+    def ask(address: str, *_: Any, **__: Any) -> Status:
+        hosts.append(address[0])
+        if address != "a:1":
+            at_once.wait(timeout=60)
+        if address[0] in errors:
+            raise errors[address[0]]
+        return training
+
+    monkeypatch.setattr(remote, "ask", ask)
     flags = {"ps": ",".join(every) if by_flag else None, "keys": keys}
     job = find_job(flags, environ=tf_config(worker=every))
-    assert [each[0] for each in ps.asked] == [f"{host}:1" for host in asked]
+    assert sorted(hosts) == list(asked)
     assert job.address == address
     assert dict(job.security.servers) == {
         f"tcp://{each}": owner for each, owner in zip(every, workers, strict=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,12 +22,13 @@ from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
 from zmqtrain.config.task import ENVIRON, TaskConfig
-from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError
+from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, ZmqTrainError
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
 
 TIMEOUT_S = 5.0
+MOST_ASKED = 32  # at once
 CLIENT = Owner("client")
 
 OPTIONS = {
@@ -120,19 +123,27 @@ def find_job(
     update = {"ps": leaders, "hosted": hosted, "workers": len(leaders)}
     security = _as_client(config.model_copy(update=update).security)
     jobs = [RemoteJob(address, _name_of(address), timeout_s, security) for address in leaders]
-    return _first_alive(jobs) if len(jobs) > 1 else jobs[0]
+    return _leading(jobs) if len(jobs) > 1 else jobs[0]
 
 
-def _first_alive(jobs: Sequence[RemoteJob]) -> RemoteJob:
-    """Return the first that answers: without ps the lowest worker that is left leads the job.
+def _leading(jobs: Sequence[RemoteJob]) -> RemoteJob:
+    """Return the first that leads its job: without ps that is the lowest worker that is left.
 
-    If none does, that is the first one, which can say so.
+    All but the first are asked side by side, so that many that are lost cost no more time than one.
+    If none leads, the first is returned: whoever asks it learns why.
     """
-    for job in jobs:
-        with contextlib.suppress(PeerLostError):
-            job.status()
-            return job
-    return jobs[0]
+    first, *others = jobs
+    if _leads(first):
+        return first
+    with ThreadPoolExecutor(min(len(others), MOST_ASKED)) as threads:
+        return next(compress(others, threads.map(_leads, others)), first)
+
+
+def _leads(job: RemoteJob) -> bool:
+    with contextlib.suppress(ZmqTrainError):  # another worker's part of the parameters refuses
+        job.status()
+        return True
+    return False
 
 
 @contextlib.contextmanager
