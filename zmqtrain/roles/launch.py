@@ -215,7 +215,7 @@ async def _leave_with_the_job(
 ) -> None:
     """Stop a worker that has not joined, and what it hosts, if its job has ended: if that was noted
     on this host after ``since``, or the last checkpoint is in the logdir."""
-    # An engine takes a worker's end for no more than that; a later group ends with its job.
+    # To an engine, a worker's end is not the job's. A later group has begun, and ends with its job.
     may_leave = config.as_ps is None and (config.on_term == "leave" or config.group > 1)
     while not worker.ready()[0]:
         code = run_file.end_since(config.ps, since)

@@ -98,8 +98,8 @@ class ParameterAccess:
             return
         if not is_claim_seen(message.logdir):
             text = (
-                "%s: that the chief has locked it is not seen on this host, so nothing keeps two "
-                "chiefs from saving there; choose a --logdir whose file locks reach all hosts"
+                "%s: this host does not see that the chief has locked it, so nothing keeps a "
+                "second chief from saving there; choose a --logdir whose file locks reach all hosts"
             )
             log.warning(text, self._job.logdir)
         words = state.shard.segment.words

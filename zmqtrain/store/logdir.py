@@ -268,24 +268,23 @@ def claimed(logdir: str | None) -> Iterator[None]:
 
 
 def is_claim_seen(directory: str) -> bool:
-    """Say whether this process sees that the logdir is claimed; locks may be of one host only.
+    """Say whether this process sees that the logdir is claimed; locks may reach no other host.
 
-    ``directory``: one that the chief has made there, "" if the job has no logdir.
+    ``directory``: one that the chief has made there; "" if the job has no logdir, which is fine.
     """
-    descriptor = _open_lock(Path(directory).parent) if directory else None
+    if not directory:
+        return True
+    descriptor = _open_lock(Path(directory).parent)
     if descriptor is None:
-        return not directory
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # processes forked meanwhile would keep it
-    except BlockingIOError:
-        return True
-    except OSError:  # there are no locks
-        return False
-    else:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # else there are no locks
     finally:
         os.close(descriptor)
+    return False
 
 
 def _entries(logdir: Path) -> list[Path]:
