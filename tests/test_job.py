@@ -69,6 +69,7 @@ AVERAGE = (
         ("model", 3, MODEL),
         ("model", None, MODEL),
         ("data", [1, 2], "data is [1, 2]; the examples are int; expected arrays"),
+        ("policy", "hog" * 40, "policy is 'hoghog"),
         ("data", [object()], "data is of type list; the examples are object; expected arrays"),
         ("data", (np.ones(3), np.ones(2)), "expected at least one array, all with the same"),
         ("optimizer", "sgd", "not a Rule: it needs the methods slots, update"),

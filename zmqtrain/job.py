@@ -730,6 +730,6 @@ def _sentence(mistake: ErrorDetails) -> str:
     if mistake["type"] == "missing":
         return f"{name} is missing; expected {Job.model_fields[name].description}"
     value = " ".join(repr(mistake["input"]).split())
-    if len(value) > 80 or _ADDRESS.search(value):  # of arrays and modules the kind says more
-        value = f"of type {type(mistake['input']).__name__}"
-    return f"{name} is {value}; {expectation(mistake)}"
+    if not isinstance(mistake["input"], str) and (len(value) > 80 or _ADDRESS.search(value)):
+        value = f"of type {type(mistake['input']).__name__}"  # of arrays and modules it says more
+    return f"{name} is {value:.80}; {expectation(mistake)}"

@@ -369,6 +369,27 @@ def test_model_whose_loss_needs_no_targets_is_given_none() -> None:
     assert model.metrics(model.parameters(0), (X,))["loss"] > 0
 
 
+def test_metric_that_has_seen_no_data_knows_what_others_have_summed() -> None:
+    """As in a chief without validation data."""
+
+    def build() -> Any:
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(5)(inputs))
+        model.compile("sgd", "mse", metrics=[keras.metrics.R2Score()])
+        return model
+
+    (theirs,), (own,) = KerasModel(build).summed_metrics, KerasModel(build).summed_metrics
+    sums = theirs.update(X / 2, (X, X))
+    assert own.result(sums) == theirs.result(sums) > 0
+
+
+def test_class_weights_for_several_outputs_are_refused() -> None:
+    trainer = zmqtrain.Trainer(KerasModel(partial(named, False)))
+    targets = [(X[:, :1] > 0).astype("f4"), X[:, 1:3]]
+    with pytest.raises(ConfigError, match="has several outputs"):
+        trainer.fit([X, X[:, :2]], targets, batch_size=4, verbose=False, class_weight={0: 2.0})
+
+
 def test_model_of_several_inputs_takes_class_weights() -> None:
     def build() -> Any:
         inputs = [keras.Input((5,)), keras.Input((2,))]

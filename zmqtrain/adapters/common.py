@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,17 @@ def constant_loss(owner: object) -> ConfigError:
     )
 
 
-def check_takes(function: Callable[..., Any] | None, *arguments: str) -> None:
+def check_takes(function: Any, *arguments: str) -> None:
     """Raise ConfigError if a function of the user cannot be called with these arguments in order.
 
     Of functions that are built in, or None, nothing is known.
     """
     try:
-        signature = inspect.signature(function) if function is not None else None
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
     try:
-        if signature is not None:
-            signature.bind(*arguments)
+        signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(
             f"{name_of(function)}{signature} is called with ({', '.join(arguments)}): {error}"

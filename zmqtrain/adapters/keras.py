@@ -118,7 +118,16 @@ class KerasModel:
 
     @property
     def labels_at(self) -> int:
-        """Where a batch has its labels: behind the inputs."""
+        """Where a batch has its labels: behind the inputs.
+
+        Raises:
+            ConfigError: the model has several outputs.
+        """
+        if len(self._ready.outputs) > 1:
+            raise ConfigError(
+                f"class_weight was given, and {self!r} has several outputs; expected one, whose "
+                "labels are classes: give sample_weight"
+            )
         return len(self._ready.inputs)
 
     def parameters(self, seed: int) -> Weights:
@@ -316,10 +325,10 @@ class Network:
         self.state = {n: v for n, v in self.variables.items() if n not in kinds}
         self.computer = _computer(self, owner)  # copies of the owner that share this share it
         self._inputs_like = getattr(model, "_inputs_struct", None)
-        self._outputs_like = getattr(model, "_outputs_struct", None)
+        self.outputs_like = getattr(model, "_outputs_struct", None)
         inputs = [one.name for one in getattr(model, "inputs", None) or ()]
         self.inputs = _names(self._inputs_like, inputs)
-        self.outputs = _names(self._outputs_like, getattr(model, "output_names", ()))
+        self.outputs = _names(self.outputs_like, getattr(model, "output_names", ()))
         own_loss = type(model).compute_loss is not keras.Model.compute_loss
         self._needs_targets = model.loss is not None and not own_loss
         compiled = model._compile_metrics
@@ -350,7 +359,7 @@ class Network:
                 f"a batch for {self.owner!r} has {len(batch)} arrays; expected {inputs} "
                 f"inputs, {outputs} targets, and at most one of weights"
             )
-        tree = self._outputs_like if len(targets) == outputs else None
+        tree = self.outputs_like if len(targets) == outputs else None
         return self.inputs_of(batch), _like(tree, targets), more[0] if more else None
 
 
@@ -374,6 +383,7 @@ class SummedMetric:
         self.metric, self._output, self._target = metric, output, len(network.inputs) + output
         behind = len(network.inputs) + len(network.outputs)
         self._weights = slice(behind, behind + is_weighted)
+        self._shape = getattr(keras.tree.flatten(network.outputs_like)[output], "shape", ())
         is_only = len(network.outputs) == 1
         self.name = metric.name if is_only else f"{network.outputs[output]}_{metric.name}"
 
@@ -390,6 +400,10 @@ class SummedMetric:
     def result(self, sums: NDArray[np.float64]) -> Any:
         begin = 0
         with _MEASURING:
+            held = sum(int(np.prod(variable.shape)) for variable in self.metric.variables)
+            if held < len(sums):  # an update makes some, and was in another process
+                zeros = np.zeros([size or 1 for size in self._shape], np.float32)
+                self.metric.update_state(zeros, zeros)
             for variable in self.metric.variables:
                 size = int(np.prod(variable.shape))
                 variable.assign(sums[begin : begin + size].reshape(variable.shape))

@@ -94,8 +94,6 @@ class OnJax:
             if function is not self._outputs:
                 # What is compiled with the model may make variables, which no trace may do.
                 self._model._symbolic_build(data_batch=batch)
-            if function is self._steps[True]:
-                self._model.reset_metrics()  # a trace begins with their values
             result = function(*arguments)
             self._compiled.add(kind)
         return result
@@ -133,6 +131,8 @@ class OnJax:
         """Return loss, outputs, values of the metrics' variables, and the new state by name."""
         x, y, weights = parts
         metrics = [variable.value for variable in self._model.metrics_variables]
+        if training:  # other threads use them
+            metrics = [jax.numpy.zeros_like(value) for value in metrics]
         loss, (_, outputs, others, metrics) = self._model.compute_loss_and_updates(
             *self._lists(values), metrics, x, y, weights, training=training
         )

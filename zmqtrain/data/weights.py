@@ -23,8 +23,8 @@ def with_class_weights(batch: Batch, weights: Mapping[int, float], labels_at: in
     """
     examples, more = batch[: labels_at + 1], batch[labels_at + 1 :]
     has_weights = len(more) == 1 and is_weights(more[0], len(batch[0]))
-    is_alike = len(examples) == labels_at + 1 and np.ndim(examples[-1]) in (1, 2)
-    if not is_alike or (more and not has_weights):
+    has_labels = len(examples) == labels_at + 1 and np.ndim(examples[-1]) in (1, 2)
+    if not has_labels or (more and not has_weights):
         raise DataError(
             f"class_weight was given, and a batch has arrays of shapes {[b.shape for b in batch]}; "
             f"expected {counted(labels_at, 'array')} of features, labels with one class for each "
