@@ -354,7 +354,7 @@ def test_batch_of_too_many_arrays_or_without_targets_is_refused() -> None:
 def test_model_whose_loss_needs_no_targets_is_given_none() -> None:
     class Own(keras.Model):
         def compute_loss(
-            self, x: Any = None, y: Any = None, y_pred: Any = None, **more: Any
+            self, x: Any = None, y: Any = None, y_pred: Any = None, *others: Any, **more: Any
         ) -> Any:
             assert y is None
             return keras.ops.mean(keras.ops.square(x - y_pred))
