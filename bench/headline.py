@@ -44,6 +44,7 @@ PS, WORKERS = 2, 4
 POLICIES = ("hogwild:whole", "bounded-staleness:4", "sync-replicas:aggregate=1")
 ON_BOARD = (f"sync-replicas:aggregate={WORKERS}",)  # also while one of them is dead
 POLL_S = 0.2
+MEGABYTES = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FAREWELL_S = 60.0  # that tasks may take to end once the job is done
 MAY_DIFFER = 0.03  # accuracy, from a run that nobody disturbs
 
@@ -314,11 +315,13 @@ def _checks(
 
 def _bounded(stage: Stage, watched: Watched) -> Check:
     """Compare what a ps held with what it said at its start, and the allowance for Python."""
-    said = re.search(r"at most ([\d.]+) MB.* and ([\d.]+) MB for messages", stage.log("ps 0"))
-    limit_mb = float(said[1]) + float(said[2]) + ALLOWANCE_NBYTES / 1e6 if said else 0.0
+    said = re.search(r"its memory is at most .*", stage.log("ps 0"))
+    sizes = re.findall(r"([\d.]+) (kB|MB|GB)", said[0]) if said else []
+    limit_mb = sum(float(size) * MEGABYTES[unit] for size, unit in sizes) + ALLOWANCE_NBYTES / 1e6
     held_mb = watched.most_nbytes / 1e6
     seen = f"at most {held_mb:.0f} of {limit_mb:.0f} MB"
-    return Check("memory of a ps stayed under its ceiling", 0 < held_mb < limit_mb, seen)
+    kept = bool(sizes) and 0 < held_mb < limit_mb
+    return Check("memory of a ps stayed under its ceiling", kept, seen)
 
 
 def _counted(checkpoint: Path, steps: int, per_step: int = 1) -> list[Check]:
