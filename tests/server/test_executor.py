@@ -214,6 +214,23 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
     assert len(request.replies) == 1
 
 
+async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(
+    executor: Executor, state: ShardState, tmp_path: Path, within: Callable[[Any], Any]
+) -> None:
+    add_worker(state)
+    request = Asked()
+    add_push(state, 1, request)
+    done = asyncio.Event()
+    snapshot = Order("snapshot", text=str(tmp_path / "missing"))  # made beside the loop
+    executor.carry_out([(1, snapshot)])
+    executor.after_orders(executor.forget_orders)
+    executor.carry_out([(2, Order("rate", text="0.5")), (3, Order("apply", (0,))), (4, release(1))])
+    executor.after_orders(done.set)
+    await within(done.wait())
+    assert (state.orders, state.version, state.shard.learning_rate) == (1, 0, None)
+    assert request.replies == []
+
+
 @pytest.mark.parametrize("average", [False, True])
 async def test_version_that_is_asked_for_is_copied_before_the_next_update(
     ears: Ears, within: Callable[[Any], Any], average: bool

@@ -80,8 +80,12 @@ class Executor:
 
     def after_orders(self, call: Callable[[], None]) -> None:
         """Call once all orders so far are done; the shard is idle then."""
-        self._work.put(None, lambda _: call())
+        self._work.put(None, lambda _: call(), lasting=True)
         self._work.run()
+
+    def forget_orders(self) -> None:
+        """Carry out no order that came so far and is not done: its generation is over."""
+        self._work.forget()
 
     def keep(self, keep: Keep | None) -> None:
         """Copy the shard as soon as it comes to this version, in place of the copy before."""

@@ -144,7 +144,9 @@ class ParameterAccess:
         state = self._state
         if not state.initialised:
             return
+        self._executor.forget_orders()  # those that came while this one waited
         for worker, _ in state.pending():
             worker.refuse(FencedError(f"a new generation begins: {worker} joins again"))
+            worker.pending = None
         state.forget_workers()
         self._peers.forget_workers()

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from zmqtrain.errors import ZmqTrainError
 
 Result = TypeVar("Result")
+
+_Queued: TypeAlias = tuple[Callable[[], Any] | None, Callable[[Any], None], bool, bool]
 
 LONG_S = 0.005
 """Work that took longer than this goes to the thread the next time: handing it over costs some
@@ -29,7 +31,7 @@ class WorkQueue:
 
     def __init__(self, name: str, *, on_error: Callable[[Exception], None]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._queue: deque[tuple[Callable[[], Any] | None, Callable[[Any], None], bool]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._on_error = on_error
         self._busy = False
         self.paused = False  # nothing more is begun
@@ -42,20 +44,26 @@ class WorkQueue:
         *,
         rare: bool = False,
         first: bool = False,
+        lasting: bool = False,
     ) -> None:
         """Queue work for the next :meth:`run`; ``first``: before all that is queued.
 
         ``then`` is given what the work returned, or the ZmqTrainError that it raised. ``rare`` work
-        always goes to the thread, and says nothing of how long the rest takes.
+        always goes to the thread, and says nothing of how long the rest takes. ``lasting`` work is
+        kept by :meth:`forget`.
         """
         add = self._queue.appendleft if first else self._queue.append
-        add((work, then, rare))
+        add((work, then, rare, lasting))
+
+    def forget(self) -> None:
+        """Do no more of what is queued, but for lasting work."""
+        self._queue = deque(queued for queued in self._queue if queued[-1])
 
     def run(self) -> None:
         """Do what is queued; on return all of it is done, or the first long work has begun."""
         while self._queue and not self._busy and not self.paused:
             self._busy = True
-            work, then, rare = self._queue.popleft()
+            work, then, rare, _ = self._queue.popleft()
             if work is not None and (rare or self.last_s > LONG_S):
                 beside = work if rare else partial(self._timed, work)
                 future = asyncio.get_running_loop().run_in_executor(self._thread, beside)
