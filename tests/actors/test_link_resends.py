@@ -114,7 +114,7 @@ async def test_other_requests_are_sent_again_from_time_to_time(
 
 @pytest.mark.parametrize(
     ("peer_timeout_s", "timeout_s", "resend_s"),
-    [(60, None, 5), (6, None, 1.5), (60, 8, 2), (6, 60, 5)],
+    [(60, None, 5), (6, None, 1.5), (60, 8, 2), (6, 60, 1.5)],
 )
 async def test_lost_request_is_sent_again_before_it_is_given_up_with_its_peer(
     ps: FakePs,

@@ -134,7 +134,9 @@ class Link:
         self._last_id += 1
         sender, generation = self._owner.identify()
         now = time.monotonic()
-        limit_s = self._owner.timing.peer_timeout_s if timeout_s is None else timeout_s
+        limit_s = self._owner.timing.peer_timeout_s
+        if timeout_s is not None:
+            limit_s = min(limit_s, timeout_s)
         outstanding = self._outstanding[self._last_id] = Outstanding(
             self._last_id,
             sender,
