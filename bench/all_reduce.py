@@ -20,18 +20,26 @@ from bench.workload import ITEM_NBYTES, Workload, items_of, push_pull_row
 
 GLOO = "gloo"
 DIRECT = "direct"
-BY_MESSAGES = (DIRECT, "to-one")  # between hosts
+BY_MESSAGES = (DIRECT, "to-one", "one-shot")  # between hosts
 RANKS = 2  # of gloo on one host
 EXCHANGES = ("board", "ps", *BY_MESSAGES, GLOO)
 TIMEOUT_S = 120.0
 
 
 def row_of(
-    exchange: str, megabytes: float, workers: int, rule: str, hosts: Hosts | None, *, kill: bool
+    exchange: str,
+    megabytes: float,
+    workers: int,
+    rule: str,
+    hosts: Hosts | None,
+    *,
+    kill: bool = False,
+    copies: int = 1,
 ) -> dict[str, Any]:
     """Measure one exchange. gloo reduces alone, without an update."""
     if hosts is not None:
-        times = _between(hosts, exchange, megabytes, workers, rule)
+        few = copies if exchange in (DIRECT, "to-one") else 1
+        times = _between(hosts, exchange, megabytes, workers, rule, few)
     elif exchange == GLOO:
         command = [sys.executable, "-m", "bench.peers.gloo", "push-pull"]
         command += ["--megabytes", str(megabytes), "--steps", str(steps_for(megabytes))]
@@ -49,9 +57,12 @@ def row_of(
     return row
 
 
-def _between(hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str) -> dict[str, Any]:
+def _between(
+    hosts: Hosts, kind: str, megabytes: float, workers: int, rule: str, copies: int
+) -> dict[str, Any]:
     """Measure processes that exchange by tcp, each on a host of its own."""
     flags = {"rule": rule, "megabytes": megabytes, "steps": steps_for(megabytes)}
+    flags |= {"copies": copies}
     rows = sorted(on_hosts(hosts, kind, workers, **flags), key=lambda row: row["index"])
     began_at = rows[0]["began_at"]
     times = push_pull_row(Workload(kind, "in_place", megabytes), began_at, WARM_UP)
@@ -73,14 +84,17 @@ def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
     type=list_of(click.Choice(EXCHANGES), "exchange"),
     default="board,ps,gloo",
     help="board; ps, one of them, in shared memory; gloo, without an update, if PyTorch is "
-    "installed; direct, to-one: then each worker, and each rank of gloo, is in a network namespace "
-    "of its own (Linux, root)",
+    "installed; direct, to-one, one-shot: then each worker, and each rank of gloo, is in a network "
+    "namespace of its own (Linux, root)",
 )
 @click.option(
     "--megabytes", "sizes", type=sizes_type, default="0.0003,13,100", help="sizes of a gradient"
 )
 @click.option("--workers", type=click.IntRange(1, 64), default=2, help="of the step")
 @click.option("--rule", type=click.Choice(USUAL_RULES), default="sgd", help="of the update")
+@click.option(
+    "--copies", type=click.IntRange(1, 64), default=1, help="of each part, of direct and to-one"
+)
 @click.option("--mbit", type=size_type, help="Mbit/s of the link of each namespace")
 @click.option(
     "--kill",
@@ -95,6 +109,7 @@ def all_reduce_command(
     sizes: tuple[float, ...],
     workers: int,
     rule: str,
+    copies: int,
     mbit: float | None,
     kill: bool,
     runs: int,
@@ -120,7 +135,8 @@ def all_reduce_command(
             for _ in range(runs):
                 for exchange in exchanges:
                     if can_run(exchange, workers, hosts):
-                        yield row_of(exchange, megabytes, workers, rule, hosts, kill=kill)
+                        given = exchange, megabytes, workers, rule, hosts
+                        yield row_of(*given, kill=kill, copies=copies)
 
     if not set(BY_MESSAGES) & set(exchanges):
         report(rows(None), as_json=as_json)

@@ -75,6 +75,7 @@ def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int
         optimizer=RULES[arguments.rule],
         prefetch=0,
         exchange=arguments.kind,
+        copies=arguments.copies,
     )
     code, _ = _worker(job, arguments.index, addresses)
     clock.tell(arguments.index)
@@ -140,6 +141,7 @@ def gloo(arguments: argparse.Namespace, addresses: list[str]) -> int:
 KINDS: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
     "direct": step_by_messages,
     "to-one": step_by_messages,
+    "one-shot": step_by_messages,
     "gloo": gloo,
     "train": train,
 }
@@ -154,6 +156,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=float)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rule", default="sgd")
+    parser.add_argument("--copies", type=int, default=1, help="of each part")
     parser.add_argument("--job", help="that is trained")
     parser.add_argument("--overrides", help="fields of it, as JSON")
     arguments = parser.parse_args()

@@ -129,7 +129,7 @@ class _Learned:
         lost = self._monitor.counted.get(leader.generation, set()) - batches
         if lost:
             yield f"batches {sorted(lost)} were acknowledged and are not counted"
-        if self._schedule.leaves:
+        if self._schedule.leaves or self._one_host_is_lost():
             yield from self._told_twice()
         examples = self._examples(batches)
         if self._schedule.epochs and self._summary.exit_code == ExitCode.OK:
@@ -150,15 +150,25 @@ class _Learned:
         if self._is_determined():
             yield from self._differs_from_reference()
 
+    def _one_host_is_lost(self) -> bool:
+        """Say whether that is all that happens, and there are copies of what it holds."""
+        schedule = self._schedule
+        kills = [rule for rule in schedule.rules if rule.fault is not None]
+        return schedule.copies > 1 and len(schedule.faults) == 1 and not kills
+
     def _told_twice(self) -> Iterator[str]:
         """Who is told to leave takes nothing along, so no generation does again what one did.
 
-        But for one push of each worker, which one ps has acknowledged and one that leaves has not.
+        Nor does one host that is lost, if there are copies of its part. But for one push of each
+        worker, which one ps has acknowledged and one that leaves has not, or those of a sum that is
+        not applied yet.
         """
+        policy = make_policy(self._schedule.policy)
+        most = max(self._schedule.workers, getattr(policy, "aggregate", None) or 0)
         known: set[int] = set()
         for generation, batches in sorted(self._monitor.counted.items()):
             again = known & batches
-            if len(again) > self._schedule.workers:
+            if len(again) > most:
                 yield f"batches {sorted(again)} were acknowledged again in generation {generation}"
             known |= batches
 
@@ -271,7 +281,9 @@ def _values_of(cluster: SimulatedCluster) -> Mapping[str, Any]:
     for index in range(cluster.shards):
         shard = cluster.server(index).state.shard
         for cut in shard.layout.slices:
-            values[cut.variable.name] = cut.value(shard.parameters)
+            name, value = cut.variable.name, cut.value(shard.parameters)
+            if values.setdefault(name, value).tobytes() != value.tobytes():
+                raise Broken(f"{name} on ps {index} differs from what another one has of it")
     return {variable.name: values[variable.name] for variable in cluster.job.variables()}
 
 

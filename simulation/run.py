@@ -164,5 +164,6 @@ def _job(schedule: Schedule, directory: Path) -> Job:
         logdir=str(directory) if schedule.keeps else None,
         save_secs=schedule.save_secs,
         evaluate_every=schedule.evaluates,
+        copies=schedule.copies,
     )
     return job.with_overrides(partition_nbytes=1 << 30) if schedule.small else job

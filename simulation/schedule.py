@@ -92,7 +92,7 @@ class Schedule:
     many steps the job is evaluated, 0: only at its end. ``leaves``: whether an engine terminates
     tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``: whether each
     worker is alone on its host, and hosts a ps, or one of them alone if the model is ``small``; the
-    lowest hosts the chief; who is lost is done without.
+    lowest hosts the chief; who is lost is done without. ``copies``: so many of them hold each part.
     """
 
     seed: int
@@ -120,6 +120,7 @@ class Schedule:
     leaves: bool = False
     hosts: bool = False
     small: bool = False
+    copies: int = 1
 
     @property
     def examples(self) -> int:
@@ -137,7 +138,8 @@ class Schedule:
 
     @property
     def shards(self) -> int:
-        return self.ps or (1 if self.board or self.small else self.workers)
+        few = 1 if self.board else self.copies if self.small else self.workers
+        return self.ps or few
 
     def host(self, shard: int) -> str:
         """Return the name of the task in whose process a shard is."""
@@ -172,6 +174,7 @@ class Schedule:
             f"seed {self.seed}: {self.ps or 'no'} ps, {self.workers} workers, {self.policy}",
             "a board" if self.board else "",
             f"{'one part' if self.small else 'parts'} on hosts" if self.hosts else "",
+            f"{self.copies} copies" if self.copies > 1 else "",
             f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
             "consistent reads" if self.consistent_reads else "",
@@ -227,7 +230,9 @@ def draw(
     if board:
         lane = "shm" if schedule.lane == "tcp" else schedule.lane
         spec = policy or "sync-replicas"
-        schedule = replace(schedule, board=True, lane=lane, policy=spec, consistent_reads=False)
+        schedule = replace(
+            schedule, board=True, lane=lane, policy=spec, consistent_reads=False, copies=1
+        )
         schedule = _with_sleep(random, schedule)
     return _without_oblivion(schedule)
 
@@ -252,9 +257,16 @@ def _on_hosts(drawn: Schedule) -> Schedule:
             names.remove(*who)
         at += random.choice((random.uniform(0, 3), random.uniform(3, 14), 30.0))
     timing = drawn.timing.model_copy(update={"heartbeat_s": 0.3, "lease_s": 1.2})
+    save_secs = random.choice((0.1, 0.3))
+    others = Random(f"{drawn.seed} copies")
+    copies = others.choice((1, 1, 2, 2, 3))
+    if copies > 1 and _coin(others):
+        save_secs = 99.0  # what is not handed on is lost
+    if copies > 1 and drawn.policy == "hogwild":  # by which the copies would differ
+        drawn = replace(drawn, policy="hogwild:whole")
     return replace(
         drawn, hosts=True, small=_coin(random), keeps=True, lane="tcp", timing=timing,
-        save_secs=random.choice((0.1, 0.3)), steps=2 * drawn.steps, faults=tuple(faults),
+        save_secs=save_secs, steps=2 * drawn.steps, faults=tuple(faults), copies=copies,
     )  # fmt: skip
 
 
@@ -272,7 +284,13 @@ def _hosted(drawn: Schedule) -> Schedule:
     timing = drawn.timing.model_copy(
         update={name: scale * getattr(drawn.timing, name) for name in ("heartbeat_s", "lease_s")}
     )
-    return replace(drawn, ps=0, workers=workers, faults=faults, timing=timing)
+    specs = [drawn.policy, *(fault.spec for fault in faults if fault.spec)]
+    copies = Random(f"{drawn.seed} copies").choice((1, 2))
+    if not all(make_policy(spec).coordinated for spec in specs):  # under which copies would differ
+        copies = 1
+    return replace(
+        drawn, ps=0, workers=workers, faults=faults, timing=timing, copies=min(copies, workers)
+    )
 
 
 def _with_sleep(random: Random, schedule: Schedule) -> Schedule:

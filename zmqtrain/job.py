@@ -50,9 +50,10 @@ from zmqtrain.optim import Rule, Update
 from zmqtrain.policies.base import Lockstep
 from zmqtrain.store.layout import DTYPES, ShardLayout, Variable, variables_of
 from zmqtrain.store.manifest import Manifest
-from zmqtrain.store.placement import place
-from zmqtrain.store.segment_layout import COUNT_LIMIT
+from zmqtrain.store.placement import place, with_copies
+from zmqtrain.store.segment_layout import COUNT_LIMIT, MAX_WORKERS
 from zmqtrain.store.weights import difference, named_arrays, saved_frozen
+from zmqtrain.units import counted
 from zmqtrain.user_code import described, is_of, user_code
 from zmqtrain.wire import compression
 
@@ -93,8 +94,6 @@ def _compression_spec(spec: str) -> str:
 
 _NO_EXCHANGES = {
     "ring": "use direct, which sends the bytes of a ring in two latencies instead of 2(n - 1)",
-    "one-shot": "use auto: over a board nothing is sent, and by messages the step of a model below "
-    "partition_nbytes is one round trip",
     "nccl": "use auto: gradients of GPUs go through the memory of their host; for several GPUs in "
     "one process give --devices gpu:0,gpu:1",
 }
@@ -103,7 +102,9 @@ _NO_EXCHANGES = {
 
 def _exchange_name(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
-        raise ValueError(f"expected auto, board, direct or to-one; no {name} is here: {reason}")
+        raise ValueError(
+            f"expected auto, board, direct, to-one or one-shot; no {name} is here: {reason}"
+        )
     return name
 
 
@@ -127,7 +128,9 @@ Count = Annotated[int, Field(lt=COUNT_LIMIT)]
 ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
-Exchange = Annotated[Literal["auto", "board", "direct", "to-one"], BeforeValidator(_exchange_name)]
+Exchange = Annotated[
+    Literal["auto", "board", "direct", "to-one", "one-shot"], BeforeValidator(_exchange_name)
+]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
 Devices = Annotated[
@@ -169,7 +172,13 @@ class Job(BaseModel):
         description="how gradients become parameters: over a board in the shared memory of one "
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
         "those who hold a part of the parameters, ps or workers; to-one: the same with one that "
-        "holds all; auto: board without ps on one host, if the job allows it, else direct",
+        "holds all; one-shot: the same where each worker holds all; auto: board without ps on one "
+        "host, if the job allows it, else direct",
+    )
+    copies: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = Field(
+        1,
+        description="on how many workers each part of the parameters lies, without ps and by "
+        "messages: of 2, a host that is lost for good costs no step; more send more",
     )
     devices: Devices = Field(
         (),
@@ -483,6 +492,25 @@ class Job(BaseModel):
             f"{self.optimizer!r} looks at whole variables": self.update().is_layered,
             "ps_device is gpu": self.ps_device == "gpu",
             "consistent_reads is on": self.consistent_reads,
+            f"copies is {self.copies}": self.copies > 1,
+        }
+        return [obstacle for obstacle, is_there in found.items() if is_there]
+
+    def obstacles_to_copies(self, workers: int) -> list[str]:
+        """Return what keeps so many workers from holding copies of the parts: they would differ."""
+        is_coordinated = policies.make_policy(self.policy).coordinated
+        shards = self.shards_on(workers)
+        is_cut = self.update().is_layered and self.copies_on(shards) < shards
+        found = {
+            f"there {'is' if workers == 1 else 'are'} {counted(workers, 'worker')}": (
+                self.copies > workers
+            ),
+            f"the policy is {self.policy}, by which each part decides alone; take hogwild:whole": (
+                not is_coordinated
+            ),
+            f"compression is {self.compression}": self.compression != "none",
+            f"{self.optimizer!r} looks at whole variables; take exchange to-one": is_cut,
+            "ps_device is gpu": self.ps_device == "gpu",
         }
         return [obstacle for obstacle, is_there in found.items() if is_there]
 
@@ -665,15 +693,29 @@ class Job(BaseModel):
         A part has ``partition_nbytes`` at least: a step that needs more workers to agree takes
         longer, and smaller parts save less than that.
         """
+        if self.exchange == "one-shot":
+            return workers
+        fewest = min(self.copies, workers)
         if self.exchange == "to-one":
-            return 1
+            return fewest
         nbytes = sum(variable.nbytes for variable in self.variables())
         most = nbytes // self.partition_nbytes if self.partition_nbytes else workers
-        return max(1, min(workers, most))
+        return max(fewest, min(workers, most))
 
     def layouts(self, ps: int) -> tuple[ShardLayout, ...]:
-        """Return what each of ``ps`` parameter servers holds."""
-        return place(self.variables(), ps, self.placement, self.partition_nbytes)
+        """Return what each of ``ps`` parameter servers holds.
+
+        Where each holds everything, no variable is cut: it is the layout of a single ps.
+        """
+        copies = self.copies_on(ps)
+        if copies > 1 and copies == ps:
+            return with_copies(place(self.variables(), ps, "contiguous", 0), copies)
+        parts = place(self.variables(), ps, self.placement, self.partition_nbytes)
+        return with_copies(parts, copies)
+
+    def copies_on(self, ps: int) -> int:
+        """Return how many of so many ps hold each part, its owner among them."""
+        return ps if self.exchange == "one-shot" else min(self.copies, ps)
 
     @property
     def optimizer_text(self) -> str:
@@ -699,6 +741,7 @@ class Job(BaseModel):
         trained = [v for v in self.variables() if v.kind == "trained"]
         state = [v for v in self.variables() if v.kind == "state"]
         listing = "; ".join(f"{v.name} {list(v.shape)}" for v in trained)
+        copies = self.copies_on(ps)
         optional = {
             SOURCE: self._source,
             EPOCHS: str(self.epochs or ""),
@@ -719,7 +762,8 @@ class Job(BaseModel):
             "steps": str(self.steps),
             "seed": str(self.seed),
             "compression": self.compression,
-            "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps",
+            "placement": f"{self.placement}, {self.partition_nbytes} B parts, {ps} ps"
+            + f", {copies} copies" * (copies > 1),
         }
 
 

@@ -202,7 +202,7 @@ async def test_message_that_the_task_does_not_take_is_refused(
                 + b"\x90\x90"
             ],
             6,
-            "expected 7 fields of Push, got [[[[[[[...]]]]]]]",
+            "expected 8 fields of Push, got [[[[[[[...]]]]]]]",
         ),
     ],
 )

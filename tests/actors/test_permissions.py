@@ -21,6 +21,8 @@ from zmqtrain.wire.messages import (
     Close,
     Extend,
     Gather,
+    HandedOver,
+    HandOver,
     Initialize,
     Keep,
     Message,
@@ -39,7 +41,7 @@ from zmqtrain.wire.messages import (
 )
 
 FOR_SOME = {
-    "worker": {Pull, Push, Chunk, Gather},
+    "worker": {Pull, Push, Chunk, Gather, HandOver, HandedOver},
     "chief": {
         *(Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         *(SwitchPolicy, RequestSave, RequestStop, Gather),

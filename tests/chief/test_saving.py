@@ -49,7 +49,7 @@ async def test_failed_save_leaves_no_directory(tmp_path: Path) -> None:
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
-    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), fail)
+    saver = Saver(job, job.layouts(1), job.fingerprint(1), Metrics("chief"), fail)
     with pytest.raises(CheckpointError, match="no room"):
         await saver.save(step=10, generation=1)
     (directory,) = directories
@@ -68,7 +68,9 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
         logdir=str(tmp_path),
         save_secs=3,
     )
-    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    saver = Saver(
+        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+    )
     assert not saver.is_due(0)
     clock.now = 3.0
     assert saver.is_due(0)  # nothing was saved yet
@@ -83,7 +85,9 @@ async def test_step_that_is_saved_is_not_due_again_while_a_job_stands_still(
 
 async def test_checkpoint_without_shared_logdir_is_not_reported_as_saved(tmp_path: Path) -> None:
     job = zmqtrain.Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD())
-    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    saver = Saver(
+        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+    )
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         assert path.exists()
     assert saver.last_step == 0
@@ -96,7 +100,9 @@ async def test_damaged_checkpoint_of_a_later_generation_does_not_begin(
     job = zmqtrain.Job(
         model=LinearRegression(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path)
     )
-    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    saver = Saver(
+        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+    )
     await saver.save(step=10, generation=1)
     async with saver.with_weights(job.initial_values(), generation=2) as path:
         pass
@@ -111,7 +117,9 @@ async def test_damaged_file_of_frozen_variables_is_written_anew(tmp_path: Path) 
             return {"scale": np.ones(3, np.float32)}
 
     job = zmqtrain.Job(model=Half(), data=NoisyLine(), optimizer=SGD(), logdir=str(tmp_path))
-    saver = Saver(job, 1, job.fingerprint(1), Metrics("chief"), partial(write_shard, job))
+    saver = Saver(
+        job, job.layouts(1), job.fingerprint(1), Metrics("chief"), partial(write_shard, job)
+    )
     first = await saver.save(step=10, generation=1)
     assert first is not None
     file = first / "frozen.safetensors"

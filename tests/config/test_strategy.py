@@ -136,6 +136,7 @@ def test_strategy_of_a_run(devices: str, workers: int, hosted: bool, strategy: s
 HOSTED = Cluster(("", ""), 2, chief=True, hosted=True)
 ONE_PS = Cluster(("ipc:///tmp/ps-0",), 2, chief=True)
 FAR = Cluster(("127.0.0.1:1", "b:1"), 2, chief=True, hosted=True)
+THREE = Cluster(("a:1", "b:1", "c:1"), 3, chief=True, hosted=True)
 
 
 def job(**fields: Any) -> Job:
@@ -186,3 +187,36 @@ def test_one_owner_of_everything_is_a_worker_or_the_only_ps() -> None:
     assert with_exchange(ONE_PS, job(exchange="to-one")) == ONE_PS
     with pytest.raises(ConfigError, match="to-one, but there are 2 ps"):
         with_exchange(replace(ONE_PS, ps=("", "")), job(exchange="to-one"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fields", "told"),
+    [
+        (ONE_PS, {"copies": 2}, "copies .* is 2, but there are ps; .* --ps 0"),
+        (ONE_PS, {"exchange": "one-shot"}, "exchange .* is one-shot, but there are ps"),
+        (HOSTED, {"copies": 3}, "copies .* is 3, but there are 2 workers"),
+        (HOSTED, {"copies": 2, "exchange": "board"}, "is board, but copies is 2"),
+        (HOSTED, {"copies": 2, "policy": "hogwild"}, "each part decides alone; .* hogwild:whole"),
+        (HOSTED, {"copies": 2, "compression": "int8"}, "compression is int8"),
+        (HOSTED, {"copies": 2, "ps_device": "gpu"}, "ps_device is gpu"),
+        (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "whole variables; take exchange to-one"),
+    ],
+)
+def test_copies_that_would_differ_or_have_no_place_are_refused(
+    cluster: Cluster, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        with_exchange(cluster, job(partition_nbytes=4, **fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"copies": 2},
+        {"copies": 3, "policy": "bounded-staleness:1"},
+        {"copies": 2, "exchange": "to-one", "optimizer": LAMB(0.1)},
+        {"exchange": "one-shot", "optimizer": LAMB(0.1)},
+    ],
+)
+def test_workers_hold_copies_of_parts_and_exchange_messages(fields: dict[str, Any]) -> None:
+    assert with_exchange(THREE, job(partition_nbytes=4, **fields)) == THREE

@@ -140,6 +140,24 @@ def test_one_owner_gives_a_rule_that_looks_at_whole_variables_the_bits_of_one_ps
     assert outcome(2, ps=0, exchange="direct", **lamb) != expected
 
 
+@pytest.mark.parametrize("fields", EVERYTHING.values(), ids=EVERYTHING)
+def test_copies_do_not_change_a_bit(fields: dict[str, Any]) -> None:
+    cut = fields | {"partition_nbytes": CUT}
+    expected = outcome(3, **fields)
+    for copies in (2, 3):
+        assert outcome(3, ps=0, exchange="direct", copies=copies, **cut) == expected
+        assert outcome(3, ps=0, exchange="to-one", copies=copies, **cut) == expected
+    greedy = {"exchange": "direct", "placement": "greedy"}
+    assert outcome(3, ps=0, copies=2, **greedy, **cut) == expected
+    assert outcome(3, ps=0, exchange="one-shot", **cut) == expected
+
+
+@pytest.mark.parametrize("fields", [{"exchange": "to-one", "copies": 2}, {"exchange": "one-shot"}])
+def test_who_holds_everything_gives_the_bits_of_one_ps_by_any_rule(fields: dict[str, Any]) -> None:
+    lamb = {"optimizer": LAMB(0.01), "partition_nbytes": CUT}
+    assert outcome(3, ps=0, **lamb, **fields) == outcome(3, **lamb)
+
+
 def test_variables_are_cut_where_these_tests_mean_it() -> None:
     job = Job(model=Normed(), data=data(), optimizer=SGD(0.1), partition_nbytes=CUT).hosted(True)
     assert (job.shards_on(2), job.shards_on(3)) == (2, 3)

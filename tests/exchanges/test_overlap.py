@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.overlap import Overlap
-from zmqtrain.store.layout import Variable
+from zmqtrain.store.layout import ShardLayout, Variable
 from zmqtrain.store.placement import place
 from zmqtrain.training.memory import WorkerMemory
 from zmqtrain.wire.chunks import Chunks
@@ -61,7 +61,7 @@ class Situation:
     def __init__(self, sizes: Sequence[int], shards: int) -> None:
         variables = [Variable(f"v{number}", (size,)) for number, size in enumerate(sizes)]
         layouts = place(variables, shards, partition_nbytes=4 * 15)
-        self.lanes = [_lane(layout.size) for layout in layouts]
+        self.lanes = [_lane(layout) for layout in layouts]
         memory = WorkerMemory(variables, layouts, [lane.gradient for lane in self.lanes])
         self._scatter = memory.scatter
         self.links = [FakeLink() for _ in layouts]
@@ -84,8 +84,9 @@ class Situation:
         return [request for link in self.links for request in link.requests]
 
 
-def _lane(size: int) -> Lane:
-    return Lane("tcp", np.zeros(size, np.float32), np.zeros(size, np.float32))
+def _lane(layout: ShardLayout) -> Lane:
+    flats = np.zeros((2, layout.size), np.float32)
+    return Lane("tcp", layout, flats[0], flats[1])
 
 
 @pytest.fixture(autouse=True)

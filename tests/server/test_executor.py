@@ -20,7 +20,7 @@ from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.recovery import recover
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, PushReply
+from zmqtrain.wire.messages import Keep, Order, Pull, PullReply, Push, PushReply
 
 
 class NoRate:
@@ -83,7 +83,7 @@ def release(sequence: int, *, stop: bool = False) -> Order:
 async def test_push_is_applied_and_answered_with_the_next_lease(
     state: ShardState, executor: Executor, ears: Ears
 ) -> None:
-    worker, request = add_worker(state), Asked()
+    worker, request = add_worker(state), Asked(Push(7, 0, 0, 1, 0.5))
     pending = add_push(state, 7, request)
     executor.carry_out([(1, Order("apply", (0,))), (2, release(7))])
     assert np.array_equal(state.shard.parameters, np.full(SIZE, -1, np.float32))
@@ -178,10 +178,18 @@ async def test_worker_that_is_told_to_stop_is_sent_no_parameters(
     state: ShardState, executor: Executor
 ) -> None:
     """They would keep the end of the run back on a slow link."""
-    worker, request = add_worker(state), Asked()
+    request = Asked(Push(1, 0, 0, 1, 0.5))
     stop = PushReply(1, "applied", 1, stop=True)
-    executor.send_parameters(request, worker, stop)
+    executor.send_parameters(request, stop)
     assert request.replies == [stop]
+
+
+async def test_worker_that_reads_its_slices_elsewhere_is_sent_none(
+    state: ShardState, executor: Executor
+) -> None:
+    request = Asked(Push(1, 0, 0, 1, 0.5, wants_parameters=False))
+    executor.send_parameters(request, PushReply(1, "applied", 1))
+    assert request.replies == [PushReply(1, "applied", 1)]
 
 
 async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(

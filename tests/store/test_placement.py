@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from zmqtrain.store.layout import ALIGNMENT, DTYPES, Variable, empty_values
-from zmqtrain.store.placement import place
+from zmqtrain.store.layout import ALIGNMENT, DTYPES, Slice, Variable, empty_values
+from zmqtrain.store.placement import nearest, place, with_copies
 
 
 def _variables(*shapes: tuple[int, ...]) -> list[Variable]:
@@ -160,3 +160,55 @@ def test_state_of_every_dtype_is_carried_to_the_last_bit(
     for name, value in values.items():
         assert back[name].dtype == value.dtype
         np.testing.assert_array_equal(back[name], value)
+
+
+def _name(cut: Slice) -> tuple[str, int, int]:
+    return cut.variable.name, cut.start, cut.rows
+
+
+@given(shapes, st.integers(1, 6), strategies, st.integers(0, 200), st.data())
+def test_every_slice_is_owned_once_and_held_by_neighbours(
+    shapes: list[tuple[int, ...]], shards: int, strategy: str, nbytes: int, data: st.DataObject
+) -> None:
+    copies = data.draw(st.integers(1, shards))
+    placed = place(_variables(*shapes), shards, strategy, nbytes)
+    layouts = with_copies(placed, copies)
+    if copies == 1:
+        assert layouts == placed
+    for layout, own in zip(layouts, placed, strict=True):
+        assert [_name(cut) for cut in layout.slices if not cut.copy] == list(map(_name, own.slices))
+        before = [placed[layout.shard - back] for back in range(1, copies)]
+        copied = {_name(cut) for cut in layout.slices if cut.copy}
+        assert copied == {_name(cut) for one in before for cut in one.slices}
+        inside = [cut for cut in layout.slices if cut.size and _lies_in(cut, layout.owned)]
+        assert not any(cut.copy for cut in inside)
+        assert all(_lies_in(cut, layout.owned) for cut in layout.slices if not cut.copy)
+
+
+def _lies_in(cut: Slice, run: slice) -> bool:
+    return not cut.size or (run.start <= cut.offset and cut.end <= run.stop)
+
+
+@given(shapes, st.integers(2, 5), st.data())
+def test_each_slice_is_read_near_by_or_from_its_owner(
+    shapes: list[tuple[int, ...]], shards: int, data: st.DataObject
+) -> None:
+    copies = data.draw(st.integers(1, shards))
+    near = data.draw(st.sets(st.integers(0, shards - 1)))
+    layouts = with_copies(place(_variables(*shapes), shards, "contiguous", 4), copies)
+    seen = nearest(layouts, near)
+    read = [(layout.shard, _name(cut)) for layout in seen for cut in layout.slices if not cut.copy]
+    owners = {_name(cut): at.shard for at in layouts for cut in at.slices if not cut.copy}
+    assert sorted(name for _, name in read) == sorted(owners)
+    for shard, name in read:
+        holders = {at.shard for at in layouts for cut in at.slices if _name(cut) == name}
+        assert shard in holders & near if holders & near else shard == owners[name]
+
+
+def test_shards_that_hold_everything_have_the_layout_of_one() -> None:
+    variables = _variables((5,), (40, 3), (7,))
+    (one,) = place(variables, 1)
+    for layout in with_copies(place(variables, 3, "contiguous", 0), 3):
+        assert [(_name(cut), cut.offset) for cut in layout.slices] == [
+            (_name(cut), cut.offset) for cut in one.slices
+        ]

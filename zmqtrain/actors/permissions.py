@@ -12,6 +12,8 @@ from zmqtrain.wire.messages import (
     Extend,
     Gather,
     GetStatus,
+    HandedOver,
+    HandOver,
     Initialize,
     Keep,
     Pull,
@@ -32,7 +34,7 @@ _CLIENT = "client"  # the command line; its index is a process id
 _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
-        ("worker",): (Pull, Chunk, Push),
+        ("worker",): (Pull, Chunk, Push, HandOver, HandedOver),
         ("worker", "ps", "chief"): (Gather,),
         ("chief",): (Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),

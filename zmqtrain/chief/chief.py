@@ -97,7 +97,7 @@ class Chief(JobActor):
         self._links: list[Link] = []
         self._tasks: tuple[TaskStatus, ...] = ()  # of the last status
         self._segments: list[Reached | None] = []  # of the ps on this host
-        self._saver = Saver(job, self.shards, self.fingerprint, self.metrics, self._write_shards)
+        self._saver = Saver(job, self._layouts, self.fingerprint, self.metrics, self._write_shards)
         self._evaluator: Evaluator
         self._on_the_way: OnTheWay
         self._epochs: Epochs | None = None  # if the job has epochs

@@ -25,7 +25,7 @@ from zmqtrain.optim import AVERAGE
 from zmqtrain.store import checkpoint
 from zmqtrain.store import logdir as logdirs
 from zmqtrain.store.durable import digest_file
-from zmqtrain.store.layout import variables_of
+from zmqtrain.store.layout import ShardLayout, variables_of
 from zmqtrain.store.manifest import (
     PARAMETERS,
     Manifest,
@@ -44,13 +44,13 @@ class Saver:
     def __init__(
         self,
         job: Job,
-        shards: int,
+        layouts: Sequence[ShardLayout],
         fingerprint: Mapping[str, str],
         metrics: Metrics,
         write_shards: Callable[[Path], Awaitable[Saved]],
     ) -> None:
-        """``write_shards`` writes every shard into a directory, all at one version."""
-        self._job, self._shards, self._fingerprint = job, shards, fingerprint
+        """``write_shards`` writes shards of these layouts into a directory, all at one version."""
+        self._job, self._layouts, self._fingerprint = job, layouts, fingerprint
         self._metrics = metrics
         self._write_shards = write_shards
         self._logdir = Path(job.logdir).resolve() if job.logdir else None
@@ -193,7 +193,7 @@ class Saver:
             files = list(saved.files)
             if weights is not None:
                 file = temporary / "weights.safetensors"
-                write = partial(checkpoint.write_values, file, weights, self._shards)
+                write = partial(checkpoint.write_values, file, weights, len(self._layouts))
                 files.append(await asyncio.to_thread(write))
             elif self._job.frozen():
                 files.append(await asyncio.to_thread(self._write_frozen, temporary))
@@ -219,7 +219,7 @@ class Saver:
                     os.link(path, directory / path.name)
                     return written
         file = directory / "frozen.safetensors"
-        return checkpoint.write_values(file, self._job.frozen(), self._shards)
+        return checkpoint.write_values(file, self._job.frozen(), len(self._layouts))
 
     def _tensors(self, *, all_apart: bool) -> dict[str, dict[str, TensorRecord]]:
         """Return where each value is: frozen variables, or all, in a file beside the shards'."""
@@ -227,7 +227,7 @@ class Saver:
         frozen = variables_of(job.frozen(), "frozen")
         variables, slots = (*job.variables(), *frozen), [slot.name for slot in job.update().slots]
         (unshared,) = place(variables if all_apart else frozen, 1, partition_nbytes=0)
-        beside, shards = replace(unshared, shard=self._shards), job.layouts(self._shards)
+        shards, beside = self._layouts, replace(unshared, shard=len(self._layouts))
         if not all_apart:
             return tensor_records(variables, [*shards, beside], slots)
         apart = tensor_records(variables, [beside], [])[PARAMETERS]

@@ -90,7 +90,10 @@ def with_exchange(
     Raises:
         ConfigError: it shall be, but cannot.
     """
-    if job.exchange in ("direct", "to-one") or (job.exchange == "auto" and not planned.hosted):
+    _check_copies(planned, job)
+    if job.exchange in ("direct", "to-one", "one-shot") or (
+        job.exchange == "auto" and not planned.hosted
+    ):
         if job.exchange == "to-one" and len(planned.ps) > 1 and not planned.hosted:
             raise ConfigError(
                 f"{names_of('exchange')} is to-one, but there are {len(planned.ps)} ps; expected "
@@ -109,6 +112,26 @@ def with_exchange(
     raise ConfigError(
         f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use direct"
     )
+
+
+def _check_copies(planned: Cluster, job: Job) -> None:
+    """Check that parts can have the copies that the job asks for.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if job.copies == 1 and job.exchange != "one-shot":
+        return
+    shown = f"{names_of('copies')} is {job.copies}"
+    if job.exchange == "one-shot":
+        shown = f"{names_of('exchange')} is one-shot"
+    if not planned.hosted:
+        raise ConfigError(
+            f"{shown}, but there are ps; expected workers that host the parts, whose hosts may be "
+            "lost; leave it out, or give --ps 0"
+        )
+    if found := job.hosted(True).obstacles_to_copies(planned.workers):
+        raise ConfigError(f"{shown}, but {'; '.join(found)}; correct that, or leave it out")
 
 
 def strategy_of(job: Job, workers: int, *, hosted: bool) -> str:

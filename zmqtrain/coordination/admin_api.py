@@ -40,7 +40,6 @@ from zmqtrain.wire.messages import (
     Status,
     SwitchPolicy,
     Wait,
-    WorkerMark,
 )
 
 log = logging.getLogger(__name__)
@@ -172,6 +171,11 @@ class AdminApi:
             policy = make_policy(message.spec)
         except ConfigError as error:
             raise RefusedError(str(error)) from None
+        if not policy.coordinated and self._leader.job.copies_on(self._leader.shards) > 1:
+            raise RefusedError(
+                f"under {policy.spec} each part decides alone, so its copies would differ; "
+                "expected another policy, such as hogwild:whole"
+            )
         log.info("changing the policy to %s at the next barrier", policy.spec)
         self._leader.at_rest(partial(self._switch, request, policy.spec))
 
@@ -201,16 +205,8 @@ class AdminApi:
         if message.directory in self._saved:  # to write it again would harm what is there
             request.reply(self._saved[message.directory])
             return
-        coordinator = self._leader.coordinator
         # The ledger of this moment belongs to the shards' memory at the snapshot order.
-        marks = tuple(
-            WorkerMark(worker, member.incarnation, member.sequence)
-            for worker, member in coordinator.members.items()
-        )
-        ledger, rate = coordinator.ledger.state(), coordinator.learning_rate
-        policy = self._leader.policy
-        saved = Saved(coordinator.version, policy, ledger, marks=marks, learning_rate=rate)
-        self._saving[message.directory] = Saving(request, saved)
+        self._saving[message.directory] = Saving(request, self._leader.saved())
         self._in_snapshot = set(self._save_requests)
         self._leader.event(message)
 

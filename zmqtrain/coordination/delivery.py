@@ -20,7 +20,7 @@ from zmqtrain.coordination.membership import Peer, PeerTable
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.policies import make_policy
 from zmqtrain.store import segment_layout
-from zmqtrain.wire.messages import BATCH, Message, Order, Orders
+from zmqtrain.wire.messages import BATCH, LastOrders, Message, Order, Orders, Saved
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,19 @@ class OrderDelivery:
         others: int,
         heartbeat_s: float,
         crash: Callable[[Exception], None],
+        saved: Callable[[], Saved] | None = None,
     ) -> None:
-        """``words``: of the segment of this shard. ``others``: so many other shards there are."""
+        """``words``: of the segment of this shard. ``others``: so many other shards there are.
+
+        ``saved``: what a checkpoint of now says, if the others have to know.
+        """
         self._peers = peers
         self._words = words
         self._send_to_all = send_to_all
         self._send_guarded = guarded(self._send_now, crash)
         self._others = range(1, 1 + others)
         self._heartbeat_s = heartbeat_s
+        self._saved = saved
         self._coordinated = True  # whether the policy is, by the orders given so far
         self._given = 0  # number of this shard's last order
         self._own: deque[Numbered] = deque()  # until all know of the last switch
@@ -129,14 +134,26 @@ class OrderDelivery:
         words[segment_layout.ACKNOWLEDGED] = max(words[segment_layout.ACKNOWLEDGED], everyone)
         self._forget_acknowledged()
 
-    def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, as plain data and orders."""
+    @property
+    def undone(self) -> list[Numbered]:
+        """This shard's own orders that are not carried out."""
         done = self._words[segment_layout.ORDERS]
         own = [*self._under_way, *self._own]
+        return [(number, order) for number, order in own if number > done]
+
+    def last(self, generation: int) -> LastOrders | None:
+        """Return what another shard may lack of the last orders, None if nobody asks for that."""
+        if self._saved is None:
+            return None
+        orders = tuple(order for _, order in self._unacknowledged)
+        return LastOrders(generation, self.sent + 1 - len(orders), orders, self._saved())
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`restore` needs, as plain data and orders."""
         return {
             "coordinated": self._coordinated,
             "given": self._given,
-            "own": [(number, order) for number, order in own if number > done],
+            "own": self.undone,
             "sent": self.sent,
             "switch": self._switch,
             "unacknowledged": list(self._unacknowledged),
@@ -210,6 +227,8 @@ class OrderDelivery:
         for begin in range(0, len(numbered), BATCH):
             part = numbered[begin : begin + BATCH]
             message = Orders(part[0][0], tuple(order for _, order in part))
+            if self._saved is not None and part[-1][0] == self.sent:
+                message.saved = self._saved()
             self._send_to_all(contacts, message)
 
     def _contacts(self, shards: Iterable[int]) -> list[Request]:

@@ -39,7 +39,7 @@ from zmqtrain.observe.metrics import Metrics
 from zmqtrain.optim.schedules import rate_at
 from zmqtrain.policies import make_policy
 from zmqtrain.store.journal import Journal
-from zmqtrain.wire.messages import Arrived, Extend, Order, ShardReport
+from zmqtrain.wire.messages import Arrived, Extend, Order, Saved, ShardReport, WorkerMark
 
 log = logging.getLogger(__name__)
 
@@ -278,6 +278,16 @@ class Leader:
         self._carry_out(self.delivery.due())
         if report.failure:
             self.fail(ExitCode.USAGE, f"{peer} cannot update its parameters: {report.failure}")
+
+    def saved(self) -> Saved:
+        """Return what a checkpoint of now, after all orders so far, says, but for its files."""
+        coordinator = self.coordinator
+        marks = tuple(
+            WorkerMark(worker, member.incarnation, member.sequence)
+            for worker, member in coordinator.members.items()
+        )
+        ledger, rate = coordinator.ledger.state(), coordinator.learning_rate
+        return Saved(coordinator.version, self.policy, ledger, marks=marks, learning_rate=rate)
 
     def holds_lease(self, worker: int, batch: int) -> bool:
         """Say whether a push of this batch may come from this worker.

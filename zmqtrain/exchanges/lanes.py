@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zmqtrain.actors.joining import Joined
@@ -21,6 +21,8 @@ from zmqtrain.errors import (
     SegmentError,
 )
 from zmqtrain.optim import AVERAGE
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.placement import nearest
 from zmqtrain.store.segment import Reached, copy_consistently, reach
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import chunks
@@ -41,9 +43,11 @@ class Lane:
 
     ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
     ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of.
+    ``layout``: copies are those slices that the task reads elsewhere.
     """
 
     name: str
+    layout: ShardLayout
     parameters: Flat
     gradient: Flat
     reached: Reached | None = None
@@ -67,8 +71,9 @@ class Lane:
 
     @property
     def out(self) -> Flat | None:
-        """Where parameters that travel are laid; None: they do not travel."""
-        return self.parameters if self.reached is None else None
+        """Where parameters that travel are laid; None: none do."""
+        owned = self.layout.owned
+        return self.parameters[owned] if self.reached is None and owned.stop else None
 
 
 async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
@@ -78,23 +83,26 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
         ConfigError: the lane that was asked for is not to be had.
         FencedError: a ps does not know us any more.
     """
-    return [await _open_lane(actor, shard, one) for shard, one in enumerate(joined)]
+    layouts = actor.job.layouts(actor.shards)
+    lanes = [await _open_lane(actor, *each) for each in zip(layouts, joined, strict=True)]
+    seen = nearest(layouts, [shard for shard, lane in enumerate(lanes) if lane.reached is not None])
+    return [replace(lane, layout=layout) for lane, layout in zip(lanes, seen, strict=True)]
 
 
-async def _open_lane(actor: JobActor, shard: int, joined: Joined) -> Lane:
-    layout = actor.job.layouts(actor.shards)[shard]
-    reached = await map_segment(actor, shard, joined)
+async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Joined) -> Lane:
+    reached = await map_segment(actor, layout.shard, joined)
     if reached is not None:
         segment, number = reached
         try:
-            return Lane(segment.lane, segment.parameters, segment.gradient(number), segment)
+            own = segment.parameters, segment.gradient(number)
+            return Lane(segment.lane, layout, *own, segment)
         except SegmentError as error:
             await _check_known(joined.link)  # the place may be another's since our lease ran out
             raise RefusedError(f"{joined.link.peer}: {error}") from error
     parameters, gradient = zeros(layout.size), zeros(layout.size)
     compression = make_compression(actor.job.compression)
     compressor = None if compression is None else Compressor(compression, layout.trained)
-    return Lane("tcp", parameters, gradient, compressor=compressor)
+    return Lane("tcp", layout, parameters, gradient, compressor=compressor)
 
 
 async def map_segment(actor: JobActor, shard: int, joined: Joined) -> tuple[Reached, int] | None:

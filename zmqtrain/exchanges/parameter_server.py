@@ -52,7 +52,7 @@ class ParameterServerExchange:
         self.is_finished, self._sequence = False, 0
         self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
         self._sources = [self._source(lane) for lane in self.lanes]
-        layouts = self._actor.job.layouts(len(self._links))
+        layouts = [lane.layout for lane in self.lanes]
         self._exact = []
         if any(layout.averaged < layout.size for layout in layouts):
             self._exact = [zeros(layout.size - layout.averaged) for layout in layouts]
@@ -83,6 +83,7 @@ class ParameterServerExchange:
                 report.loss,
                 report.finite,
                 {} if shard else report.sums,
+                lane.out is not None,
             )
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:
@@ -125,9 +126,10 @@ class ParameterServerExchange:
         return lane.parameters
 
     def _pull(self) -> list[Outstanding]:
-        message = Pull(",".join(lane.name for lane in self.lanes))
+        names = ",".join(lane.name for lane in self.lanes)
+        reason = "it has not sent the first parameters yet"
         return [
-            link.begin(message, out=lane.out, reason="it has not sent the first parameters yet")
+            link.begin(Pull(names, lane.out is not None), out=lane.out, reason=reason)
             for link, lane in zip(self._links, self.lanes, strict=True)
         ]
 

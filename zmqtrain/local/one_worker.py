@@ -66,7 +66,7 @@ class LocalRun:
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         metrics = Metrics(Role.CHIEF)
-        self._saver = Saver(job, 1, self._fingerprint, metrics, self._write_shard)
+        self._saver = Saver(job, job.layouts(1), self._fingerprint, metrics, self._write_shard)
         self._evaluator = Evaluator(job, evaluation, metrics, self.read_parameters)
 
     def stop(self, code: int) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -34,11 +34,14 @@ from zmqtrain.errors import (
 )
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import StateLogger
+from zmqtrain.roles.succession import Succession
+from zmqtrain.server.remains import Remains
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.codec import Sender
-from zmqtrain.wire.messages import Gather, Message
+from zmqtrain.wire.messages import Gather, HandedOver, HandOver, Message
 
 CLAIM_S = 1.0  # between two attempts to claim the logdir
 
@@ -79,13 +82,30 @@ class Gatherer(JobActor):
     ``found`` is that group, once :meth:`main` has returned without a signal.
     """
 
-    def __init__(self, config: TaskConfig, job: Job, transport: Transport, group: Group) -> None:
+    def __init__(
+        self,
+        config: TaskConfig,
+        job: Job,
+        transport: Transport,
+        group: Group,
+        remains: Remains | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+    ) -> None:
+        """``remains``: of the ps that it hosted; ``fingerprint``: of the job, in that group."""
         super().__init__(config, job, transport)
         self.found: Group | None = None
+        hosts = group.members[: job.shards_on(len(group.members))]
+        self._succession = Succession(self, hosts, remains, fingerprint or self.fingerprint)
+        self._saving: asyncio.Future[None] | None = None
+        self._saved_with: tuple[int, ...] = ()  # the workers that were asked for what they hold
         self._config, self._logdir = config, job.logdir or ""
         self._give_up(group)
         self._is_found = asyncio.Event()
-        self.handlers = dict.fromkeys(get_args(Message), self._answer) | {Gather: self.on_gather}
+        self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
+            Gather: self.on_gather,
+            HandOver: self._succession.on_hand_over,
+            HandedOver: self._succession.on_handed_over,
+        }
 
     async def main(self) -> int:
         """Gather.
@@ -118,16 +138,27 @@ class Gatherer(JobActor):
                     if is_late:
                         raise
                     states.state("logdir", f"{error}; trying again", logging.WARNING)
-                if not self.found and is_late:
+                if not self.found and is_late and self._saving is None:
                     raise PeerLostError(self._lack())
         finally:
-            stopped.cancel()
-            found.cancel()
+            for each in (stopped, found, self._saving):
+                if each is not None:
+                    each.cancel()
         return self.stop_code
 
     async def _propose(self) -> None:
+        if self._saving is not None:
+            if not self._saving.done():
+                return
+            saving, self._saving = self._saving, None
+            saving.result()
         proposal = self._gathering.proposal(time.monotonic())
-        if proposal is not None and not self.found:
+        if proposal is None or self.found:
+            return
+        if proposal.members != self._saved_with:
+            self._saved_with = proposal.members
+            self._saving = asyncio.ensure_future(self._succession.save(proposal.members))
+        else:
             members = self._config.members
             addresses = [members[worker] for worker in proposal.members]
             await asyncio.to_thread(write_group, self._logdir, proposal.number, addresses)
@@ -145,8 +176,8 @@ class Gatherer(JobActor):
         self._is_found.set()
 
     def _state(self) -> Gather:
-        hears = self._gathering.heard(time.monotonic())
-        return Gather(self._known.number, self._known.members, True, hears)
+        hears, last = self._gathering.heard(time.monotonic()), self._succession.last
+        return Gather(self._known.number, self._known.members, True, hears, last)
 
     def ready(self, *, everyone: bool = False) -> tuple[bool, str]:
         return False, "looking for the workers that are left"
@@ -178,6 +209,7 @@ class Gatherer(JobActor):
         if message.gives_up and theirs == self._known:
             self._going_on.discard(request.sender.index)
             self._gathering.note(request.sender.index, message.hears, time.monotonic())
+            self._succession.note(request.sender.index, message.last)
 
     def _all_go_on(self, sender: Sender) -> bool:
         """Say whether all parts have said that they go on, now that the sender does.
@@ -237,7 +269,9 @@ async def serve_groups(
             if any(actor.stopping.is_set() for actor in actors):
                 raise  # a signal, or the end of the job, came first
             log.warning("%s; looking for the workers that are left", lost)
-            gatherer = Gatherer(of_all, job, transport(of_all), group)
+            remains = next(filter(None, map(_remains_of, actors)), None)
+            fingerprint = actors[-1].fingerprint  # of the worker, who knows the data
+            gatherer = Gatherer(of_all, job, transport(of_all), group, remains, fingerprint)
             try:
                 code = await gather(gatherer)
             except PeerLostError as lack:
@@ -245,6 +279,13 @@ async def serve_groups(
             if gatherer.found is None or gatherer.stopping.is_set():
                 return code
             group = gatherer.found
+        finally:
+            for remains in filter(None, map(_remains_of, actors)):
+                remains.close()
+
+
+def _remains_of(actor: JobActor) -> Remains | None:
+    return actor.remains if isinstance(actor, ParameterServer) else None
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:

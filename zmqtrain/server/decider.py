@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from zmqtrain.coordination.delivery import Numbered
 from zmqtrain.errors import ConfigError, ZmqTrainError
+from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Worker
 from zmqtrain.wire.messages import Order, ShardFile
 
@@ -30,6 +31,10 @@ class Decider:
 
     def recover(self) -> None:
         """Go on where a killed process was; its shard and requests are restored already."""
+        raise NotImplementedError
+
+    def remains(self) -> Remains | None:
+        """Return what a group that is over hands on; no order is under way. None: nothing."""
         raise NotImplementedError
 
     # What comes of orders

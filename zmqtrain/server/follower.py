@@ -17,15 +17,18 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.callbacks import guarded
 from zmqtrain.actors.link import Link
 from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.server.decider import Decider
 from zmqtrain.server.executor import Executor
+from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.journal import Journal
 from zmqtrain.wire.messages import (
     BATCH,
     Arrived,
+    LastOrders,
     Order,
     Orders,
     ShardFailed,
@@ -56,8 +59,12 @@ class Follower(Decider):
         join: Callable[[], Coroutine[Any, Any, object]],
         spawn: Spawn,
         crash: Callable[[Exception], None],
+        order_log: OrderLog | None = None,
     ) -> None:
-        """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link."""
+        """``link``: to the leader. ``policy``: of a new generation. ``join``: joins over a link.
+
+        ``order_log``: if others have copies of what this shard holds.
+        """
         self._state = state
         self._executor = executor
         self._link = link
@@ -72,6 +79,7 @@ class Follower(Decider):
         self._awaits_orders = False  # which answer a report
         self._send_guarded = guarded(self._send_reports, crash)
         self._failure = ""  # why the update rule refused
+        self._order_log = order_log
 
     async def run(self) -> None:
         """Join the leader, and report this shard's progress at once and with every heartbeat."""
@@ -102,7 +110,11 @@ class Follower(Decider):
             self._taken += 1
             if order.kind == "switch":
                 self._coordinated = make_policy(order.text).coordinated
+            if self._order_log is not None:
+                self._order_log.add(self._taken, order)
             self._executor.carry_out([(self._taken, order)])
+        if self._order_log is not None:
+            self._order_log.note(self._state.generation, message.saved)
         if any(order.kind == "switch" for order in orders):
             held = [] if self._coordinated else self._state.pending()
             self._executor.after_orders(partial(self._after_switch, held))
@@ -140,12 +152,22 @@ class Follower(Decider):
     def begin(self) -> bool:
         """Each generation numbers its orders from 1; the first may switch the policy."""
         self._taken = self._state.orders = 0
+        if self._order_log is not None:
+            self._order_log.begin()
         self._unreported.clear()
         self._awaits_orders = False
         self._coordinated = make_policy(self._first_policy).coordinated
         if self._link.joined:
             self._report_shard()  # the leader may have begun, and sent orders, before
         return self._journal.begin(self._first_policy.encode())
+
+    def remains(self) -> Remains | None:
+        if self._order_log is None:
+            return None
+        state, last = self._state, self._order_log.last
+        if last is None:  # it was restarted, and has had no order since
+            last = LastOrders(state.generation, state.orders + 1, (), None)
+        return Remains(state.shard, last, state.orders)
 
     def recover(self) -> None:
         self._taken = self._state.orders

@@ -14,6 +14,7 @@ from zmqtrain.coordination.membership import Peer
 from zmqtrain.errors import ConfigError, FencedError, ZmqTrainError
 from zmqtrain.server.board_host import BoardHost
 from zmqtrain.server.decider import Decider
+from zmqtrain.server.remains import Remains
 from zmqtrain.server.state import ShardState, Worker
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import Order, ShardFile
@@ -88,6 +89,14 @@ class LeaderHost(Decider):
         self._admin.forget_saves()
         rate = state.shard.learning_rate
         return self._leader.begin(state.generation, state.version, ledger, rate)
+
+    def remains(self) -> Remains | None:
+        """What the leader has decided counts; so this shard has yet to carry out its own rest."""
+        delivery = self._leader.delivery
+        last = delivery.last(self._state.generation)
+        if last is None:
+            return None
+        return Remains(self._state.shard, last, last.end, delivery.undone)
 
     def recover(self) -> None:
         self._leader.recover(self._state.generation)

@@ -135,14 +135,14 @@ class Receiver:
         if is_pending and worker.pending is not None:
             worker.pending.request = request
         elif was_last and worker.reply is not None:
-            answer = partial(self._reply_again, request, worker, worker.reply)
+            answer = partial(self._reply_again, request, worker.reply)
             self._executor.after_orders(answer)
         else:
             raise RefusedError(f"{what} of {worker} was answered long ago")
 
-    def _reply_again(self, request: Request, worker: Worker, reply: PullReply | PushReply) -> None:
+    def _reply_again(self, request: Request, reply: PullReply | PushReply) -> None:
         now = replace(reply, version=self._state.version)
-        self._executor.send_parameters(request, worker, now)
+        self._executor.send_parameters(request, now)
 
     def _check_turn(self, request: Request, sequence: int, worker: Worker) -> None:
         state = self._state

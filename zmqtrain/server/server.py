@@ -22,6 +22,7 @@ from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.delivery import OrderDelivery
 from zmqtrain.coordination.group import Group
+from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.coordination.leader import Leader
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.coordination.status import HostStatus
@@ -38,6 +39,7 @@ from zmqtrain.server.members import Members, within
 from zmqtrain.server.parameters import ParameterAccess
 from zmqtrain.server.receiver import Receiver
 from zmqtrain.server.recovery import recover
+from zmqtrain.server.remains import Remains
 from zmqtrain.server.shard_memory import (
     close_or_remove,
     digest_of,
@@ -107,6 +109,7 @@ class ParameterServer(JobActor):
         self._shutdown: Shutdown | None = None
         self._may_leave = asyncio.Event()
         self._chief = ChiefWatch(config, config.group, is_task=config.chief)
+        self.remains: Remains | None = None  # for the workers that are left of its group
         self._executor: Executor | None = None
         self._board_host: BoardHost | None = None  # where the leader is
         self._members: Members
@@ -243,10 +246,12 @@ class ParameterServer(JobActor):
         keep = False
         if self._executor is not None:
             self._executor.close()
+            if self.group and isinstance(error, PeerLostError) and self.state.initialised:
+                self.remains = self._decider.remains()
             goes_on = may_go_on(error, is_over=self._shutdown is not None)
             goes_on = goes_on and not (self.group and isinstance(error, PeerLostError))
             keep = goes_on and self.state.initialised and self.state.shard.safe
-        if self._segment is not None:
+        if self._segment is not None and self.remains is None:
             close_or_remove(self._segment, keep=keep)
 
     # Its parts
@@ -301,6 +306,11 @@ class ParameterServer(JobActor):
             **of_decider,
         }
 
+    @property
+    def _has_copies(self) -> bool:
+        """Whether others may have to hand on what this ps holds, and it what they hold."""
+        return bool(self.group) and self.job.copies_on(self.shards) > 1
+
     def _lead(self, executor: Executor) -> Handlers:
         """Host the leader; return its message handlers."""
         state, timing = self.state, self.timing
@@ -313,6 +323,7 @@ class ParameterServer(JobActor):
             others=others,
             heartbeat_s=timing.heartbeat_s,
             crash=self.crash,
+            saved=(lambda: leader.saved()) if self._has_copies else None,
         )
         board = self._board_host = BoardHost(
             state,
@@ -377,6 +388,7 @@ class ParameterServer(JobActor):
             join=lambda: join_all(self, [link]),
             spawn=self.spawn,
             crash=self.crash,
+            order_log=OrderLog(self._config.most_workers) if self._has_copies else None,
         )
         self.spawn(follower.run())
         return {Orders: follower.on_orders}

@@ -93,7 +93,7 @@ def copy_shard(
     parameters: NDArray[np.float32],
     slots: Mapping[str, NDArray[np.float32]],
 ) -> Path:
-    """Copy one shard into a file in an attempt's temporary directory; return the file.
+    """Copy what a shard owns into a file in an attempt's temporary directory; return the file.
 
     ``parameters`` and each slot are float32 of shape (layout.size,); nothing may write to them
     meanwhile. The copy goes to the kernel's page cache, not to memory of this process, and not yet
@@ -108,7 +108,7 @@ def copy_shard(
     for key, flat in {PARAMETERS: parameters, **slots}.items():
         _check_flat(key, flat, layout)
         for cut in layout.slices:
-            if key == PARAMETERS or cut.variable.kind == "trained":
+            if not cut.copy and (key == PARAMETERS or cut.variable.kind == "trained"):
                 tensors[tensor_name(key, cut.variable.name, cut.start)] = cut.value(flat)
     return _write(directory / f"shard-{layout.shard:05d}.safetensors", tensors)
 

@@ -3,7 +3,8 @@
 A *variable* is a named array of the model, trained or state. A *slice* is a run of its rows (along
 axis 0) that one ps holds; a variable that is not partitioned is one slice. A *shard* is all slices
 of one ps in one flat float32 array: first the trained ones, so that an update is one pass over
-memory, then the state.
+memory, then the state. A slice may be on several shards: one of them owns it, the others hold
+copies.
 
 State of another dtype is carried in float32 elements, too: float16 as numbers of the same value,
 every other dtype byte by byte, each byte as a number from 0 to 255. So nothing is lost, and neither
@@ -90,13 +91,15 @@ class Variable:
 class Slice:
     """Rows ``start .. start + rows`` of a variable, at ``offset`` elements into its shard.
 
-    A 0-d variable is always one slice with ``start`` 0 and ``rows`` 1.
+    A 0-d variable is always one slice with ``start`` 0 and ``rows`` 1. ``copy``: another shard owns
+    it.
     """
 
     variable: Variable
     start: int
     rows: int
     offset: int
+    copy: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,6 +168,12 @@ class ShardLayout:
         """Where the state that is averaged ends; from there on the first gradient counts."""
         return max((stop for cut, _, stop in self.runs if cut.variable.place <= 1), default=0)
 
+    @cached_property
+    def owned(self) -> slice:
+        """The elements from the first to the last slice that is no copy."""
+        own = [cut for cut in self.slices if not cut.copy]
+        return slice(own[0].offset, own[-1].end) if own else slice(0, 0)
+
     @property
     def nbytes(self) -> int:
         return sum(cut.nbytes for cut in self.slices)
@@ -176,9 +185,10 @@ class ShardLayout:
             encode(cut.of(value), cut.run(out))
 
     def scatter(self, flat: Flat, values: Mapping[str, Any]) -> None:
-        """Write ``flat`` (float32, shape (size,)) into this shard's part of whole variables."""
+        """Write what it owns of ``flat`` (float32, shape (size,)) into whole variables."""
         for cut in self.slices:
-            decode(cut.run(flat), cut.of(values[cut.variable.name]))
+            if not cut.copy:
+                decode(cut.run(flat), cut.of(values[cut.variable.name]))
 
     def flat_of(self, values: Mapping[str, Any]) -> Flat:
         """Return this shard's part of whole variables as a new array of shape (size,)."""

@@ -150,7 +150,7 @@ def tensor_records(
     variables: Sequence[Variable], layouts: Sequence[ShardLayout], slots: Sequence[str]
 ) -> dict[str, dict[str, TensorRecord]]:
     """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order."""
-    cuts = [(layout.shard, cut) for layout in layouts for cut in layout.slices]
+    cuts = [(layout.shard, cut) for layout in layouts for cut in layout.slices if not cut.copy]
     by_name: dict[str, list[tuple[int, int, int]]] = {variable.name: [] for variable in variables}
     for shard, cut in cuts:
         by_name[cut.variable.name].append((shard, cut.start, cut.rows))

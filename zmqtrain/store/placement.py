@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from zmqtrain.store.layout import ALIGNMENT, ShardLayout, Slice, Variable
@@ -47,10 +48,52 @@ def place(
     return tuple(ShardLayout(shard, tuple(cuts)) for shard, cuts in enumerate(slices))
 
 
-def _append(slices: list[Slice], variable: Variable, start: int, rows: int) -> int:
+def with_copies(layouts: Sequence[ShardLayout], copies: int) -> tuple[ShardLayout, ...]:
+    """Return these layouts, each with what the ``copies - 1`` shards before it own.
+
+    The first shard follows the last. All slices of a shard are in the order of their owners, so
+    what it owns of a line (``contiguous``) is one run.
+    """
+    if copies == 1:
+        return tuple(layouts)
+    found = []
+    for shard in range(len(layouts)):
+        owners = sorted((shard - back) % len(layouts) for back in range(copies))
+        held = [(owner, cut) for owner in owners for cut in layouts[owner].slices]
+        slices: list[Slice] = []
+        for owner, cut in sorted(held, key=lambda each: each[1].variable.place):
+            _append(slices, cut.variable, cut.start, cut.rows, copy=owner != shard)
+        found.append(ShardLayout(shard, tuple(slices)))
+    return tuple(found)
+
+
+def nearest(layouts: Sequence[ShardLayout], near: Collection[int]) -> tuple[ShardLayout, ...]:
+    """Return the layouts as a reader sees them, for whom some shards are ``near``.
+
+    Each slice is a copy on all shards but the one to read it from: a near one, else its owner.
+    """
+    read: dict[tuple[str, int], tuple[bool, bool, int]] = {}
+    for layout in layouts:
+        for cut in layout.slices:
+            name, holder = (cut.variable.name, cut.start), layout.shard
+            distance = holder not in near, cut.copy, holder
+            read[name] = min(read.get(name, distance), distance)
+
+    def seen(cut: Slice, shard: int) -> Slice:
+        return replace(cut, copy=read[cut.variable.name, cut.start][-1] != shard)
+
+    return tuple(
+        ShardLayout(layout.shard, tuple(seen(cut, layout.shard) for cut in layout.slices))
+        for layout in layouts
+    )
+
+
+def _append(
+    slices: list[Slice], variable: Variable, start: int, rows: int, *, copy: bool = False
+) -> int:
     """Lay rows of a variable behind what a shard holds; return how many elements they are."""
     end = slices[-1].end if slices else 0
-    slices.append(Slice(variable, start, rows, -(-end // ALIGNMENT) * ALIGNMENT))
+    slices.append(Slice(variable, start, rows, -(-end // ALIGNMENT) * ALIGNMENT, copy))
     return slices[-1].size
 
 

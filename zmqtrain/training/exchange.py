@@ -19,10 +19,10 @@ class Membership:
     """What a worker has once it has joined: its memory and its first batches.
 
     ``parameters`` and ``gradients`` are host arrays of shape (layout.size,), one for each of
-    ``layouts``. During a step the worker reads the parameters and writes the gradients. Between
-    steps both belong to the exchange. ``exact``: what of the parameters is carried byte by byte, as
-    copies that nobody changes during a step; () if nobody changes the parameters then.
-    ``stop``: the job needs no gradients.
+    ``layouts``; what these call copies is written, but not read. During a step the worker reads the
+    parameters and writes the gradients. Between steps both belong to the exchange. ``exact``: what
+    of the parameters is carried byte by byte, copied so that nobody changes it during a step; () if
+    nobody changes the parameters then. ``stop``: the job needs no gradients.
     """
 
     layouts: Sequence[ShardLayout]

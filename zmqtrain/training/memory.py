@@ -3,7 +3,7 @@
 A shard is one flat array, in the ps's segment or a copy of it. The model needs whole named
 variables. A float32 variable that is in one shard is a view of that shard's array, without a copy.
 One that is cut over several shards, or of another dtype, is gathered before the model runs and
-scattered after.
+scattered after. What a layout calls a copy is never read, and written after.
 """
 
 from __future__ import annotations
@@ -34,32 +34,38 @@ class WorkerMemory:
         self.flats, self.exact = flats, exact
         self.values: dict[str, Any] = {}
         # By variable: (view of the whole variable, run of the shard that carries it).
-        self._copied: dict[str, list[tuple[Any, Any]]] = {}
+        self._gathered: dict[str, list[tuple[Any, Any]]] = {}
+        self._scattered: dict[str, list[tuple[Any, Any]]] = {}
         found: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
+        copies: dict[str, list[tuple[Slice, Any]]] = {variable.name: [] for variable in variables}
         for shard, layout in enumerate(layouts):
             for cut in layout.slices:
                 run = cut.run(flats[shard])
                 if exact and cut.offset >= layout.averaged:
                     start = cut.offset - layout.averaged
                     run = exact[shard][start : start + cut.size]
-                found[cut.variable.name].append((cut, run))
+                (copies if cut.copy else found)[cut.variable.name].append((cut, run))
         for variable in variables:
-            cuts = found[variable.name]
+            name, cuts = variable.name, found[variable.name]
             if len(cuts) == 1 and variable.dtype == "float32":
-                self.values[variable.name] = cuts[0][1].reshape(variable.shape)
-                continue
-            whole = np.empty_like(flats[0], variable.dtype, shape=variable.shape)
-            self.values[variable.name] = whole
-            self._copied[variable.name] = [(cut.of(whole), run) for cut, run in cuts]
+                whole, cuts = cuts[0][1].reshape(variable.shape), []
+            else:
+                whole = np.empty_like(flats[0], variable.dtype, shape=variable.shape)
+            self.values[name] = whole
+            if cuts:
+                self._gathered[name] = [(cut.of(whole), run) for cut, run in cuts]
+            if cuts or copies[name]:
+                written = (*cuts, *copies[name])
+                self._scattered[name] = [(cut.of(whole), run) for cut, run in written]
 
     def gather(self) -> None:
         """Copy the flat arrays into the variables that are no views of them."""
-        for parts in self._copied.values():
+        for parts in self._gathered.values():
             for part, run in parts:
                 decode(run, part)
 
     def scatter(self, *names: str) -> None:
         """Copy these variables, or all that are no views, into the flat arrays."""
-        for name in names or self._copied:
-            for part, run in self._copied.get(name, ()):
+        for name in names or self._scattered:
+            for part, run in self._scattered.get(name, ()):
                 encode(part, run)

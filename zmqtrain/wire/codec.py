@@ -204,11 +204,14 @@ def _nested(hint: Any) -> Callable[[Any], Any] | None:
     """Return what makes lists of a field that holds structures, None if it holds none."""
     if is_dataclass(hint) and isinstance(hint, type):
         return _getter(hint)
-    if typing.get_origin(hint) is tuple:
-        item = _nested(typing.get_args(hint)[0])
-        if item is not None:
-            return lambda values: [item(value) for value in values]
-    return None
+    if not (arguments := typing.get_args(hint)):
+        return None
+    item = _nested(arguments[0])
+    if item is None:
+        return None
+    if typing.get_origin(hint) is types.UnionType:
+        return lambda value: None if value is None else item(value)
+    return lambda values: [item(value) for value in values]
 
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -96,20 +96,6 @@ class Leave:
 
 
 @dataclass(slots=True)
-class Gather:
-    """Worker to workers, where these host the ps: the newest group that it knows is this one.
-
-    ``gives_up``: the worker has given it up, and ``hears`` these others, who have, too. Else it
-    goes on: so answers who does not give it up, or knows a later one.
-    """
-
-    group: int
-    members: tuple[int, ...]
-    gives_up: bool = False
-    hears: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
 class Initialize:
     """Chief to every ps: begin ``generation`` from the seed, or from a checkpoint directory.
 
@@ -125,17 +111,19 @@ class Initialize:
 class Pull:
     """A worker asks for parameters, once in each life; answered once it may begin.
 
-    ``lanes``: its lane to each ps, for the status.
+    ``lanes``: its lane to each ps, for the status. ``wants_parameters``: the answer brings those
+    that the shard owns; else the worker reads them in a segment.
     """
 
     lanes: str = ""
+    wants_parameters: bool = True
 
 
 @dataclass(slots=True)
 class PullReply:
     """The worker may begin, with this shard's parameters at ``version``.
 
-    They are in the segment, in the tensor, or were sent before in chunks, as for a push.
+    They are in a segment, in the tensor, or were sent before in chunks, as for a push.
     ``batches`` are the numbers of batches leased to the worker (leader only). ``stop``: the job
     needs no gradients.
     """
@@ -154,6 +142,7 @@ class Push:
     this incarnation's pushes, from 1 on. ``version`` is the shard's version that the gradient was
     computed on. ``finite`` False: the gradient held NaN or infinity, and is not sent. ``sums``:
     over the examples, of what the step measured beside the loss; on shard 0 alone.
+    ``wants_parameters``: as in a Pull.
     """
 
     sequence: int
@@ -163,6 +152,7 @@ class Push:
     loss: float
     finite: bool = True
     sums: dict[str, float] = field(default_factory=dict)
+    wants_parameters: bool = True
 
 
 @dataclass(slots=True)
@@ -322,10 +312,15 @@ class Order:
 
 @dataclass(slots=True)
 class Orders:
-    """Leader to other ps: orders ``number``, ``number + 1``, ..., at most :data:`BATCH` of them."""
+    """Leader to other ps: orders ``number``, ``number + 1``, ..., at most :data:`BATCH` of them.
+
+    ``saved``: what a checkpoint after the last of them says, but for its files; where others have
+    copies of a ps's part, and only with the last order so far.
+    """
 
     number: int
     orders: tuple[Order, ...]
+    saved: Saved | None = None
 
 
 @dataclass(slots=True)
@@ -428,6 +423,62 @@ class Saved:
     files: tuple[ShardFile, ...] = ()
     marks: tuple[WorkerMark, ...] = ()
     learning_rate: float | None = None  # in place of the optimizer's
+
+
+@dataclass(slots=True)
+class LastOrders:
+    """The last orders of a generation that a ps knows: ``number``, ``number + 1``, ...
+
+    ``saved``: what a checkpoint after all of them says, but for its files; None: a ps that was
+    restarted does not know.
+    """
+
+    generation: int
+    number: int
+    orders: tuple[Order, ...]
+    saved: Saved | None
+
+    @property
+    def end(self) -> int:
+        """Number of the last order."""
+        return self.number + len(self.orders) - 1
+
+
+@dataclass(slots=True)
+class Gather:
+    """Worker to workers, where these host the ps: the newest group that it knows is this one.
+
+    ``gives_up``: the worker has given it up, and ``hears`` these others, who have, too. Else it
+    goes on: so answers who does not give it up, or knows a later one. ``last``: of its part.
+    """
+
+    group: int
+    members: tuple[int, ...]
+    gives_up: bool = False
+    hears: tuple[int, ...] = ()
+    last: LastOrders | None = None
+
+
+@dataclass(slots=True)
+class HandOver:
+    """Worker to workers, of a group that is over: carry out what you lack of the last orders.
+
+    Then write, into the directory of a checkpoint in the logdir, what falls to you if these
+    ``shards`` are left.
+    """
+
+    directory: str
+    shards: tuple[int, ...]
+    last: LastOrders
+
+
+@dataclass(slots=True)
+class HandedOver:
+    """What the worker has written into this directory; None: nothing, for this reason."""
+
+    directory: str
+    file: ShardFile | None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -550,9 +601,9 @@ class Status:
 
 
 Message = (
-    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | Initialize | Pull
-    | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep | Parameters | Heartbeat
-    | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy | RequestSave | RequestStop
-    | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close | Extend | SetRate | Shutdown
-    | GetStatus | Status
+    Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
+    | Initialize | Pull | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep
+    | Parameters | Heartbeat | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy
+    | RequestSave | RequestStop | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close
+    | Extend | SetRate | Shutdown | GetStatus | Status
 )  # fmt: skip

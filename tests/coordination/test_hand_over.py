@@ -1,0 +1,117 @@
+"""What a group of workers that is over hands on: the last orders, and who writes what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqtrain.coordination.hand_over import OrderLog, lacking, left_of, newest
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.layout import Variable
+from zmqtrain.store.placement import place, with_copies
+from zmqtrain.wire.messages import LastOrders, LedgerState, Order, Saved
+
+
+def saved(step: int = 0) -> Saved:
+    return Saved(step, "sync-replicas", LedgerState(0, (), 0))
+
+
+def orders(first: int, count: int, generation: int = 1) -> LastOrders:
+    each = (Order("apply", (number,)) for number in range(first, first + count))
+    return LastOrders(generation, first, tuple(each), saved())
+
+
+def logged(log: OrderLog, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        log.add(number, Order("apply", (number,)))
+
+
+def test_orders_are_known_as_far_as_their_outcome_is() -> None:
+    log = OrderLog(workers=2)
+    assert log.last is None
+    logged(log, 1, 3)
+    log.note(7, None)
+    assert log.last is None
+    logged(log, 4, 1)
+    log.note(7, saved(step=4))
+    logged(log, 5, 2)
+    log.note(7, None)
+    assert log.last == LastOrders(7, 1, orders(1, 4).orders, saved(step=4))
+    log.begin()
+    assert log.last is None
+
+
+def test_log_has_more_orders_than_another_ps_may_lack_and_no_more() -> None:
+    log = OrderLog(workers=30)
+    logged(log, 1, 1000)
+    log.note(1, saved())
+    assert log.last is not None
+    assert 2 * 31 < len(log.last.orders) < 200
+    assert log.last.end == 1000
+    assert log.last.orders[-1].workers == (1000,)
+
+
+def test_log_begins_anew_after_a_restart_with_the_order_that_comes_next() -> None:
+    log = OrderLog(workers=2)
+    logged(log, 41, 2)
+    log.note(3, saved())
+    assert log.last == orders(41, 2, generation=3)
+
+
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ([], None),
+        ([replace(orders(1, 5), saved=None)], None),
+        ([orders(1, 5), replace(orders(9, 9), saved=None), orders(4, 3), orders(5, 1)], 2),
+        ([orders(90, 9), orders(1, 1, generation=2)], 1),
+    ],
+)
+def test_last_orders_are_those_of_the_last_generation_that_reach_furthest(
+    known: list[LastOrders], found: int | None
+) -> None:
+    assert newest(known) is (None if found is None else known[found])
+
+
+@pytest.mark.parametrize(("done", "first"), [(3, 4), (4, 5), (8, None)])
+def test_ps_carries_out_what_it_lacks(done: int, first: int | None) -> None:
+    lacked = lacking(orders(4, 5), 1, done)
+    assert [number for number, _ in lacked] == ([] if first is None else [*range(first, 9)])
+    assert all(order.workers == (number,) for number, order in lacked)
+
+
+@pytest.mark.parametrize(("generation", "done"), [(1, 2), (1, 9), (2, 5), (0, 5)])
+def test_ps_that_lacks_more_or_is_further_or_of_another_generation_hands_nothing_on(
+    generation: int, done: int
+) -> None:
+    with pytest.raises(CheckpointError, match=r"expected one of 3 to 8 of generation 1"):
+        lacking(orders(4, 5), generation, done)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sets(st.integers(0, 5)),
+)
+def test_those_that_are_left_write_everything_once_unless_all_copies_of_a_part_are_lost(
+    rows: list[int], shards: int, copies: int, left: set[int]
+) -> None:
+    variables = [Variable(f"v{number}", (count, 3)) for number, count in enumerate(rows)]
+    layouts = with_copies(place(variables, shards, "contiguous", 12), min(copies, shards))
+    there = {shard for shard in left if shard < shards}
+    found = left_of(layouts, there)
+    held = {(cut.variable, cut.start) for at in there for cut in layouts[at].slices}
+    everything = {(cut.variable, cut.start) for layout in layouts for cut in layout.slices}
+    assert (found is not None) == (held == everything)
+    if found is not None:
+        written = [
+            (cut.variable, cut.start) for each in found for cut in each.slices if not cut.copy
+        ]
+        assert sorted(written, key=str) == sorted(everything, key=str)
+        assert [each.shard for each in found] == list(range(len(there)))
+        offsets = [[cut.offset for cut in each.slices] for each in found]
+        assert offsets == [[cut.offset for cut in layouts[at].slices] for at in sorted(there)]

@@ -1,0 +1,88 @@
+"""How a group of workers that is over hands on what it has learned, where parts have copies. Pure.
+
+Every ps of the group has carried out the same orders, up to a few that it lacks. So those that are
+left need the last orders that one of them knows, to be level, and together they hold all parts if
+no part is lost with all of its copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from zmqtrain.coordination.delivery import Numbered
+from zmqtrain.errors import CheckpointError
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.placement import nearest
+from zmqtrain.wire.messages import LastOrders, Order, Saved
+
+
+class OrderLog:
+    """The last orders that a ps was given: at least as many as another ps may lack.
+
+    A worker goes on once every ps has answered it. So none of them lacks more than one update of
+    each worker, and the orders that go with it.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._orders: deque[Order] = deque(maxlen=16 + 4 * (workers + 1))
+        self._end = 0  # number of the last one
+        self._last: LastOrders | None = None
+
+    def begin(self) -> None:
+        """A generation begins, and numbers its orders from 1."""
+        self._orders.clear()
+        self._end, self._last = 0, None
+
+    def add(self, number: int, order: Order) -> None:
+        if number != self._end + 1:  # what came before is not known
+            self._orders.clear()
+        self._orders.append(order)
+        self._end = number
+
+    def note(self, generation: int, saved: Saved | None) -> None:
+        """``saved``: after the orders so far; None: it is not known, only with later ones."""
+        if saved is not None:
+            first = self._end - len(self._orders) + 1
+            self._last = LastOrders(generation, first, tuple(self._orders), saved)
+
+    @property
+    def last(self) -> LastOrders | None:
+        """The last orders whose outcome is known."""
+        return self._last
+
+
+def newest(known: Iterable[LastOrders]) -> LastOrders | None:
+    """Return the orders that reach the furthest, None if nobody knows what came of any."""
+    told = (last for last in known if last.saved is not None)
+    return max(told, key=lambda last: (last.generation, last.end), default=None)
+
+
+def lacking(last: LastOrders, generation: int, done: int) -> list[Numbered]:
+    """Return the orders that a ps has not carried out, which has done those up to ``done``.
+
+    Raises:
+        CheckpointError: it cannot be level: it is of another generation, or lacks more than that.
+    """
+    if generation != last.generation or not last.number - 1 <= done <= last.end:
+        raise CheckpointError(
+            f"it has carried out order {done} of generation {generation}; expected one of "
+            f"{last.number - 1} to {last.end} of generation {last.generation}"
+        )
+    return [*enumerate(last.orders, last.number)][done + 1 - last.number :]
+
+
+def left_of(
+    layouts: Sequence[ShardLayout], shards: Collection[int]
+) -> tuple[ShardLayout, ...] | None:
+    """Return what falls to each of these shards if no other is left; None: something is lost.
+
+    In such a layout, numbered anew, all is a copy but what the shard has to write.
+    """
+    seen = nearest(layouts, shards)
+    lost = (layout for layout in seen if layout.shard not in shards)
+    if not all(cut.copy for layout in lost for cut in layout.slices):
+        return None
+    left = [layout for layout in seen if layout.shard in shards]
+    return tuple(replace(layout, shard=number) for number, layout in enumerate(left))

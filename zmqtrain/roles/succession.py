@@ -1,0 +1,152 @@
+"""How the workers that are left of a group save what it has learned, where parts have copies.
+
+The lowest of them has every one carry out the last orders that any of them knows, and write a part
+of a checkpoint. So the next group loses no step. Where that cannot be, it goes on from the
+checkpoint before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from zmqtrain.actors.actor import Request
+from zmqtrain.actors.task import JobActor
+from zmqtrain.chief.saving import Saver
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.coordination.hand_over import left_of, newest
+from zmqtrain.errors import CheckpointError, ZmqTrainError
+from zmqtrain.server.remains import Remains
+from zmqtrain.store.checkpoint import checkpoints_directory
+from zmqtrain.wire.messages import HandedOver, HandOver, LastOrders, Saved, ShardFile
+
+log = logging.getLogger(__name__)
+
+
+class Succession:
+    """One worker's part in it. ``remains``: of the ps that it hosted, None if nothing is left."""
+
+    def __init__(
+        self,
+        actor: JobActor,
+        hosts: Sequence[int],
+        remains: Remains | None,
+        fingerprint: Mapping[str, str],
+    ) -> None:
+        """``actor``: speaks with the others. ``hosts``: the workers that hosted ps 0, 1, ..."""
+        self._actor, self._hosts, self._remains = actor, hosts, remains
+        self._fingerprint = fingerprint
+        self._layouts = actor.job.layouts(len(hosts))
+        self._known: dict[int, LastOrders] = {}  # by worker
+        self._asked = ""  # the directory that this worker is to write into
+        self._answer: HandedOver | None = None  # once it has
+        self._writing = asyncio.Lock()
+        self._directory = ""  # the one that this worker has others write into
+        self._answers: dict[int, HandedOver] = {}  # theirs, by worker
+        self._is_answered = asyncio.Event()
+
+    @property
+    def last(self) -> LastOrders | None:
+        """The last orders that this worker knows."""
+        return self._remains.last if self._remains is not None else None
+
+    def note(self, worker: int, last: LastOrders | None) -> None:
+        """Another worker has said what the last orders are that it knows."""
+        if last is not None:
+            self._known[worker] = last
+
+    async def save(self, workers: Collection[int]) -> None:
+        """Save what these workers hold together. If they cannot, say why not, and do nothing."""
+        actor = self._actor
+        if actor.job.copies_on(len(self._hosts)) == 1:
+            return
+        self.note(actor.task.index, self.last)
+        known = {worker: last for worker, last in self._known.items() if worker in workers}
+        last = newest(known.values())
+        shards = tuple(number for number, host in enumerate(self._hosts) if host in known)
+        layouts = left_of(self._layouts, shards)
+        try:
+            if last is None or last.saved is None or layouts is None:
+                lost = [host for host in self._hosts if host not in known]
+                names = ", ".join(f"worker {host}" for host in lost)
+                raise CheckpointError(f"parts are lost with all of their copies, on {names}")
+            write = partial(self._collect, shards, last, last.saved)
+            saver = Saver(actor.job, layouts, self._fingerprint, actor.metrics, write)
+            await saver.save(last.saved.step, last.generation)
+            log.warning("the job goes on at step %d, without a step lost", last.saved.step)
+        except CheckpointError as error:
+            log.warning("the job goes on from the last checkpoint: %s", error)
+
+    async def _collect(
+        self, shards: tuple[int, ...], last: LastOrders, saved: Saved, directory: Path
+    ) -> Saved:
+        """Have the hosts of these shards write themselves into a directory."""
+        actor, message = self._actor, HandOver(directory.name, shards, last)
+        hosts = [self._hosts[shard] for shard in shards]
+        self._directory, self._answers = directory.name, {}
+        until = time.monotonic() + actor.timing.peer_timeout_s
+        while missing := [host for host in hosts if host not in self._answers]:
+            if time.monotonic() > until:
+                raise CheckpointError(f"worker {missing[0]} has not written its part in time")
+            if actor.task.index in missing:
+                self._hand_over(message)
+            names = {str(Task(Role.WORKER, host)) for host in missing}
+            for link in actor.links:
+                if link.peer in names:
+                    link.send(message)
+            self._is_answered.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_answered.wait(), actor.timing.heartbeat_s)
+        return replace(saved, files=tuple(map(self._file, hosts)))
+
+    def _file(self, host: int) -> ShardFile:
+        answer = self._answers[host]
+        if answer.file is None:
+            raise CheckpointError(f"worker {host}: {answer.reason}")
+        return answer.file
+
+    def on_handed_over(self, request: Request, message: HandedOver) -> None:
+        if message.directory == self._directory:
+            self._answers[request.sender.index] = message
+            self._is_answered.set()
+
+    def on_hand_over(self, request: Request, message: HandOver) -> None:
+        self._hand_over(message)
+        if self._answer is not None:  # else the same is asked again
+            request.send(self._answer)
+
+    def _hand_over(self, message: HandOver) -> None:
+        if message.directory != self._asked:
+            self._asked, self._answer = message.directory, None
+            self._actor.spawn(self._write(message))
+        elif self._answer is not None and message.directory == self._directory:
+            self._answers[self._actor.task.index] = self._answer
+
+    async def _write(self, message: HandOver) -> None:
+        """Write what falls to this worker."""
+        async with self._writing:
+            try:
+                answer = HandedOver(
+                    message.directory, await asyncio.to_thread(self._written, message)
+                )
+            except ZmqTrainError as error:
+                answer = HandedOver(message.directory, None, str(error))
+        if message.directory == self._asked:
+            self._answer = answer
+
+    def _written(self, message: HandOver) -> ShardFile:
+        shards, who = sorted(message.shards), self._actor.task.index
+        own = list(self._hosts).index(who) if who in self._hosts else -1
+        layouts = left_of(self._layouts, shards)
+        if self._remains is None or layouts is None or own not in shards:
+            raise CheckpointError("nothing is left of its part")
+        # The name alone is the peer's: the rest of the path is that of this worker's logdir.
+        root = checkpoints_directory(Path(self._actor.job.logdir or ""))
+        directory = root / Path(message.directory).name
+        return self._remains.write(directory, layouts[shards.index(own)], message.last)
