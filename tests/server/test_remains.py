@@ -82,3 +82,10 @@ def test_shard_that_comes_to_another_version_is_not_written(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=r"order 6 .* at version 3; expected version 4"):
         left.write(tmp_path, LAYOUTS[0], other)
     assert not list(tmp_path.iterdir())
+
+
+def test_order_about_a_gradient_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    left = remains(0, 0)
+    other = LastOrders(1, 1, (Order("reduce", (0, 7)),), LAST.saved)
+    with pytest.raises(CheckpointError, match="order 1 needs a gradient of worker 7"):
+        left.write(tmp_path, LAYOUTS[0], other)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,8 @@ from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.wire.messages import HandedOver, HandOver, LastOrders, Saved, ShardFile
 
 log = logging.getLogger(__name__)
+
+Reply = Callable[[HandedOver], None]
 
 
 class Succession:
@@ -69,12 +71,14 @@ class Succession:
         self.note(actor.task.index, self.last)
         known = {worker: last for worker, last in self._known.items() if worker in workers}
         last = newest(known.values())
-        shards = tuple(number for number, host in enumerate(self._hosts) if host in known)
-        layouts = left_of(self._layouts, shards)
         try:
-            if last is None or last.saved is None or layouts is None:
-                lost = [host for host in self._hosts if host not in known]
-                names = ", ".join(f"worker {host}" for host in lost)
+            if last is None or last.saved is None:
+                raise CheckpointError("none of the workers that are left knows the last orders")
+            left = {worker for worker, each in known.items() if each.generation == last.generation}
+            shards = tuple(number for number, host in enumerate(self._hosts) if host in left)
+            layouts = left_of(self._layouts, shards)
+            if layouts is None:
+                names = ", ".join(f"worker {host}" for host in self._hosts if host not in left)
                 raise CheckpointError(f"parts are lost with all of their copies, on {names}")
             write = partial(self._collect, shards, last, last.saved)
             saver = Saver(actor.job, layouts, self._fingerprint, actor.metrics, write)
@@ -95,7 +99,7 @@ class Succession:
             if time.monotonic() > until:
                 raise CheckpointError(f"worker {missing[0]} has not written its part in time")
             if actor.task.index in missing:
-                self._hand_over(message)
+                self._hand_over(message, partial(self._take, actor.task.index))
             names = {str(Task(Role.WORKER, host)) for host in missing}
             for link in actor.links:
                 if link.peer in names:
@@ -112,33 +116,35 @@ class Succession:
         return answer.file
 
     def on_handed_over(self, request: Request, message: HandedOver) -> None:
-        if message.directory == self._directory:
-            self._answers[request.sender.index] = message
+        self._take(request.sender.index, message)
+
+    def _take(self, worker: int, answer: HandedOver) -> None:
+        if answer.directory == self._directory:
+            self._answers[worker] = answer
             self._is_answered.set()
 
     def on_hand_over(self, request: Request, message: HandOver) -> None:
-        self._hand_over(message)
-        if self._answer is not None:  # else the same is asked again
-            request.send(self._answer)
+        self._hand_over(message, request.send)
 
-    def _hand_over(self, message: HandOver) -> None:
+    def _hand_over(self, message: HandOver, reply: Reply) -> None:
+        """Write what falls to this worker, and answer; who asks again is answered again."""
         if message.directory != self._asked:
             self._asked, self._answer = message.directory, None
-            self._actor.spawn(self._write(message))
-        elif self._answer is not None and message.directory == self._directory:
-            self._answers[self._actor.task.index] = self._answer
+            self._actor.spawn(self._write(message, reply))
+        elif self._answer is not None:
+            reply(self._answer)
 
-    async def _write(self, message: HandOver) -> None:
-        """Write what falls to this worker."""
+    async def _write(self, message: HandOver, reply: Reply) -> None:
+        file, reason = None, ""
         async with self._writing:
             try:
-                answer = HandedOver(
-                    message.directory, await asyncio.to_thread(self._written, message)
-                )
+                file = await asyncio.to_thread(self._written, message)
             except ZmqTrainError as error:
-                answer = HandedOver(message.directory, None, str(error))
+                reason = str(error)
+        answer = HandedOver(message.directory, file, reason)
         if message.directory == self._asked:
             self._answer = answer
+        reply(answer)
 
     def _written(self, message: HandOver) -> ShardFile:
         shards, who = sorted(message.shards), self._actor.task.index

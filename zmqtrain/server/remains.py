@@ -54,7 +54,17 @@ class Remains:
 
 
 def carry_out(shard: Shard, number: int, order: Order) -> None:
-    """Carry out an order as far as it changes the shard: nobody waits for an answer any more."""
+    """Carry out an order as far as it changes the shard: nobody waits for an answer any more.
+
+    Raises:
+        CheckpointError: it is about a gradient that is not there.
+    """
+    is_update = order.kind in ("apply", "reduce", "accumulate")
+    for worker in order.workers if is_update else ():
+        if shard.staged(worker) is None:
+            raise CheckpointError(
+                f"order {number} needs a gradient of worker {worker}; it has none"
+            )
     match order.kind:
         case "apply":
             shard.apply(order.workers[0], number)
