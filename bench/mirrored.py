@@ -26,6 +26,7 @@ SIDES = {
     "device": (1, "cpu:0"),
     "devices": (1, "cpu:0,cpu:1"),
     "workers": (2, ""),
+    "gpus": (1, "gpu:0,gpu:1"),
 }
 """How many workers, and on which devices each computes; a batch is of one device."""
 
@@ -42,10 +43,10 @@ def mlp_job() -> Job:
     )
 
 
-def row_of(model: str, side: str, steps: int | None) -> dict[str, Any]:
+def row_of(model: str, side: str, steps: int | None, exchange: str) -> dict[str, Any]:
     """Train on one side, without ps: workers share a board."""
     workers, devices = SIDES[side]
-    overrides = {"steps": steps or STEPS[model], "devices": devices, "exchange": "board"}
+    overrides = {"steps": steps or STEPS[model], "devices": devices, "exchange": exchange}
     plan = Plan(
         LocalCluster(workers=workers, ps=0, threads=1),
         *(("", CNN) if model == "cnn" else (description(mlp_job), REFERENCE)),
@@ -59,6 +60,7 @@ def row_of(model: str, side: str, steps: int | None) -> dict[str, Any]:
         "side": side,
         "workers": workers,
         "devices": devices.count(":") or 1,
+        "exchange": exchange,
         "steps_per_second": rate,
         "examples_per_second": rate * summary.examples / summary.global_step,
     }
@@ -76,26 +78,43 @@ def row_of(model: str, side: str, steps: int | None) -> dict[str, Any]:
     "--side",
     "sides",
     type=list_of(click.Choice(list(SIDES)), "side"),
-    default=",".join(SIDES),
-    help="one worker; one with one device; one with two; two workers",
+    default="worker,device,devices,workers",
+    help="one worker; one with one device; one with two; two workers; gpus: one with two GPUs",
+)
+@click.option(
+    "--exchange",
+    type=click.Choice(["board", "nccl"]),
+    default="board",
+    help="how gradients become parameters; nccl: between GPUs (--side gpus)",
 )
 @click.option("--steps", type=click.IntRange(2), help="of each side; default: by model")
 @runs_option
 @json_option
 def mirrored_command(
-    models: tuple[str, ...], sides: tuple[str, ...], steps: int | None, runs: int, as_json: bool
+    models: tuple[str, ...],
+    sides: tuple[str, ...],
+    exchange: str,
+    steps: int | None,
+    runs: int,
+    as_json: bool,
 ) -> None:
-    """Train on logical devices of a CPU in one process, and with workers; one thread each.
+    """Train on several devices in one process, and with workers; one thread each.
 
     \b
     Examples:
       python -m bench mirrored
       python -m bench mirrored --model mlp --side devices,workers --runs 3 --json
+      python -m bench mirrored --model mlp --side gpus --exchange nccl
     """
+    if exchange == "nccl" and set(sides) != {"gpus"}:
+        raise click.UsageError(
+            f"--exchange is nccl, which is between GPUs, but --side is {','.join(sides)}; "
+            "expected gpus; correct one of them"
+        )
 
     def rows() -> Iterator[dict[str, Any]]:
         for model in models:
             for _ in range(runs if model != "cnn" or find_spec("torch") else 0):
-                yield from (row_of(model, side, steps) for side in sides)
+                yield from (row_of(model, side, steps, exchange) for side in sides)
 
     report(rows(), as_json=as_json)

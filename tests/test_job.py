@@ -172,7 +172,7 @@ def test_directory_of_the_data_can_be_overridden(name: str) -> None:
         ({"policy": "x"}, "unknown policy 'x'"),
         (
             {"exchange": "ring"},
-            "board, direct, to-one or one-shot; no ring is here: use direct",
+            "direct, to-one, one-shot or nccl; no ring is here: use direct",
         ),
         ({"modell": 1}, "did you mean model?"),
     ],

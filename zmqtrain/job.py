@@ -94,8 +94,6 @@ def _compression_spec(spec: str) -> str:
 
 _NO_EXCHANGES = {
     "ring": "use direct, which sends the bytes of a ring in two latencies instead of 2(n - 1)",
-    "nccl": "use auto: gradients of GPUs go through the memory of their host; for several GPUs in "
-    "one process give --devices gpu:0,gpu:1",
 }
 """Exchanges that other systems have, and what to use instead."""
 
@@ -103,7 +101,7 @@ _NO_EXCHANGES = {
 def _exchange_name(name: Any) -> Any:
     if isinstance(name, str) and (reason := _NO_EXCHANGES.get(name)):
         raise ValueError(
-            f"expected auto, board, direct, to-one or one-shot; no {name} is here: {reason}"
+            f"expected auto, board, direct, to-one, one-shot or nccl; no {name} is here: {reason}"
         )
     return name
 
@@ -114,7 +112,7 @@ def _names_of_devices(value: Any) -> Any:
 
 
 def _are_devices(names: tuple[str, ...]) -> tuple[str, ...]:
-    if wrong := [name for name in names if not re.fullmatch(r"(cpu|gpu):\d{1,3}", name)]:
+    if wrong := [name for name in names if not re.fullmatch(r"(cpu|gpu):(0|[1-9]\d{0,2})", name)]:
         raise ValueError(f"{wrong[0]!r} is no device; expected names such as gpu:0 or cpu:1")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} is listed twice; expected devices that differ")
@@ -129,7 +127,8 @@ ENDLESS = COUNT_LIMIT - 1
 """The number of steps of a job that ends after epochs."""
 
 Exchange = Annotated[
-    Literal["auto", "board", "direct", "to-one", "one-shot"], BeforeValidator(_exchange_name)
+    Literal["auto", "board", "direct", "to-one", "one-shot", "nccl"],
+    BeforeValidator(_exchange_name),
 ]
 PolicySpec = Annotated[str, AfterValidator(_policy_spec)]
 CompressionSpec = Annotated[str, AfterValidator(_compression_spec)]
@@ -173,7 +172,8 @@ class Job(BaseModel):
         "host, where sync-replicas makes its steps without messages, or direct, by messages to "
         "those who hold a part of the parameters, ps or workers; to-one: the same with one that "
         "holds all; one-shot: the same where each worker holds all; auto: board without ps on one "
-        "host, if the job allows it, else direct",
+        "host, if the job allows it, else direct; nccl: auto between workers, and NCCL between the "
+        "GPUs of each",
     )
     copies: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = Field(
         1,
@@ -385,6 +385,12 @@ class Job(BaseModel):
     def _are_there(cls, value: Any, info: Any) -> Any:
         if not value and info.data.get("strategy") == "mirrored":
             raise ValueError("strategy is mirrored; expected devices such as gpu:0,gpu:1")
+        on_gpus = len(value) > 1 and all(name.startswith("gpu:") for name in value)
+        if info.data.get("exchange") == "nccl" and not on_gpus:
+            raise ValueError(
+                "exchange is nccl; expected two GPUs or more, such as gpu:0,gpu:1, and nothing "
+                "else; correct devices, or use exchange auto"
+            )
         return value
 
     @field_validator("evaluate_average")
@@ -473,6 +479,11 @@ class Job(BaseModel):
     def worker_batch_size(self) -> int:
         """Examples in a worker's batch, on all of its devices."""
         return self.batch_size * max(1, len(self.devices))
+
+    @property
+    def exchange_of_workers(self) -> Exchange:
+        """The exchange between workers: nccl is between the devices of one."""
+        return "auto" if self.exchange == "nccl" else self.exchange
 
     @property
     def name(self) -> str:

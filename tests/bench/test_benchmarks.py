@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from bench.__main__ import COMMANDS
+from bench.__main__ import COMMANDS, main
 from bench.dashboard import dashboard_command
 from bench.headline import headline_command
 from bench.output import ROOT
@@ -67,6 +68,12 @@ def test_benchmark_prints_its_rows(
     for row in rows:
         assert row["bench"] == name
         assert keys <= row.keys()
+
+
+def test_nccl_is_not_measured_without_gpus() -> None:
+    done = CliRunner().invoke(main, ["mirrored", "--side", "devices", "--exchange", "nccl"])
+    assert done.exit_code == 2
+    assert "--side is devices; expected gpus" in done.output
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.cupy_stand_in import installed
 from zmqtrain import Job
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
@@ -63,6 +64,31 @@ def test_exact_passes_count_every_example_once_as_one_device_with_the_whole_batc
     assert mirrored.summary.examples == 2 * 1438
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+def test_gradients_that_nccl_adds_up_train_as_those_that_meet_on_the_host(devices: int) -> None:
+    """The GPUs and NCCL are stand-ins: what is tested is what towers make of them."""
+    names = ",".join(f"gpu:{index}" for index in range(devices))
+    with installed(devices):
+        by_nccl = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names, exchange="nccl"))
+        on_host = zmqtrain.run(job(clip_norm=0.1).with_overrides(devices=names))
+    assert (by_nccl.exchange, on_host.exchange) == ("nccl", "local")
+    if devices == 2:  # a sum of two has one order
+        assert by_nccl.parameters_sha256 == on_host.parameters_sha256
+    for name, value in on_host.parameters.items():
+        np.testing.assert_allclose(by_nccl.parameters[name], value, 1e-3, 1e-5)
+
+
+@pytest.mark.parametrize("ps", [0, 1])
+def test_workers_whose_gpus_use_nccl_exchange_as_auto_does(ps: int) -> None:
+    options: dict[str, Any] = {"policy": "sync-replicas", "optimizer": SGD(0.1)}
+    gpus = {"devices": "gpu:0,gpu:1", "exchange": "nccl"}
+    with installed(2):
+        found = zmqtrain.run(job(**options).with_overrides(**gpus), workers=2, ps=ps)
+    expected = zmqtrain.run(job(2, **options), workers=2, ps=ps)
+    assert found.exchange == expected.exchange != "nccl"
+    assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
 @pytest.mark.parametrize("ps", [0, 1, 2])
 def test_workers_of_a_cluster_may_have_several_devices_each(ps: int) -> None:
     options: dict[str, Any] = {"policy": "sync-replicas", "optimizer": SGD(0.1)}
@@ -100,7 +126,10 @@ def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Pat
         ({"devices": "cuda:0"}, "'cuda:0' is no device"),
         ({"devices": ("gpu:0", "gpu:0")}, "gpu:0 is listed twice"),
         ({"strategy": "mirrored"}, "expected devices"),
-        ({"exchange": "nccl"}, "no nccl is here: use auto"),
+        ({"devices": ("gpu:0", "gpu:00")}, "'gpu:00' is no device"),
+        ({"exchange": "nccl"}, "exchange is nccl; expected two GPUs or more"),
+        ({"exchange": "nccl", "devices": "gpu:0"}, "expected two GPUs or more"),
+        ({"exchange": "nccl", "devices": "gpu:0,cpu:0"}, "expected two GPUs or more"),
         ({"devices": ("cpu:0", "cpu:1"), "overlap": True}, "devices"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cupy_stand_in import Communicator, installed
 from zmqtrain import Job
 from zmqtrain.compute.threads import ThreadTeam, thread_limit
 from zmqtrain.data import Arrays
@@ -56,6 +57,8 @@ class Bench:
     def __init__(self, devices: tuple[str, ...], model: Any) -> None:
         data = Arrays((np.zeros(100, np.float32),))
         options: dict[str, Any] = {"batch_size": SIZE, "devices": devices}
+        if devices[0] == "gpu:0":
+            options["exchange"] = "nccl"
         job = Job(model=model, data=data, optimizer=SGD(), **options)
         (self.layout,) = job.layouts(1)
         self.gradient = np.zeros(self.layout.size, np.float32)
@@ -85,17 +88,23 @@ def bench(devices: tuple[str, ...] = TWO, model: Any = None) -> Iterator[Bench]:
 
 
 @given(
-    devices=st.integers(1, 4),
+    devices=st.sampled_from(["cpu 1", "cpu 2", "cpu 4", "gpu 2", "gpu 3", "gpu 4"]),
     rows=st.lists(st.integers(-100, 100), min_size=1, max_size=4 * SIZE),
     number=st.integers(0, 9),
 )
 def test_each_example_weighs_the_same_on_however_many_devices_they_are(
-    devices: int, rows: list[int], number: int
+    devices: str, rows: list[int], number: int
 ) -> None:
+    kind, count = devices.split()
+    with installed(4):
+        check_weights(kind, int(count), rows, number)
+
+
+def check_weights(kind: str, devices: int, rows: list[int], number: int) -> None:
     rows = rows[: devices * SIZE]
     parts = [rows[start : start + SIZE] for start in range(0, len(rows), SIZE)]
     shares = [len(part) / len(rows) for part in parts]
-    with bench(tuple(f"cpu:{i}" for i in range(devices))) as bound:
+    with bench(tuple(f"{kind}:{i}" for i in range(devices))) as bound:
         loss, finite, found = bound.compute([float(row) for row in rows], number)
     assert finite
     assert loss == pytest.approx(np.mean(rows), abs=1e-4)
@@ -110,6 +119,25 @@ def test_batch_with_an_infinite_part_is_not_finite() -> None:
     with bench() as bound:
         assert bound.compute([1, 1, 1, np.inf])[1] is False
         assert bound.compute([1, 1, 1, 1])[1] is True
+
+
+def test_old_gradient_of_a_gpu_with_nothing_to_do_does_not_count() -> None:
+    with installed(3), bench(("gpu:0", "gpu:1", "gpu:2")) as bound:
+        before = bound.compute([1.0] * 9)[2]["w"].tolist()
+        loss, finite, found = bound.compute([5.0] * 7 + [np.inf] * 2)
+        assert not finite
+        assert found["w"].tolist() == before  # nothing came to the host
+        loss, finite, found = bound.compute([2, 2, 2, 4, 4, 4], number=1)
+    assert (loss, finite) == (3.0, True)
+    assert found["w"].tolist() == [3.0, 3.5]
+    assert (found["mean"], found["count"]) == (9.0, 3 + 2**40)
+
+
+def test_towers_free_the_communicators_of_nccl() -> None:
+    before = Communicator.open
+    with installed(2), bench(("gpu:0", "gpu:1")):
+        assert Communicator.open == before + 2
+    assert Communicator.open == before
 
 
 @pytest.mark.parametrize(("bad", "device"), [(7, "cpu:0"), (8, "cpu:1")])

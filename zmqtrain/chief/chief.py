@@ -446,7 +446,7 @@ class Chief(JobActor):
         final = await self.status()
         self._on_progress(final)
         last, average = await self.read_parameters(), self.job.evaluate_average
-        asked = self.job.exchange
+        asked = self.job.exchange_of_workers
         self.summary = Summary.of(
             final,
             job=self.job_name,

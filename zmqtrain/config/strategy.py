@@ -91,10 +91,9 @@ def with_exchange(
         ConfigError: it shall be, but cannot.
     """
     _check_copies(planned, job)
-    if job.exchange in ("direct", "to-one", "one-shot") or (
-        job.exchange == "auto" and not planned.hosted
-    ):
-        if job.exchange == "to-one" and len(planned.ps) > 1 and not planned.hosted:
+    exchange = job.exchange_of_workers
+    if exchange in ("direct", "to-one", "one-shot") or (exchange == "auto" and not planned.hosted):
+        if exchange == "to-one" and len(planned.ps) > 1 and not planned.hosted:
             raise ConfigError(
                 f"{names_of('exchange')} is to-one, but there are {len(planned.ps)} ps; expected "
                 "one, or workers without ps; correct that, or use direct"
@@ -107,7 +106,7 @@ def with_exchange(
         found.append(f"there are {len(planned.ps)} ps instead of one")
     if not found:
         return replace(planned, ps=planned.ps[:1], board=True)
-    if job.exchange == "auto":
+    if exchange == "auto":
         return planned
     raise ConfigError(
         f"{names_of('exchange')} is board, but {'; '.join(found)}; correct that, or use direct"

@@ -291,7 +291,7 @@ class LocalRun:
             history=self.history,
             job=self._job.name,
             strategy=MIRRORED if self._job.devices else "local",
-            exchange="local",
+            exchange="nccl" if self._job.exchange == "nccl" else "local",
             ps=0,
             workers=1,
             checkpoint=self._saver.last,

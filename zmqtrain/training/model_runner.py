@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.compute.device import Device
 from zmqtrain.compute.threads import ThreadTeam
 from zmqtrain.errors import ConfigError
@@ -67,6 +68,11 @@ class ModelRunner:
         """What the last batch measured beside its loss, if the job has epochs."""
         return self._measured.sums
 
+    @property
+    def gradients(self) -> Sequence[Flat]:
+        """The gradient on the device, one array of shape (layout.size,) for each shard."""
+        return self._gradients.flats
+
     def load_parameters(self) -> None:
         """Copy the parameters from the exchange's memory to where the model reads them."""
         self._device.load(self._membership.parameters, self._parameters.flats)
@@ -82,6 +88,13 @@ class ModelRunner:
         Raises:
             ConfigError: the model raises, returns no number, or writes a gradient of wrong shape.
         """
+        loss, finite = self.compute_on_device(batch, number)
+        if finite:
+            self.store()
+        return loss, finite
+
+    def compute_on_device(self, batch: Batch, number: int) -> tuple[float, bool]:
+        """Do the same, but leave the gradient where the device has it, in :attr:`gradients`."""
         if self._seed_batch is not None:
             self._seed_batch(self._job.seed, number)
         self._measured.begin()
@@ -102,11 +115,12 @@ class ModelRunner:
             gradients = {name: self._out[name] for name in self._trained}
             clip_by_global_norm(gradients, self._job.clip_norm)
         self._gradients.scatter()
-        flats = self._gradients.flats
-        finite = math.isfinite(loss) and all(all_finite(flat, self._team) for flat in flats)
-        if finite:
-            self._device.store(flats, self._membership.gradients)
+        finite = math.isfinite(loss) and all(all_finite(f, self._team) for f in self.gradients)
         return loss, finite
+
+    def store(self) -> None:
+        """Copy the gradient from the device into the exchange's memory."""
+        self._device.store(self.gradients, self._membership.gradients)
 
     def _written(self, values: Mapping[str, Any], names: Sequence[str]) -> None:
         """Report which gradients are complete; called by the model, in its thread."""

@@ -3,7 +3,8 @@
 A tower is one device with a thread, a copy of the model and a gradient of its own; the parameters
 are the worker's. A batch is cut in the order of the devices. The gradients are added up in this
 order, by the arithmetic with which a shard adds up those of workers: as many workers under
-``sync-replicas`` come to the same parameters, bit for bit.
+``sync-replicas`` come to the same parameters, bit for bit. With the exchange nccl they are added
+up on the GPUs, in an order of NCCL's.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TypeVar
 
+import numpy as np
+
 from zmqtrain.compute.arrays import Flat, zeros
 from zmqtrain.compute.device import make_device
+from zmqtrain.compute.nccl import Nccl
 from zmqtrain.compute.threads import Shares, ThreadTeam
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.job import Job
@@ -37,9 +41,10 @@ class Towers:
         """``team``: threads that add up large gradients.
 
         Raises:
-            ConfigError: a device cannot be used, or the model cannot be copied.
+            ConfigError: a device or NCCL cannot be used, or the model cannot be copied.
         """
         self._job, self._team = job, team
+        self._nccl: Nccl | None = None
         self._membership: Membership
         self._runners: list[ModelRunner] = []  # of this membership
         self._folds: list[_Fold] = []
@@ -52,6 +57,8 @@ class Towers:
             self._devices = self._on_all(
                 [partial(make_device, name, "--devices") for name in job.devices]
             )
+            if job.exchange == "nccl":
+                self._nccl = Nccl([int(name.partition(":")[2]) for name in job.devices])
         except BaseException:
             self.close()
             raise
@@ -66,8 +73,9 @@ class Towers:
     def _build(self, membership: Membership) -> None:
         """Build each tower's model, over its memory."""
         self._folds = []
-        gradients = [membership.gradients]
-        gradients += [[zeros(len(flat)) for flat in membership.gradients] for _ in self._jobs[1:]]
+        gradients = [membership.gradients] * len(self._jobs)  # on GPUs: only the first is copied
+        if self._nccl is None:
+            gradients[1:] = [[zeros(len(flat)) for flat in gradients[0]] for _ in gradients[1:]]
         for job, thread, device, own in zip(
             self._jobs, self._threads, self._devices, gradients, strict=True
         ):
@@ -76,6 +84,8 @@ class Towers:
             memory = replace(membership, gradients=own)
             making = thread.submit(ModelRunner, job, memory, device, self._team, _nothing)
             self._runners.append(making.result())
+        if self._nccl is not None:
+            return
         for layout, *flats in zip(membership.layouts, *gradients, strict=True):
             self._folds += [_Fold([flat[part] for flat in flats]) for part in cut(layout.averaged)]
 
@@ -101,7 +111,9 @@ class Towers:
         )
         examples = [len(part[0]) for part in parts]
         finite = all(is_finite for _, is_finite in results)
-        if finite and len(parts) > 1:
+        if finite and self._nccl is not None:
+            self._reduce(self._nccl, examples)
+        elif finite and len(parts) > 1:
             self._team.run([partial(fold, examples) for fold in self._folds])
         self.sums = reduce(added, [runner.sums for runner in self._runners[: len(parts)]])
         losses = (loss * n for (loss, _), n in zip(results, examples, strict=True))
@@ -111,6 +123,9 @@ class Towers:
         """End the threads, after their current work."""
         for thread in self._threads:
             thread.shutdown(wait=True, cancel_futures=True)
+        if self._nccl is not None:
+            self._nccl.close()
+            self._nccl = None
         self._shares.end()
 
     def _compute(self, tower: int, batch: Batch, number: int) -> tuple[float, bool]:
@@ -119,10 +134,34 @@ class Towers:
         batch = self._devices[tower].batch(batch)
         runner.load_parameters()
         try:
+            if self._nccl is not None:
+                return runner.compute_on_device(batch, number)
             return runner.compute(batch, number)
         except ZmqTrainError as error:
             batch_number = number // len(self._runners)
             raise type(error)(f"on device {name}, in batch {batch_number}: {error}") from error
+
+    def _reduce(self, nccl: Nccl, examples: Sequence[int]) -> None:
+        """Write the mean, as a :class:`_Fold` makes it, from the GPUs into the exchange's memory.
+
+        A GPU that had nothing to compute holds an old gradient, which must not count.
+        """
+        averaged = [layout.averaged for layout in self._membership.layouts]
+        arrays = [
+            [flat[:size] for flat, size in zip(runner.gradients, averaged, strict=True) if size]
+            for runner in self._runners
+        ]
+        if len(examples) > 1:
+            idle = len(arrays) - len(examples)
+            weights = [n / examples[0] for n in examples] + [0.0] * idle
+            self._on_all([partial(_scale, *both) for both in zip(arrays, weights, strict=True)])
+            self._on_first(partial(nccl.reduce, arrays))
+            self._on_first(partial(_scale, arrays[0], 1 / (sum(examples) / examples[0])))
+        self._on_first(self._runners[0].store)
+
+    def _on_first(self, call: Callable[[], None]) -> None:
+        """Make the call in the thread of the first tower."""
+        self._threads[0].submit(call).result()
 
     def _on_all(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
         """Make each call in the thread of its tower; none is under way when this ends.
@@ -154,6 +193,14 @@ class _Fold:
             0,
             weights=None if all(weight == 1 for weight in weights) else weights,
         )
+
+
+def _scale(arrays: Sequence[Flat], factor: float) -> None:
+    for array in arrays:
+        if factor == 0:
+            array.fill(0)  # a product with NaN or infinity would be NaN
+        elif factor != 1:
+            array *= np.float32(factor)
 
 
 def _nothing(names: Sequence[str]) -> None:

@@ -1,0 +1,78 @@
+"""Sums over the GPUs of one process, added up on the devices by NCCL, through CuPy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from zmqtrain.compute.device import load_cupy
+from zmqtrain.errors import ConfigError
+
+OPTION = "--exchange nccl"
+
+# Kernels of two communicators on the same devices may wait for one another for ever.
+_one_at_a_time = threading.Lock()
+
+
+class Nccl:
+    """The communicators of several GPUs, whose ranks are their places in ``numbers``."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """Make the communicators; takes a second or more.
+
+        Raises:
+            ConfigError: there is no CuPy, GPU or NCCL, or NCCL refuses these GPUs.
+        """
+        cupy = load_cupy(OPTION)
+        from cupy.cuda import nccl
+
+        if not nccl.available:
+            raise ConfigError(
+                f"{OPTION} needs NCCL, but CuPy finds none: install it where CuPy looks for it "
+                "(python -m cupyx.tools.install_library --library nccl --cuda 12.x), or use "
+                "--exchange auto"
+            )
+        self._nccl = nccl
+        self._devices = [cupy.cuda.Device(number) for number in numbers]
+        try:
+            self._communicators = nccl.NcclCommunicator.initAll(list(numbers))
+        except nccl.NcclError as error:
+            named = ", ".join(f"gpu:{number}" for number in numbers)
+            raise ConfigError(
+                f"{OPTION} does not work with {named}: {error}; expected different GPUs of one "
+                "host; NCCL_DEBUG=WARN says more; correct --devices, or use --exchange auto"
+            ) from error
+        self._streams = []
+        for device in self._devices:
+            with device:
+                self._streams.append(cupy.cuda.Stream(non_blocking=True))
+
+    def reduce(self, arrays: Sequence[Sequence[Any]]) -> None:
+        """Add up the arrays of all devices in those of the first; the sums are there on return.
+
+        ``arrays``: of each device as many, contiguous float32 arrays of the same shapes.
+        """
+        nccl = self._nccl
+        with _one_at_a_time:
+            for device in self._devices:
+                device.synchronize()  # whatever streams the models compute on
+            nccl.groupStart()
+            try:
+                for communicator, stream, own in zip(
+                    self._communicators, self._streams, arrays, strict=True
+                ):
+                    for array in own:
+                        at, size = array.data.ptr, array.size
+                        communicator.reduce(
+                            at, at, size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, 0, stream.ptr
+                        )
+            finally:
+                nccl.groupEnd()
+            for stream in self._streams:
+                stream.synchronize()
+
+    def close(self) -> None:
+        """Free the communicators."""
+        for communicator in self._communicators:
+            communicator.destroy()
