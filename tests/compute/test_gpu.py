@@ -268,6 +268,20 @@ def test_towers_on_gpu_and_cpu_learn_together(gpu: Gpu) -> None:
     assert zmqtrain.run(job(**both)).accuracy == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.parametrize("devices", [2, 3])
+def test_gpus_whose_gradients_nccl_adds_up_learn_what_those_do_that_meet_on_the_host(
+    devices: int, gpu: Gpu, cupy: Any
+) -> None:
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    if cupy.cuda.runtime.getDeviceCount() < devices or not nccl.available:
+        pytest.skip("fewer GPUs, or no NCCL")
+    names = ",".join(f"gpu:{number}" for number in range(devices))
+    by_nccl = zmqtrain.run(job(devices=names, exchange="nccl"))
+    on_host = zmqtrain.run(job(devices=names))
+    for name, value in on_host.parameters.items():
+        np.testing.assert_allclose(by_nccl.parameters[name], value, 1e-3, 1e-4)
+
+
 def test_gpu_that_is_not_there_is_told_with_those_that_are(gpu: Gpu) -> None:
     with pytest.raises(ConfigError, match="gpu:999, but there are gpu:0"):
         zmqtrain.run(job(devices=("gpu:0", "gpu:999")))
