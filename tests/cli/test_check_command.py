@@ -129,6 +129,18 @@ def test_task_without_ps_is_summed_up_and_ps_that_are_not_used_are_told(
     assert (code, "is 3, but TF_CONFIG lists 2" in said) == (ExitCode.USAGE, True)
 
 
+def test_ps_of_tf_config_that_nobody_started_may_not_be_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"worker": ["127.0.0.1:25001"], "ps": ["127.0.0.1:1"]}
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker", 0, **cluster))
+    code, said = check(capsys, "--reach")
+    assert (code, "--strategy multi-worker-mirrored" in said) == (ExitCode.USAGE, True)
+    monkeypatch.delenv("TF_CONFIG")
+    code, said = check(capsys, "--reach", "--ps", "127.0.0.1:1")
+    assert (code, "--strategy" in said) == (ExitCode.USAGE, False)
+
+
 def test_worker_without_ps_needs_its_port(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = check(capsys, "--ps", "0", "--workers", f"127.0.0.1:{taken}")
     assert (code, f"port {taken}" in said) == (ExitCode.USAGE, True)
