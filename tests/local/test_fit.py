@@ -682,3 +682,17 @@ def test_features_and_labels_may_be_two_arguments_and_a_part_is_held_out() -> No
     assert "val_loss" in history.history
     with pytest.raises(ConfigError, match="validation_split"):
         fitted(X, Y, validation_split=0.25, validation_data=VALIDATION)
+
+
+@pytest.mark.parametrize("ps", [0, 1])
+def test_early_stop_ends_three_workers_and_a_prime_number_of_examples_is_measured_whole(
+    ps: int,
+) -> None:
+    trainer = Trainer(MODEL, SGD(0.05), workers=3, ps=ps, policy="sync-replicas")
+    never_better = EarlyStopping(patience=2, min_delta=1e9)
+    history = fit(trainer, epochs=20, validation_data=TRAIN, callbacks=[never_better])
+    assert history.epoch == [0, 1, 2]
+    assert trainer.summary is not None and trainer.summary.examples == 3 * 17
+    scratch = {name: np.empty_like(value) for name, value in trainer.weights.items()}
+    loss = MODEL.loss_and_gradients(trainer.weights, TRAIN, scratch)
+    assert history.history["val_loss"][-1] == pytest.approx(loss, rel=1e-5)
