@@ -1,0 +1,104 @@
+"""A worker that is asked to hand its part over: what it writes, where, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simulation.model import counting_job
+from tests.asking import Asked
+from zmqtrain.config.cluster import Role, Task
+from zmqtrain.errors import CheckpointError
+from zmqtrain.roles.succession import Succession
+from zmqtrain.store.layout import ShardLayout
+from zmqtrain.wire.messages import (
+    HandedOver,
+    HandOver,
+    LastOrders,
+    LedgerState,
+    Saved,
+    ShardFile,
+)
+
+LAST = LastOrders(1, 1, (), Saved(0, "sync-replicas", LedgerState(0, (), 0)))
+FILE = ShardFile(0, "shard-00000.safetensors", 1, "0" * 64, 0)
+
+
+class Part:
+    """What is left of a ps: it keeps what it is asked to write, and where."""
+
+    last = LAST
+
+    def __init__(self, error: CheckpointError | None = None) -> None:
+        self.written: list[tuple[Path, ShardLayout]] = []
+        self._error = error
+
+    def write(self, directory: Path, layout: ShardLayout, last: LastOrders) -> ShardFile:
+        self.written.append((directory, layout))
+        if self._error is not None:
+            raise self._error
+        return FILE
+
+
+async def asked(logdir: Path, part: Any, *messages: HandOver) -> list[HandedOver]:
+    """Return what worker 1, of three with two copies of each part, answers."""
+    job = counting_job(3, frozenset(), logdir=str(logdir), copies=2)
+    running: list[asyncio.Task[None]] = []
+    actor: Any = SimpleNamespace(
+        task=Task(Role.WORKER, 1),
+        job=job,
+        spawn=lambda coroutine: running.append(asyncio.ensure_future(coroutine)),
+    )
+    succession, request = Succession(actor, (0, 1, 2), part, {}), Asked()
+    for message in messages:
+        succession.on_hand_over(request, message)
+        await asyncio.gather(*running)
+    return request.sent
+
+
+async def test_it_writes_what_falls_to_it_once_and_answers_as_often_as_it_is_asked(
+    tmp_path: Path,
+) -> None:
+    part, message = Part(), HandOver("step-1.tmp-0", (0, 1), LAST)
+    answers = await asked(tmp_path, part, message, message)
+    assert answers == [HandedOver("step-1.tmp-0", FILE)] * 2
+    ((directory, layout),) = part.written
+    assert directory == tmp_path / "checkpoints" / "step-1.tmp-0"
+    assert layout.shard == 1
+    written = {cut.variable.name for cut in layout.slices if not cut.copy}
+    held = {cut.variable.name for cut in layout.slices}
+    assert written < held  # ps 0 is left, and writes what it owns
+
+
+async def test_another_one_that_asks_is_given_it_too(tmp_path: Path) -> None:
+    messages = [HandOver(f"step-1.tmp-{number}", (1, 2), LAST) for number in (0, 1)]
+    answers = await asked(tmp_path, part := Part(), *messages)
+    assert [answer.directory for answer in answers] == [each.directory for each in messages]
+    assert len(part.written) == 2
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/elsewhere"])
+async def test_it_writes_nowhere_but_beside_its_checkpoints(tmp_path: Path, name: str) -> None:
+    await asked(tmp_path, part := Part(), HandOver(name, (0, 1), LAST))
+    assert [directory for directory, _ in part.written] == [tmp_path / "checkpoints" / "elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("part", "shards", "reason"),
+    [
+        (None, (0, 1), "nothing is left of its part"),
+        (Part(), (0, 2), "nothing is left of its part"),  # it is not among them
+        (Part(), (1,), "nothing is left of its part"),  # part 2 is lost
+        (Part(CheckpointError("no space left")), (0, 1), "no space left"),
+    ],
+)
+async def test_it_says_why_it_hands_nothing_over(
+    tmp_path: Path, part: Part | None, shards: tuple[int, ...], reason: str
+) -> None:
+    assert await asked(tmp_path, part, HandOver("d", shards, LAST)) == [
+        HandedOver("d", None, reason)
+    ]
