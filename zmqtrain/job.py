@@ -177,8 +177,8 @@ class Job(BaseModel):
     )
     copies: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = Field(
         1,
-        description="on how many workers each part of the parameters lies, without ps and by "
-        "messages: of 2, a host that is lost for good costs no step; more send more",
+        description="how many workers hold each part of the parameters, without ps and by "
+        "messages; with 2, a host that is lost for good costs no step; more copies send more",
     )
     devices: Devices = Field(
         (),
@@ -516,11 +516,11 @@ class Job(BaseModel):
             f"there {'is' if workers == 1 else 'are'} {counted(workers, 'worker')}": (
                 self.copies > workers
             ),
-            f"the policy is {self.policy}, by which each part decides alone; take hogwild:whole": (
+            f"by the policy {self.policy} each part decides alone (hogwild:whole does not)": (
                 not is_coordinated
             ),
             f"compression is {self.compression}": self.compression != "none",
-            f"{self.optimizer!r} looks at whole variables; take exchange to-one": is_cut,
+            f"{self.optimizer!r} looks at whole variables, which are cut (not by to-one)": is_cut,
             "ps_device is gpu": self.ps_device == "gpu",
         }
         return [obstacle for obstacle, is_there in found.items() if is_there]

@@ -196,10 +196,10 @@ def test_one_owner_of_everything_is_a_worker_or_the_only_ps() -> None:
         (ONE_PS, {"exchange": "one-shot"}, "exchange .* is one-shot, but there are ps"),
         (HOSTED, {"copies": 3}, "copies .* is 3, but there are 2 workers"),
         (HOSTED, {"copies": 2, "exchange": "board"}, "is board, but copies is 2"),
-        (HOSTED, {"copies": 2, "policy": "hogwild"}, "each part decides alone; .* hogwild:whole"),
+        (HOSTED, {"copies": 2, "policy": "hogwild"}, "each part decides alone .*hogwild:whole"),
         (HOSTED, {"copies": 2, "compression": "int8"}, "compression is int8"),
         (HOSTED, {"copies": 2, "ps_device": "gpu"}, "ps_device is gpu"),
-        (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "whole variables; take exchange to-one"),
+        (THREE, {"copies": 2, "optimizer": LAMB(0.1)}, "whole variables, .* to-one"),
     ],
 )
 def test_copies_that_would_differ_or_have_no_place_are_refused(

@@ -35,6 +35,7 @@ class ParameterServerExchange:
         """``actor``: the worker's task. ``links``: one to each ps, the leader's first."""
         self._actor, self._links = actor, links
         self.lanes: list[Lane] = []
+        self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
         self._exact: list[Flat] = []  # what of them is carried byte by byte, if others change it
         self.versions = [0] * len(links)  # of these
@@ -51,6 +52,7 @@ class ParameterServerExchange:
         """
         self.is_finished, self._sequence = False, 0
         self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
+        self._outs = [lane.out for lane in self.lanes]
         self._sources = [self._source(lane) for lane in self.lanes]
         layouts = [lane.layout for lane in self.lanes]
         self._exact = []
@@ -74,7 +76,8 @@ class ParameterServerExchange:
     def finish(self, report: StepReport) -> Awaitable[StepResult]:
         reason = f"it has not answered push {self._sequence}"
         requests: list[Outstanding] = []
-        for shard, (link, lane) in enumerate(zip(self._links, self.lanes, strict=True)):
+        each = zip(self._links, self.lanes, self._outs, strict=True)
+        for shard, (link, lane, out) in enumerate(each):
             push = Push(
                 self._sequence,
                 self.versions[shard],
@@ -83,7 +86,7 @@ class ParameterServerExchange:
                 report.loss,
                 report.finite,
                 {} if shard else report.sums,
-                lane.out is not None,
+                out is not None,
             )
             request = self._overlap.complete(shard, push) if self._overlap is not None else None
             if request is None:
@@ -92,7 +95,7 @@ class ParameterServerExchange:
                     push,
                     tensors=tensors,
                     chunks=chunks,
-                    out=lane.out,
+                    out=out,
                     sequence=self._sequence,
                     reason=reason,
                 )
@@ -129,8 +132,8 @@ class ParameterServerExchange:
         names = ",".join(lane.name for lane in self.lanes)
         reason = "it has not sent the first parameters yet"
         return [
-            link.begin(Pull(names, lane.out is not None), out=lane.out, reason=reason)
-            for link, lane in zip(self._links, self.lanes, strict=True)
+            link.begin(Pull(names, out is not None), out=out, reason=reason)
+            for link, out in zip(self._links, self._outs, strict=True)
         ]
 
     async def _result(self, requests: Sequence[Outstanding]) -> StepResult:

@@ -52,13 +52,13 @@ class Executor:
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], bool],
         crash: Callable[[Exception], None],
-        copies: bool = False,
+        copies_sent: bool = False,
     ) -> None:
-        """``copies``: copy parameters before sending, since updates go on meanwhile."""
+        """``copies_sent``: copy parameters before sending, since updates go on meanwhile."""
         self._state = state
         self._metrics = metrics
         self._spawn = spawn
-        self._copies = copies
+        self._copies_sent = copies_sent
         self._work = WorkQueue(str(state.task), on_error=crash)
         self._uncounted: deque[Applied] = deque()
         self._count = guarded(self.count, crash)
@@ -246,7 +246,7 @@ class Executor:
             return
         shard = self._state.shard
         flat = shard.parameters[shard.layout.owned]
-        request.reply_with(reply, flat.copy() if self._copies else flat)
+        request.reply_with(reply, flat.copy() if self._copies_sent else flat)
 
     def _copied_values(self, copy: Any) -> None:
         self._kept = copy

@@ -267,7 +267,7 @@ class ParameterServer(JobActor):
             metrics,
             spawn=self.spawn,
             crash=self.crash,
-            copies=job.consistent_reads,
+            copies_sent=job.consistent_reads,
         )
         self._members = Members(
             state,

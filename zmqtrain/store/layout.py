@@ -176,7 +176,8 @@ class ShardLayout:
 
     @property
     def nbytes(self) -> int:
-        return sum(cut.nbytes for cut in self.slices)
+        """Bytes of what it owns: those of all shards are the model's."""
+        return sum(cut.nbytes for cut in self.slices if not cut.copy)
 
     def gather(self, values: Mapping[str, Any], out: Flat) -> None:
         """Write this shard's part of whole variables into ``out`` (float32, shape (size,))."""

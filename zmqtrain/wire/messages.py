@@ -449,7 +449,8 @@ class Gather:
     """Worker to workers, where these host the ps: the newest group that it knows is this one.
 
     ``gives_up``: the worker has given it up, and ``hears`` these others, who have, too. Else it
-    goes on: so answers who does not give it up, or knows a later one. ``last``: of its part.
+    goes on: so answers who does not give it up, or knows a later one. ``last``: what the ps that it
+    hosted knows.
     """
 
     group: int
