@@ -31,8 +31,11 @@ async def test_no_link_speaks_for_the_life_before_while_another_one_joins(
 async def test_task_says_whose_welcome_it_awaits(hosted: bool, named: str) -> None:
     answer = Envelope(Welcome(1, "", 0), Sender("ps", 1), 7)
     link = Mock(peer="ps 1", request=AsyncMock(return_value=answer))
-    await joining.join(Mock(hosted=hosted, known_generation=0), link)
-    assert link.request.call_args.kwargs["reason"].startswith(named)
+    actor = Mock(hosted=hosted, known_generation=0, instead_of_ps="; start it or do without")
+    await joining.join(actor, link)
+    reason = link.request.call_args.kwargs["reason"]
+    assert reason.startswith(named)
+    assert reason.endswith("join yet; start it or do without")
 
 
 async def test_ps_that_is_another_than_its_address_says_is_refused() -> None:

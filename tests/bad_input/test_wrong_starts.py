@@ -114,9 +114,10 @@ MISTAKES = [
     ),
     Mistake(
         "worker",
-        "--job sound.py",
+        "--job sound.py --workers 127.0.0.1:1",
         ExitCode.PEER_LOST,
-        "ps 0 at tcp://127.0.0.1:FREE did not answer worker 0 within 0.5 s",
+        "ps 0 at tcp://127.0.0.1:FREE did not answer worker 0 within 0.5 s (ps 0 at "
+        "tcp://127.0.0.1:FREE has not answered the join yet; start it or, if the workers shall",
     ),
     Mistake(
         "ps",

@@ -11,6 +11,7 @@ import pytest
 from zmqtrain import Job
 from zmqtrain.config.cluster import Cluster, Role, Task
 from zmqtrain.config.strategy import (
+    instead_of_ps,
     is_mirrored,
     local_ps,
     member,
@@ -81,6 +82,13 @@ def test_contradiction_is_told(strategy: str, cluster: Cluster, told: str) -> No
 )
 def test_member(task: Task, cluster: Cluster, expected: Task) -> None:
     assert member(task, cluster) == expected
+
+
+@pytest.mark.parametrize(
+    ("cluster", "can"), [(WITH_PS, True), (plan(MULTI, WITH_PS), False), (TWO_PS, False)]
+)
+def test_workers_with_addresses_can_do_without_a_ps(cluster: Cluster, can: bool) -> None:
+    assert (f"--strategy {MULTI}" in instead_of_ps(cluster)) == can
 
 
 def test_ps_is_no_member() -> None:

@@ -67,7 +67,8 @@ async def join(actor: JobActor, link: Link) -> Joined:
     host = f"{link.peer.replace('ps', 'worker')}, which hosts it," if actor.hosted else link.peer
     envelope = await link.request(
         message,
-        reason=f"{host} at {link.endpoint.address} has not answered the join yet",
+        reason=f"{host} at {link.endpoint.address} has not answered the join yet"
+        f"{actor.instead_of_ps}",
         timeout_s=actor.timing.join_timeout_s,
     )
     welcome = envelope.expect(Welcome)

@@ -11,6 +11,7 @@ from zmqtrain.actors.actor import Actor, Request
 from zmqtrain.actors.joining import process_name
 from zmqtrain.actors.link import Link
 from zmqtrain.config.cluster import Role, Task, connect_endpoint
+from zmqtrain.config.strategy import instead_of_ps
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data.description import describe
 from zmqtrain.errors import GroupOverError, ProtocolError, RefusedError
@@ -35,6 +36,7 @@ class JobActor(Actor):
         self.job_name = config.job
         self.workers = config.workers
         self.hosted = config.hosted
+        self.instead_of_ps = instead_of_ps(config.cluster)
         self.group, self.hosts = config.group, config.hosts
         self._owner_of = config.owner_of
         self.board = config.board

@@ -19,7 +19,7 @@ from zmqtrain.config.options import mistyped, names_of, options_of, values_of
 from zmqtrain.config.resolvers.engine import variable_of_index
 from zmqtrain.config.resolvers.honcho import PROCESS_NAME, process_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, read_tf_config
-from zmqtrain.config.strategy import MULTI_WORKER_MIRRORED
+from zmqtrain.config.strategy import instead_of_ps
 from zmqtrain.config.task import ENVIRON, ROLE, TaskConfig, load_task, role_of_process
 from zmqtrain.data.stream import stream_of
 from zmqtrain.data.subset import Subset, checked
@@ -307,9 +307,8 @@ def _check_peers(config: TaskConfig, problems: Problems, *, reach: bool) -> None
             continue
         address = parse_address(text)
         peer = Task(Role.WORKER if config.hosted else Role.PS, index)
-        advice = f"{peer} at {text} cannot be reached ({{}}); is it started?"
-        if not config.hosted and text in others.values():  # as a tutorial lists one in vain
-            advice += f" Workers alone do without it, by --strategy {MULTI_WORKER_MIRRORED}"
+        remedy = instead_of_ps(config.cluster) or "; is it started?"
+        advice = f"{peer} at {text} cannot be reached ({{}}){remedy}"
         with problems.caught(advice):
             if ip_of(address.host) is None:
                 socket.getaddrinfo(address.host, address.port)

@@ -80,6 +80,19 @@ def member(task: Task, cluster: Cluster) -> Task:
     return Task(Role.WORKER, 0 if task.role is Role.CHIEF else task.index + 1)
 
 
+def instead_of_ps(cluster: Cluster) -> str:
+    """Return what to do if a ps is not there, in a planned cluster whose workers can do without.
+
+    A tutorial's TF_CONFIG may list one beside the workers in vain.
+    """
+    if cluster.hosted or not cluster.members:
+        return ""
+    return (
+        "; start it or, if the workers shall hold the parameters themselves, give all tasks "
+        f"--strategy {MULTI_WORKER_MIRRORED}"
+    )
+
+
 def with_exchange(
     planned: Cluster, job: Job, *, lane: str = "auto", crash_safe: bool = True
 ) -> Cluster:
