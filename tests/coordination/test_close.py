@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.coordination.events import Event, GivenUp, Joined
+from tests.coordination.plays import coordinator, play
+from zmqtrain.coordination.events import Event, GivenUp
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Close
 
-Play = Callable[[Coordinator, str], None]
 
-
-def coordinator(spec: str) -> Coordinator:
-    run = Coordinator(make_policy(spec), shards=1, workers=2, steps=100, lookahead=0)
-    for worker in (0, 1):
-        run.handle(Joined(worker, 1))
-    return run
-
-
-def test_gradients_under_way_are_counted_before_everyone_stops(play: Play) -> None:
-    run = coordinator("hogwild")
+def test_gradients_under_way_are_counted_before_everyone_stops() -> None:
+    run = coordinator("hogwild", joined=2)
     play(
         run,
         """
@@ -40,8 +28,8 @@ def test_gradients_under_way_are_counted_before_everyone_stops(play: Play) -> No
     assert run.ledger.open_batches() == ()
 
 
-def test_step_under_way_is_completed_before_everyone_stops(play: Play) -> None:
-    run = coordinator("sync-replicas")
+def test_step_under_way_is_completed_before_everyone_stops() -> None:
+    run = coordinator("sync-replicas", joined=2)
     play(
         run,
         """
@@ -55,8 +43,8 @@ def test_step_under_way_is_completed_before_everyone_stops(play: Play) -> None:
     assert run.version == 1
 
 
-def test_worker_that_dies_meanwhile_is_not_waited_for(play: Play) -> None:
-    run = coordinator("bounded-staleness:3")
+def test_worker_that_dies_meanwhile_is_not_waited_for() -> None:
+    run = coordinator("bounded-staleness:3", joined=2)
     play(
         run,
         """
@@ -70,8 +58,8 @@ def test_worker_that_dies_meanwhile_is_not_waited_for(play: Play) -> None:
     assert run.ledger.open_batches() == (1,)
 
 
-def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short(play: Play) -> None:
-    run = coordinator("sync-replicas")
+def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short() -> None:
+    run = coordinator("sync-replicas", joined=2)
     play(
         run,
         """
@@ -87,11 +75,9 @@ def test_step_that_a_worker_holds_up_ends_without_it_if_time_is_short(play: Play
     assert run.ledger.open_batches() == (1,)
 
 
-def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_end(
-    play: Play,
-) -> None:
+def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_end() -> None:
     """Its worker was told so, and begins no other step."""
-    run = coordinator("sync-replicas:aggregate=3")
+    run = coordinator("sync-replicas:aggregate=3", joined=2)
     play(
         run,
         """
@@ -107,15 +93,14 @@ def test_accumulated_gradient_of_a_worker_that_computes_on_counts_at_a_hurried_e
     assert run.ledger.open_batches() == (1, 2)
 
 
-def test_run_without_workers_ends_at_once(play: Play) -> None:
-    run = Coordinator(make_policy("sync-replicas"), shards=1, workers=2, steps=100)
+def test_run_without_workers_ends_at_once() -> None:
+    run = coordinator("sync-replicas")
     play(run, "close -> -")
     assert run.finished
 
 
-def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
-    run = Coordinator(make_policy("hogwild"), shards=1, workers=1, steps=1, lookahead=0)
-    run.handle(Joined(0, 1))
+def test_close_of_a_finished_run_changes_nothing() -> None:
+    run = coordinator("hogwild", joined=1, workers=1, steps=1)
     play(
         run,
         """
@@ -131,15 +116,15 @@ def test_close_of_a_finished_run_changes_nothing(play: Play) -> None:
     "event", [Close(exit_code=143, reason="a signal"), GivenUp(143, "a signal")]
 )
 def test_end_is_remembered_with_its_first_reason(event: Event) -> None:
-    coordinator = unpack(pack(Coordinator(make_policy("hogwild"), shards=1, steps=9, workers=0)))
+    run = unpack(pack(coordinator("hogwild")))
     for each in (event, Close(exit_code=1, reason="another")):
-        coordinator.handle(each)
-    coordinator = unpack(pack(coordinator))
-    assert coordinator.finished
-    assert (coordinator.exit_code, coordinator.reason) == (143, "a signal")
+        run.handle(each)
+    run = unpack(pack(run))
+    assert run.finished
+    assert (run.exit_code, run.reason) == (143, "a signal")
 
 
 def test_complete_job_that_is_ended_has_its_own_end() -> None:
-    coordinator = Coordinator(make_policy("hogwild"), shards=1, steps=9, version=9, workers=0)
-    coordinator.handle(Close(exit_code=143, reason="a signal"))
-    assert (coordinator.exit_code, coordinator.reason) == (0, "")
+    run = coordinator("hogwild", steps=9, version=9)
+    run.handle(Close(exit_code=143, reason="a signal"))
+    assert (run.exit_code, run.reason) == (0, "")

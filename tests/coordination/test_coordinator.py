@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmqtrain.coordination.coordinator import Coordinator
+from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Event, Joined, PullArrived, PushArrived, PushesReported
 from zmqtrain.coordination.ledger import Ledger
-from zmqtrain.policies import Held, make_policy
+from zmqtrain.policies import Held
 from zmqtrain.wire.messages import Arrived, Order
-
-Play = Callable[[Coordinator, str], None]
-
-
-def coordinator(
-    spec: str,
-    *,
-    shards: int = 1,
-    workers: int = 2,
-    steps: int = 100,
-    lookahead: int = 0,
-    version: int = 0,
-    ledger: Ledger | None = None,
-) -> Coordinator:
-    return Coordinator(
-        make_policy(spec),
-        shards=shards,
-        workers=workers,
-        steps=steps,
-        version=version,
-        ledger=ledger or Ledger(),
-        lookahead=lookahead,
-    )
 
 
 def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
@@ -45,7 +20,7 @@ def arrival(worker: int, sequence: int, shard: int, batch: int = 0) -> Event:
     return PushesReported(shard, Arrived((worker,), (1,), (sequence,), (True,)))
 
 
-def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes(play: Play) -> None:
+def test_worker_is_let_in_by_its_pull_and_goes_on_by_its_pushes() -> None:
     play(
         coordinator("hogwild"),
         """
@@ -73,7 +48,7 @@ def test_release_answers_one_push_of_one_life() -> None:
     assert run.handle(PullArrived(0)) == [Order("admit", (0,), "", 4, 0, (1,))]
 
 
-def test_repeated_report_changes_nothing(play: Play) -> None:
+def test_repeated_report_changes_nothing() -> None:
     play(
         coordinator("bounded-staleness:0", shards=2),
         """
@@ -91,12 +66,10 @@ def test_repeated_report_changes_nothing(play: Play) -> None:
     )
 
 
-def test_new_life_ends_the_one_before(play: Play) -> None:
+def test_new_life_ends_the_one_before() -> None:
     play(
-        coordinator("sync-replicas", lookahead=1),
+        coordinator("sync-replicas", joined=2, lookahead=1),
         """
-        join 0 1   -> -
-        join 1 1   -> -
         pull 0     -> -
         pull 1     -> admit 0 with 0 2, admit 1 with 1 3
         push 0 1 0 -> -
@@ -131,7 +104,7 @@ def test_part_of_an_earlier_life_is_none_of_the_new_one() -> None:
     assert [order.kind for order in orders] == ["apply", "release"]
 
 
-def test_other_push_counts_once_it_is_at_the_lead_shard(play: Play) -> None:
+def test_other_push_counts_once_it_is_at_the_lead_shard() -> None:
     play(
         coordinator("hogwild", shards=3),
         """
@@ -143,13 +116,11 @@ def test_other_push_counts_once_it_is_at_the_lead_shard(play: Play) -> None:
     )
 
 
-def test_unfinished_arrival_is_not_counted_by_anothers_step(play: Play) -> None:
-    run = coordinator("sync-replicas:aggregate=1", shards=2)
+def test_unfinished_arrival_is_not_counted_by_anothers_step() -> None:
+    run = coordinator("sync-replicas:aggregate=1", joined=2, shards=2)
     play(
         run,
         """
-        join 0 1        -> -
-        join 1 1        -> -
         pull 0          -> -
         pull 1          -> admit 0 with 0, admit 1 with 1
         push 1 1 1      -> -
@@ -161,12 +132,10 @@ def test_unfinished_arrival_is_not_counted_by_anothers_step(play: Play) -> None:
     assert run.ledger.open_batches() == (1, 2)
 
 
-def test_batch_of_an_unfinished_arrival_goes_to_another(play: Play) -> None:
+def test_batch_of_an_unfinished_arrival_goes_to_another() -> None:
     play(
-        coordinator("sync-replicas", shards=2),
+        coordinator("sync-replicas", joined=2, shards=2),
         """
-        join 0 1        -> -
-        join 1 1        -> -
         pull 0          -> -
         pull 1          -> admit 0 with 0, admit 1 with 1
         push 0 1 0      -> -
@@ -177,7 +146,7 @@ def test_batch_of_an_unfinished_arrival_goes_to_another(play: Play) -> None:
     )
 
 
-def test_accumulated_batch_of_a_worker_that_leaves_stays_counted(play: Play) -> None:
+def test_accumulated_batch_of_a_worker_that_leaves_stays_counted() -> None:
     run = coordinator("sync-replicas:aggregate=3", shards=2, workers=1)
     play(
         run,
@@ -225,13 +194,11 @@ def test_batch_numbers_follow_step_and_worker_when_all_are_averaged(
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:1"])
-def test_no_more_batches_are_leased_than_steps_are_left(play: Play, spec: str) -> None:
-    run = coordinator(spec, steps=3, lookahead=1)
+def test_no_more_batches_are_leased_than_steps_are_left(spec: str) -> None:
+    run = coordinator(spec, joined=2, steps=3, lookahead=1)
     play(
         run,
         """
-        join 0 1   -> -
-        join 1 1   -> -
         pull 0     -> admit 0 with 0 1
         pull 1     -> admit 1 with 2
         push 0 1 0 -> apply 0, release 0
@@ -246,13 +213,11 @@ def test_no_more_batches_are_leased_than_steps_are_left(play: Play, spec: str) -
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "bounded-staleness:2"])
-def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(play: Play, spec: str) -> None:
-    run = coordinator(spec, steps=2, lookahead=1)
+def test_worker_that_leaves_hands_its_batches_to_one_that_had_none(spec: str) -> None:
+    run = coordinator(spec, joined=2, steps=2, lookahead=1)
     play(
         run,
         """
-        join 0 1   -> -
-        join 1 1   -> -
         pull 0     -> admit 0 with 0 1
         pull 1     -> -
         held       -> 1 waits for 0
@@ -276,12 +241,10 @@ def test_workers_are_waited_for_if_any_of_them_is_there(
     assert waiting.is_alive(workers) is is_alive
 
 
-def test_worker_without_a_batch_can_leave(play: Play) -> None:
+def test_worker_without_a_batch_can_leave() -> None:
     play(
-        coordinator("bounded-staleness:0", steps=1),
+        coordinator("bounded-staleness:0", joined=2, steps=1),
         """
-        join 0 1   -> -
-        join 1 1   -> -
         pull 0     -> admit 0 with 0
         pull 1     -> -
         leave 1    -> leave 1
@@ -300,14 +263,11 @@ def test_coordinator_says_why_a_worker_has_no_batch() -> None:
     ]
 
 
-def test_everyone_is_told_to_stop_after_the_last_step(play: Play) -> None:
-    run = coordinator("sync-replicas:aggregate=2", workers=3, steps=1)
+def test_everyone_is_told_to_stop_after_the_last_step() -> None:
+    run = coordinator("sync-replicas:aggregate=2", joined=3, workers=3, steps=1)
     play(
         run,
         """
-        join 0 1   -> -
-        join 1 1   -> -
-        join 2 1   -> -
         pull 0     -> -
         pull 1     -> -
         pull 2     -> admit 0 with 0, admit 1 with 1, admit 2 with 2
@@ -324,14 +284,12 @@ def test_everyone_is_told_to_stop_after_the_last_step(play: Play) -> None:
     assert run.ledger.open_batches() == (2,)
 
 
-def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step(play: Play) -> None:
+def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step() -> None:
     """A shard to which nothing is said of a push it has would apply it by itself."""
-    run = coordinator("sync-replicas:aggregate=2", workers=2)
+    run = coordinator("sync-replicas:aggregate=2", joined=2, workers=2)
     play(
         run,
         """
-        join 0 1   -> -
-        join 1 1   -> -
         pull 0     -> -
         pull 1     -> admit 0 with 0, admit 1 with 1
         push 0 1 0 -> -
@@ -342,7 +300,7 @@ def test_job_that_is_given_up_drops_the_pushes_that_were_kept_for_a_step(play: P
     assert run.ledger.open_batches() == (0, 1)
 
 
-def test_job_that_is_complete_when_it_starts_stops_everyone(play: Play) -> None:
+def test_job_that_is_complete_when_it_starts_stops_everyone() -> None:
     run = coordinator("sync-replicas", steps=5, version=5)
     play(
         run,
@@ -354,7 +312,7 @@ def test_job_that_is_complete_when_it_starts_stops_everyone(play: Play) -> None:
     assert run.finished
 
 
-def test_non_finite_gradient_is_skipped_with_its_batch(play: Play) -> None:
+def test_non_finite_gradient_is_skipped_with_its_batch() -> None:
     run = coordinator("sync-replicas", shards=2, workers=1)
     play(
         run,
@@ -372,7 +330,7 @@ def test_non_finite_gradient_is_skipped_with_its_batch(play: Play) -> None:
     assert run.ledger.open_batches() == (2,)
 
 
-def test_non_finite_gradient_does_not_move_a_clock(play: Play) -> None:
+def test_non_finite_gradient_does_not_move_a_clock() -> None:
     run = coordinator("bounded-staleness:0")
     play(
         run,
@@ -389,7 +347,7 @@ def test_non_finite_gradient_does_not_move_a_clock(play: Play) -> None:
     )
 
 
-def test_resumed_run_leases_what_was_open_first(play: Play) -> None:
+def test_resumed_run_leases_what_was_open_first() -> None:
     run = coordinator("sync-replicas", version=7, ledger=Ledger(next_batch=20, returned=[17, 12]))
     play(
         run,

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.coordination.coordinator import Coordinator
+from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Joined, Left, PullArrived, PushArrived
 from zmqtrain.coordination.ledger import Ledger
 from zmqtrain.coordination.state import pack, unpack
-from zmqtrain.policies import make_policy
 from zmqtrain.wire.messages import Extend, Order
 
-Play = Callable[[Coordinator, str], None]
 ENDLESS = 1 << 40
 
 
-def coordinator(spec: str, limit: int = 0, workers: int = 2) -> Coordinator:
-    run = Coordinator(
-        make_policy(spec),
-        shards=1,
-        workers=workers,
-        steps=ENDLESS,
-        lookahead=0,
-        ledger=Ledger(limit=limit),
-    )
-    for worker in range(workers):
-        run.handle(Joined(worker, 1))
-    return run
-
-
-def test_nothing_is_leased_before_the_first_pass_begins(play: Play) -> None:
-    run = coordinator("hogwild")
+def test_nothing_is_leased_before_the_first_pass_begins() -> None:
+    run = coordinator("hogwild", joined=2, steps=ENDLESS, ledger=Ledger(limit=0))
     play(
         run,
         """
@@ -53,8 +35,8 @@ def test_nothing_is_leased_before_the_first_pass_begins(play: Play) -> None:
     play(run, "extend 6 -> switch hogwild, release 0 with 3, release 1 with 4")
 
 
-def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there(play: Play) -> None:
-    run = coordinator("sync-replicas:aggregate=4", limit=2)
+def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there() -> None:
+    run = coordinator("sync-replicas:aggregate=4", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
     play(
         run,
         """
@@ -68,8 +50,8 @@ def test_last_step_of_a_pass_ends_with_the_gradients_that_are_there(play: Play) 
     assert run.ledger.pass_examples == 0
 
 
-def test_batch_of_a_worker_that_dies_belongs_to_its_pass(play: Play) -> None:
-    run = coordinator("sync-replicas", limit=2)
+def test_batch_of_a_worker_that_dies_belongs_to_its_pass() -> None:
+    run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
     play(
         run,
         """
@@ -83,8 +65,8 @@ def test_batch_of_a_worker_that_dies_belongs_to_its_pass(play: Play) -> None:
     assert run.is_pass_over
 
 
-def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody(play: Play) -> None:
-    run = coordinator("sync-replicas", limit=2)
+def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody() -> None:
+    run = coordinator("sync-replicas", joined=2, steps=ENDLESS, ledger=Ledger(limit=2))
     play(
         run,
         """
@@ -98,8 +80,8 @@ def test_limit_that_is_raised_in_the_middle_of_a_pass_disturbs_nobody(play: Play
     )
 
 
-def test_run_may_be_closed_between_two_passes(play: Play) -> None:
-    run = coordinator("hogwild", limit=1, workers=1)
+def test_run_may_be_closed_between_two_passes() -> None:
+    run = coordinator("hogwild", joined=1, workers=1, steps=ENDLESS, ledger=Ledger(limit=1))
     play(
         run,
         """
@@ -122,13 +104,9 @@ class Cluster:
     """Workers that compute what they are released with, in the order that a test chooses."""
 
     def __init__(self, spec: str, workers: int, lookahead: int) -> None:
-        self.run = Coordinator(
-            make_policy(spec),
-            shards=1,
-            workers=workers,
-            steps=ENDLESS,
-            lookahead=lookahead,
-            ledger=Ledger(limit=0),
+        ledger = Ledger(limit=0)
+        self.run = coordinator(
+            spec, workers=workers, steps=ENDLESS, lookahead=lookahead, ledger=ledger
         )
         self.has: dict[int, list[int]] = {}
         self.computing: list[int] = []

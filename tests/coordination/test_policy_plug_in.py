@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from zmqtrain.coordination.coordinator import Coordinator
-from zmqtrain.policies import Apply, Decision, Held, Policy, Release, make_policy
+from tests.coordination.plays import coordinator, play
+from zmqtrain.policies import Apply, Decision, Held, Release
 from zmqtrain.wire.messages import SwitchPolicy
-
-Play = Callable[[Coordinator, str], None]
 
 
 class OnTheNextPush:
@@ -54,17 +52,10 @@ def make(_: str) -> OnTheNextPush:
     return OnTheNextPush()
 
 
-def coordinator(policy: Policy, steps: int) -> Coordinator:
-    return Coordinator(policy, shards=1, workers=3, steps=steps, lookahead=1)
-
-
-def test_worker_that_is_fed_again_may_be_held_by_the_policy(play: Play) -> None:
+def test_worker_that_is_fed_again_may_be_held_by_the_policy() -> None:
     play(
-        coordinator(OnTheNextPush(), steps=3),
+        coordinator(OnTheNextPush(), joined=3, workers=3, steps=3, lookahead=1),
         """
-        join 0 1   -> -
-        join 1 1   -> -
-        join 2 1   -> -
         pull 0     -> admit 0 with 0 1
         pull 2     -> -
         push 0 1 0 -> apply 0, release 0, admit 2 with 2
@@ -79,14 +70,11 @@ def test_worker_that_is_fed_again_may_be_held_by_the_policy(play: Play) -> None:
     )
 
 
-def test_worker_without_a_batch_may_be_held_by_the_next_policy(play: Play) -> None:
-    run = coordinator(make_policy("hogwild"), steps=3)
+def test_worker_without_a_batch_may_be_held_by_the_next_policy() -> None:
+    run = coordinator("hogwild", joined=3, workers=3, steps=3, lookahead=1)
     play(
         run,
         """
-        join 0 1   -> -
-        join 1 1   -> -
-        join 2 1   -> -
         pull 0     -> admit 0 with 0 1
         pull 1     -> admit 1 with 2
         pull 2     -> -

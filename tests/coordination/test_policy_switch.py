@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from zmqtrain.coordination.coordinator import Coordinator
+from tests.coordination.plays import coordinator, play
 from zmqtrain.coordination.events import Joined, PullArrived, PushArrived
-from zmqtrain.policies import Held, make_policy
+from zmqtrain.policies import Held
 from zmqtrain.wire.messages import SwitchPolicy
 
-Play = Callable[[Coordinator, str], None]
 
-BOTH_ARE_IN = """
-    join 0 1   -> -
-    join 1 1   -> -
-"""
-
-
-def coordinator(spec: str, *, steps: int = 100, shards: int = 1, lookahead: int = 0) -> Coordinator:
-    return Coordinator(
-        make_policy(spec), shards=shards, workers=2, steps=steps, lookahead=lookahead
-    )
-
-
-def test_everyone_is_held_until_no_worker_computes(play: Play) -> None:
-    run = coordinator("hogwild")
+def test_everyone_is_held_until_no_worker_computes() -> None:
+    run = coordinator("hogwild", joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0               -> admit 0 with 0
         pull 1               -> admit 1 with 1
         switch sync-replicas -> -
@@ -57,12 +41,11 @@ def test_coordinator_says_that_the_policy_changes() -> None:
     assert list(run.held()) == [Held(1, "the policy changes to sync-replicas:aggregate=1", (0,))]
 
 
-def test_new_policy_begins_at_the_version_of_the_barrier(play: Play) -> None:
-    run = coordinator("hogwild")
+def test_new_policy_begins_at_the_version_of_the_barrier() -> None:
+    run = coordinator("hogwild", joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0               -> admit 0 with 0
         push 0 1 0           -> apply 0, release 0 with 1
         pull 1               -> admit 1 with 2
@@ -76,12 +59,11 @@ def test_new_policy_begins_at_the_version_of_the_barrier(play: Play) -> None:
     assert list(run.held()) == [Held(0, "step 4 has 1 of 2 gradients", (1,))]
 
 
-def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:
-    run = coordinator("sync-replicas:aggregate=5")
+def test_unfinished_step_is_settled_under_the_old_policy() -> None:
+    run = coordinator("sync-replicas:aggregate=5", joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0         -> -
         pull 1         -> admit 0 with 0, admit 1 with 1
         push 0 1 0     -> accumulate 0, release 0 with 2
@@ -94,11 +76,10 @@ def test_unfinished_step_is_settled_under_the_old_policy(play: Play) -> None:
     assert run.version == 2
 
 
-def test_worker_that_computes_and_leaves_opens_the_barrier(play: Play) -> None:
+def test_worker_that_computes_and_leaves_opens_the_barrier() -> None:
     play(
-        coordinator("hogwild"),
-        BOTH_ARE_IN
-        + """
+        coordinator("hogwild", joined=2),
+        """
         pull 0               -> admit 0 with 0
         pull 1               -> admit 1 with 1
         switch sync-replicas -> -
@@ -109,12 +90,11 @@ def test_worker_that_computes_and_leaves_opens_the_barrier(play: Play) -> None:
     )
 
 
-def test_policy_changes_at_once_when_nobody_computes(play: Play) -> None:
-    run = coordinator("sync-replicas")
+def test_policy_changes_at_once_when_nobody_computes() -> None:
+    run = coordinator("sync-replicas", joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0         -> -
         switch hogwild -> switch hogwild, admit 0 with 0
         pull 1         -> admit 1 with 1
@@ -122,7 +102,7 @@ def test_policy_changes_at_once_when_nobody_computes(play: Play) -> None:
     )
 
 
-def test_policy_changes_while_no_worker_is_live(play: Play) -> None:
+def test_policy_changes_while_no_worker_is_live() -> None:
     play(
         coordinator("hogwild"),
         """
@@ -133,11 +113,10 @@ def test_policy_changes_while_no_worker_is_live(play: Play) -> None:
     )
 
 
-def test_worker_that_joins_during_a_switch_begins_under_the_new_policy(play: Play) -> None:
+def test_worker_that_joins_during_a_switch_begins_under_the_new_policy() -> None:
     play(
-        coordinator("hogwild"),
-        BOTH_ARE_IN
-        + """
+        coordinator("hogwild", joined=2),
+        """
         pull 0                     -> admit 0 with 0
         switch bounded-staleness:0 -> -
         pull 1                     -> -
@@ -150,11 +129,10 @@ admit 1 with 2
     )
 
 
-def test_last_request_for_a_switch_wins(play: Play) -> None:
+def test_last_request_for_a_switch_wins() -> None:
     play(
-        coordinator("hogwild"),
-        BOTH_ARE_IN
-        + """
+        coordinator("hogwild", joined=2),
+        """
         pull 0                     -> admit 0 with 0
         switch sync-replicas       -> -
         switch bounded-staleness:3 -> -
@@ -163,12 +141,11 @@ def test_last_request_for_a_switch_wins(play: Play) -> None:
     )
 
 
-def test_run_that_ends_during_a_switch_forgets_it(play: Play) -> None:
-    run = coordinator("sync-replicas:aggregate=1", steps=1)
+def test_run_that_ends_during_a_switch_forgets_it() -> None:
+    run = coordinator("sync-replicas:aggregate=1", joined=2, steps=1)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0         -> -
         pull 1         -> admit 0 with 0, admit 1 with 1
         switch hogwild -> -
@@ -181,12 +158,11 @@ def test_run_that_ends_during_a_switch_forgets_it(play: Play) -> None:
     assert run.policy.spec == "sync-replicas:aggregate=1"
 
 
-def test_non_finite_push_is_held_like_any_other(play: Play) -> None:
-    run = coordinator("sync-replicas")
+def test_non_finite_push_is_held_like_any_other() -> None:
+    run = coordinator("sync-replicas", joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0         -> -
         pull 1         -> admit 0 with 0, admit 1 with 1
         push 0 1 0     -> -
@@ -197,11 +173,10 @@ def test_non_finite_push_is_held_like_any_other(play: Play) -> None:
     assert run.refused == 1
 
 
-def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut(play: Play) -> None:
+def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut() -> None:
     play(
-        coordinator("bounded-staleness:9", shards=2),
-        BOTH_ARE_IN
-        + """
+        coordinator("bounded-staleness:9", joined=2, shards=2),
+        """
         pull 0          -> admit 0 with 0
         push 0 1 0      -> -
         switch hogwild  -> -
@@ -212,11 +187,10 @@ def test_push_that_is_not_at_every_shard_keeps_the_barrier_shut(play: Play) -> N
     )
 
 
-def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for(play: Play) -> None:
+def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for() -> None:
     play(
-        coordinator("hogwild", shards=2),
-        BOTH_ARE_IN
-        + """
+        coordinator("hogwild", joined=2, shards=2),
+        """
         pull 0                     -> admit 0 with 0
         switch bounded-staleness:1 -> -
         push 0 1 0                 -> apply 0, switch bounded-staleness:1, release 0 with 1
@@ -225,14 +199,11 @@ def test_pull_that_other_shards_answered_by_themselves_is_not_waited_for(play: P
     )
 
 
-def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push_a_step(
-    play: Play,
-) -> None:
-    run = coordinator("sync-replicas", steps=2, lookahead=1)
+def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push_a_step() -> None:
+    run = coordinator("sync-replicas", joined=2, steps=2, lookahead=1)
     play(
         run,
-        BOTH_ARE_IN
-        + """
+        """
         pull 0         -> -
         pull 1         -> admit 0 with 0 2, admit 1 with 1 3
         switch hogwild -> -
@@ -247,12 +218,11 @@ def test_leases_beyond_the_last_step_are_not_computed_under_a_policy_of_one_push
 
 
 @pytest.mark.parametrize("spec", ["hogwild", "bounded-staleness:0", "sync-replicas"])
-def test_policy_can_be_renewed(play: Play, spec: str) -> None:
-    run = coordinator(spec)
+def test_policy_can_be_renewed(spec: str) -> None:
+    run = coordinator(spec, joined=2)
     play(
         run,
-        BOTH_ARE_IN
-        + f"""
+        f"""
         switch {spec} -> switch {spec}
         pull 0        -> admit 0 with 0
         pull 1        -> {"-" if spec == "sync-replicas" else "admit 1 with 1"}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from zmqtrain.policies import Held, Policy, make_policy
+from tests.policies.plays import play
+from zmqtrain.policies import Held, make_policy
 
-Play = Callable[[str, str], Policy]
 
-
-def test_hogwild_applies_and_releases_at_once(play: Play) -> None:
+def test_hogwild_applies_and_releases_at_once() -> None:
     play(
         "hogwild",
         """
@@ -31,7 +28,7 @@ def test_hogwild_applies_and_releases_at_once(play: Play) -> None:
     )
 
 
-def test_staleness_bound_holds_the_worker_that_runs_ahead(play: Play) -> None:
+def test_staleness_bound_holds_the_worker_that_runs_ahead() -> None:
     play(
         "bounded-staleness:1",
         """
@@ -51,7 +48,7 @@ def test_staleness_bound_holds_the_worker_that_runs_ahead(play: Play) -> None:
     )
 
 
-def test_tokens_are_taken_in_the_order_of_the_pushes(play: Play) -> None:
+def test_tokens_are_taken_in_the_order_of_the_pushes() -> None:
     policy = play(
         "sync-replicas:aggregate=2,tokens=1",
         """
@@ -71,7 +68,7 @@ def test_tokens_are_taken_in_the_order_of_the_pushes(play: Play) -> None:
     assert policy.local_step == {0: 6, 1: 5, 2: 6}
 
 
-def test_token_of_a_worker_that_left_is_taken_by_another(play: Play) -> None:
+def test_token_of_a_worker_that_left_is_taken_by_another() -> None:
     play(
         "sync-replicas:aggregate=2,tokens=0",
         """
@@ -87,7 +84,7 @@ def test_token_of_a_worker_that_left_is_taken_by_another(play: Play) -> None:
     )
 
 
-def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step(play: Play) -> None:
+def test_counted_gradient_of_a_worker_that_rejoins_keeps_its_token_step() -> None:
     play(
         "sync-replicas:aggregate=2,tokens=0",
         """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from zmqtrain.policies import Policy
-
-Play = Callable[[str, str], Policy]
+from tests.policies.plays import play
 
 BEGUN_BY_TWO = """
     start 0 2 -> -
@@ -23,7 +19,7 @@ BEGUN_BY_THREE = """
 """
 
 
-def test_first_step_waits_for_every_expected_worker(play: Play) -> None:
+def test_first_step_waits_for_every_expected_worker() -> None:
     play(
         "sync-replicas",
         """
@@ -40,7 +36,7 @@ def test_first_step_waits_for_every_expected_worker(play: Play) -> None:
     )
 
 
-def test_step_is_the_mean_of_one_gradient_a_worker(play: Play) -> None:
+def test_step_is_the_mean_of_one_gradient_a_worker() -> None:
     play(
         "sync-replicas",
         BEGUN_BY_THREE
@@ -56,7 +52,7 @@ def test_step_is_the_mean_of_one_gradient_a_worker(play: Play) -> None:
     )
 
 
-def test_backup_workers_late_gradients_are_dropped(play: Play) -> None:
+def test_backup_workers_late_gradients_are_dropped() -> None:
     play(
         "sync-replicas:aggregate=2",
         BEGUN_BY_THREE
@@ -76,7 +72,7 @@ def test_backup_workers_late_gradients_are_dropped(play: Play) -> None:
     )
 
 
-def test_workers_compute_several_batches_of_a_larger_step(play: Play) -> None:
+def test_workers_compute_several_batches_of_a_larger_step() -> None:
     play(
         "sync-replicas:aggregate=4",
         BEGUN_BY_TWO
@@ -177,11 +173,11 @@ def test_workers_compute_several_batches_of_a_larger_step(play: Play) -> None:
         ),
     ],
 )
-def test_worker_that_leaves_releases_the_barrier(play: Play, spec: str, script: str) -> None:
+def test_worker_that_leaves_releases_the_barrier(spec: str, script: str) -> None:
     play(spec, BEGUN_BY_TWO + script)
 
 
-def test_worker_that_leaves_is_replaced_by_one_that_waits(play: Play) -> None:
+def test_worker_that_leaves_is_replaced_by_one_that_waits() -> None:
     play(
         "sync-replicas:aggregate=2",
         BEGUN_BY_TWO
@@ -195,7 +191,7 @@ def test_worker_that_leaves_is_replaced_by_one_that_waits(play: Play) -> None:
     )
 
 
-def test_step_does_not_wait_for_a_worker_whose_gradient_will_be_stale(play: Play) -> None:
+def test_step_does_not_wait_for_a_worker_whose_gradient_will_be_stale() -> None:
     play(
         "sync-replicas:aggregate=2",
         BEGUN_BY_THREE
@@ -210,7 +206,7 @@ def test_step_does_not_wait_for_a_worker_whose_gradient_will_be_stale(play: Play
     )
 
 
-def test_joiner_takes_part_from_the_next_step_on(play: Play) -> None:
+def test_joiner_takes_part_from_the_next_step_on() -> None:
     play(
         "sync-replicas",
         BEGUN_BY_TWO
@@ -226,7 +222,7 @@ def test_joiner_takes_part_from_the_next_step_on(play: Play) -> None:
     )
 
 
-def test_joiners_begin_a_step_together_when_everyone_else_has_left(play: Play) -> None:
+def test_joiners_begin_a_step_together_when_everyone_else_has_left() -> None:
     play(
         "sync-replicas",
         BEGUN_BY_TWO
@@ -241,7 +237,7 @@ def test_joiners_begin_a_step_together_when_everyone_else_has_left(play: Play) -
     )
 
 
-def test_joiner_helps_a_step_that_lacks_hands(play: Play) -> None:
+def test_joiner_helps_a_step_that_lacks_hands() -> None:
     play(
         "sync-replicas:aggregate=3",
         BEGUN_BY_TWO
@@ -292,11 +288,11 @@ def test_joiner_helps_a_step_that_lacks_hands(play: Play) -> None:
         ),
     ],
 )
-def test_gradient_of_a_worker_that_rejoined_counts_once(play: Play, spec: str, script: str) -> None:
+def test_gradient_of_a_worker_that_rejoined_counts_once(spec: str, script: str) -> None:
     play(spec, BEGUN_BY_TWO + script)
 
 
-def test_unfinished_step_is_settled_when_the_policy_ends(play: Play) -> None:
+def test_unfinished_step_is_settled_when_the_policy_ends() -> None:
     play(
         "sync-replicas:aggregate=5",
         BEGUN_BY_TWO
@@ -313,7 +309,7 @@ def test_unfinished_step_is_settled_when_the_policy_ends(play: Play) -> None:
     )
 
 
-def test_late_gradient_is_not_settled_when_the_policy_ends(play: Play) -> None:
+def test_late_gradient_is_not_settled_when_the_policy_ends() -> None:
     play(
         "sync-replicas:aggregate=1",
         BEGUN_BY_TWO

@@ -1,0 +1,82 @@
+"""A coordinator, and scripts of what happens to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tests import plays
+from zmqtrain.coordination.coordinator import Coordinator
+from zmqtrain.coordination.events import (
+    Event,
+    GivenUp,
+    Joined,
+    Left,
+    PullArrived,
+    PushArrived,
+    PushesReported,
+)
+from zmqtrain.policies import Policy, make_policy
+from zmqtrain.wire.messages import Arrived, Close, Extend, Order, SwitchPolicy
+
+
+def coordinator(policy: str | Policy, *, joined: int = 0, **fields: Any) -> Coordinator:
+    """Return the coordinator of a job of 100 steps that has one shard and expects two workers.
+
+    ``joined``: so many have begun their first lives.
+    """
+    defaults = {"shards": 1, "workers": 2, "steps": 100, "lookahead": 0}
+    policy = make_policy(policy) if isinstance(policy, str) else policy
+    run = Coordinator(policy, **defaults | fields)
+    for worker in range(joined):
+        run.handle(Joined(worker, 1))
+    return run
+
+
+def play(run: Coordinator, script: str) -> None:
+    """Feed a coordinator a script of ``event -> answer`` lines.
+
+    Events: ``join W INCARNATION``, ``leave W``, ``pull W``, ``push W SEQUENCE BATCH`` (it is
+    at shard 0, ``at SHARD`` puts them elsewhere, ``bad`` makes a gradient non-finite), ``switch
+    SPEC``, ``extend LIMIT``, ``close``, ``give-up``, and ``held``, whose answer is ``W waits for
+    BY...``.
+    """
+    plays.play(partial(_answer, run), script)
+
+
+def _answer(run: Coordinator, text: str) -> str:
+    if text == "held":
+        return plays.waits(run.held())
+    return plays.listed(map(_told, run.handle(_event(run, text))))
+
+
+def _event(run: Coordinator, text: str) -> Event:
+    match text.split():
+        case ["join", worker, incarnation]:
+            return Joined(int(worker), int(incarnation))
+        case ["leave", worker]:
+            return Left(int(worker))
+        case ["extend", limit]:
+            return Extend(int(limit))
+        case ["pull", worker]:
+            return PullArrived(int(worker))
+        case ["push", worker, sequence, batch, *where]:
+            finite = "bad" not in where
+            if "at" not in where:
+                return PushArrived(int(worker), int(sequence), int(batch), finite=finite)
+            life = run.members[int(worker)].incarnation
+            part = Arrived((int(worker),), (life,), (int(sequence),), (finite,))
+            return PushesReported(int(where[where.index("at") + 1]), part)
+        case ["switch", spec]:
+            return SwitchPolicy(spec)
+        case ["close", *how]:
+            return Close(at_once="at-once" in how)
+        case ["give-up"]:
+            return GivenUp()
+    raise ValueError(f"no such event: {text}")
+
+
+def _told(order: Order) -> str:
+    batches = " ".join(map(str, order.batches))
+    details = [order.text, f"with {batches}" if batches else "", "stop" if order.stop else ""]
+    return " ".join(filter(None, [order.kind, *map(str, order.workers), *details]))
