@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,8 @@ GLOO = "gloo"
 DIRECT = "direct"
 BY_MESSAGES = (DIRECT, "to-one", "one-shot")  # between hosts
 RANKS = 2  # of gloo on one host
-EXCHANGES = ("board", "ps", *BY_MESSAGES, GLOO)
+ON_ONE_HOST = ("board", "ps")
+EXCHANGES = (*ON_ONE_HOST, *BY_MESSAGES, GLOO)
 TIMEOUT_S = 120.0
 
 
@@ -77,11 +78,39 @@ def can_run(exchange: str, workers: int, hosts: Hosts | None) -> bool:
     return (exchange in BY_MESSAGES) == (hosts is not None)
 
 
+def exchange_name(name: str) -> str:
+    if name == "ring":
+        instead = "use direct, which sends the bytes of a ring in two latencies instead of 2(n - 1)"
+        raise click.BadParameter(f"no ring is here: {instead}")
+    return str(click.Choice(EXCHANGES)(name))
+
+
+def measured(exchanges: Sequence[str], workers: int, *, kill: bool) -> tuple[str, ...]:
+    """Return those of the exchanges that are measured.
+
+    Raises:
+        UsageError: they are not measured together, or none is.
+    """
+    if kill and workers < 2:
+        raise click.UsageError("--kill needs a worker that goes on; expected --workers 2 or more")
+    near, far = (
+        [each for each in exchanges if each in kind] for kind in (ON_ONE_HOST, BY_MESSAGES)
+    )
+    if near and far:
+        raise click.UsageError(
+            f"workers of {', '.join(near)} are on one host, those of {', '.join(far)} each on its "
+            "own; expected one kind; measure them one after another"
+        )
+    if kill and not near:
+        raise click.UsageError("--kill is of board and ps; expected --exchange to name one of them")
+    return tuple(near if kill else exchanges)
+
+
 @click.command("all-reduce")
 @click.option(
     "--exchange",
     "exchanges",
-    type=list_of(click.Choice(EXCHANGES), "exchange"),
+    type=list_of(exchange_name, "exchange"),
     default="board,ps,gloo",
     help="board; ps, one of them, in shared memory; gloo, without an update, if PyTorch is "
     "installed; direct, to-one, one-shot: then each worker, and each rank of gloo, is in a network "
@@ -125,10 +154,7 @@ def all_reduce_command(
       python -m bench all-reduce --exchange direct,to-one,gloo --mbit 1000
       python -m bench all-reduce --kill --runs 5
     """
-    if kill and workers < 2:
-        raise click.UsageError("--kill needs a worker that goes on; expected --workers 2 or more")
-    if kill:
-        exchanges = tuple(each for each in exchanges if each in ("board", "ps"))
+    exchanges = measured(exchanges, workers, kill=kill)
 
     def rows(hosts: Hosts | None) -> Iterator[dict[str, Any]]:
         for megabytes in sizes:

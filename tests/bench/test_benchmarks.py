@@ -70,6 +70,20 @@ def test_benchmark_prints_its_rows(
         assert keys <= row.keys()
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--exchange ring", "use direct"),
+        ("--exchange board,direct", "expected one kind"),
+        ("--exchange direct --kill", "--kill is of board and ps"),
+    ],
+)
+def test_exchanges_that_cannot_be_measured_are_refused(options: str, told: str) -> None:
+    done = CliRunner().invoke(main, ["all-reduce", *options.split()])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
 def test_nccl_is_not_measured_without_gpus() -> None:
     done = CliRunner().invoke(main, ["mirrored", "--side", "devices", "--exchange", "nccl"])
     assert done.exit_code == 2
