@@ -59,7 +59,7 @@ def test_command_imports_no_engine_before_it_asks_one() -> None:
         (["policy"], "Missing argument 'SPEC'"),
         (["submit", "job.py"], "Missing option --on (or ZMQTRAIN_ON)"),
         (["status", "--timeout-s", "0"], "0.0 is not in the range x>0"),
-        (["placement", "job.py", "--ps", "0"], "0 is not in the range x>=1"),
+        (["placement", "job.py", "--ps", "-1"], "-1 is not in the range x>=0"),
     ],
 )
 def test_wrong_usage_is_told_and_exits_with_2(

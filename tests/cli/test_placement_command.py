@@ -111,6 +111,17 @@ def test_job_is_placed_by_its_file_and_the_options(
     ]
 
 
+@pytest.mark.parametrize(("partition_nbytes", "ps"), [(64, [0, 1, 2]), (1 << 18, [0])])
+def test_without_ps_the_workers_that_have_a_part_are_shown(
+    job: str, partition_nbytes: int, ps: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--ps", "0", "--workers", "3", "--partition-nbytes", str(partition_nbytes)]
+    assert main(["placement", job, *options, "--json"]) == ExitCode.OK
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["placement"] == "contiguous"
+    assert [each["ps"] for each in answer["ps"]] == ps
+
+
 def test_variable_decides_as_it_does_for_the_tasks(
     job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,17 +21,26 @@ from zmqtrain.units import data_size
 @click.argument("job")
 @click.option(
     "--ps",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     default=1,
     show_default=True,
     metavar="N",
-    help="number of ps that share the parameters",
+    help="number of ps that share the parameters; 0: the workers do",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="number of workers; without ps each hosts one",
 )
 @option_of(Job, "placement", optional=True)
 @option_of(Job, "partition_nbytes", optional=True)
 @option_of(Job, "ps_device", optional=True)
+@option_of(Job, "copies", optional=True)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None:
+def placement_command(job: str, ps: int, workers: int, *, as_json: bool, **flags: Any) -> None:
     """Show which variable of JOB is on which ps.
 
     If a variable is cut, it shows the rows of each part. JOB is file.py, file.py:name or
@@ -41,10 +50,13 @@ def placement_command(job: str, ps: int, *, as_json: bool, **flags: Any) -> None
     Examples:
       zmqtrain placement examples/digits.py --ps 2
       zmqtrain placement job.py --ps 4 --placement round-robin --partition-nbytes 0
+      zmqtrain placement job.py --ps 0 --workers 3
     """
-    loaded = load_job(job, **flags)
+    loaded = load_job(job, **flags).hosted(not ps)
     how = {"placement": loaded.placement, "partition_nbytes": loaded.partition_nbytes}
-    placed = described(loaded.variables(), loaded.layouts(ps), loaded.ps_device)
+    placed = described(
+        loaded.variables(), loaded.layouts(ps or loaded.shards_on(workers)), loaded.ps_device
+    )
     if as_json:
         show_json({"job": job, **how, **placed})
     else:
