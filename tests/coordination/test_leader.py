@@ -217,6 +217,23 @@ async def test_worker_that_joins_late_begins_where_the_slowest_is_and_lags_behin
     assert value("zmqtrain_worker_step", {"worker": "2"}) == 61
 
 
+async def test_after_a_kill_a_worker_that_had_joined_late_lags_behind_nobody() -> None:
+    segment = Segment.private(SegmentLayout(4, []))
+    first = leader_with_a_roster(segment=segment)
+    first.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})
+    peers = PeerTable(5.0, 1, lambda peer: False)
+    early, late = (
+        add_peer(peers, f"worker {index}", pushes=pushes) for index, pushes in ((0, 9), (1, 0))
+    )
+    second = make_leader(
+        policy="sync-replicas", peers=peers, segment=segment, halt=lambda worker: None
+    )
+    second.recover(1)
+    assert early.pushes == late.pushes == 12
+    second.arrived(PushArrived(1, 1, 8, 10, True, 0.125))
+    assert (early.pushes, late.pushes) == (12, 13)
+
+
 async def test_steps_of_a_roster_are_figures_as_those_by_messages_are() -> None:
     leader = leader_with_a_roster()
     leader.stepped(Stepped(3, 60, 1.5, over=True), {0: 0.5, 1: 0.25})

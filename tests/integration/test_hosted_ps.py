@@ -44,6 +44,7 @@ def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
     for number in (1, 0):  # worker 0 hosts the leader
         before = stage.until_status(address, lambda s: s.step > 2, "the first steps")
         tasks = processes(before)
+        assert [task.step for task in before.tasks if task.task == "ps 0"] > [0]
         for host in range(hosts):
             assert tasks[f"ps {host}"] == tasks[f"worker {host}"] != tasks["chief 0"]
         kill(tasks[f"worker {number}"])

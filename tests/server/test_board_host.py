@@ -107,6 +107,17 @@ async def test_slice_of_a_member_that_died_is_updated_by_the_ps(where: str) -> N
     assert (roster.state.shard.parameters == 1).all()
 
 
+async def test_steps_that_the_shard_does_not_know_of_are_those_of_the_roster_in_force() -> None:
+    roster = Roster()
+    assert roster.host.made == 0
+    roster.owner.update()
+    roster.other.update()
+    roster.host.report()
+    assert (roster.host.made, roster.state.version) == (1, 0)
+    roster.host.halt()
+    assert (roster.host.made, roster.state.version) == (0, 1)
+
+
 async def test_member_that_lives_in_the_middle_of_its_slice_is_waited_for() -> None:
     roster = Roster()
     roster.other.update()

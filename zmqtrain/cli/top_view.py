@@ -182,7 +182,7 @@ def _figures(watched: Watched) -> FirstThatFits:
         "staleness {mean:.2f} (p99 {p99:.0f})".format(**status.staleness),
         "{dropped} dropped".format(**status.pushes),
         *([f"group {status.group}"] if status.group > 1 else []),
-        *([f"{status.rosters} rosters"] if status.rosters else []),
+        *([counted(status.rosters, "roster")] if status.rosters else []),
     ]
     return narrowing_line(texts, fewest=2)
 

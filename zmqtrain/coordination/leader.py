@@ -190,6 +190,10 @@ class Leader:
         self.delivery.resume()
         self._carry_out(self.delivery.due())
         self._begin_journal()
+        for peer in self.peers.workers():
+            if (member := self.coordinator.members.get(peer.index)) is not None:
+                peer.pushes += member.unpushed
+        self._level_steps()  # at which step each of them joined is not known any more
         self._reconcile()
 
     def end(self) -> None:
@@ -372,8 +376,9 @@ class Leader:
         return self._decide(event)
 
     def _decide(self, event: Event) -> Sequence[Numbered]:
-        if isinstance(event, Extend):
-            self._align_steps()
+        if isinstance(event, Extend) and make_policy(self.policy).staleness_bound is not None:
+            # A pass need not be a multiple of the workers: who gets one batch less is not slow.
+            self._level_steps()
         entry = pack(event)
         if not self._journal.append(entry):
             self._begin_journal()
@@ -447,13 +452,8 @@ class Leader:
             peer.pushes, peer.loss = step, loss
         self._metrics.worker_step[worker].set(step)
 
-    def _align_steps(self) -> None:
-        """Let workers whose steps the policy bounds begin a pass together.
-
-        A pass need not be a multiple of the workers: those that get one batch less are not slow.
-        """
-        if make_policy(self.policy).staleness_bound is None:
-            return
+    def _level_steps(self) -> None:
+        """Let all workers be as far as the first one, as far as is shown."""
         workers = list(self.peers.workers())
         most = max((peer.pushes for peer in workers), default=0)
         for peer in workers:

@@ -43,7 +43,6 @@ from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (
     allow_descriptors,
-    check_own_address,
     ignore_signals,
     run_all,
     serve_health,
@@ -123,14 +122,12 @@ def _command(of: Role | None) -> click.Command:
         if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has said it
             for text in mistyped(ENVIRON, TaskConfig, Job):
                 log.warning("%s", text)
-        overrides = values_of(Job, flags)
-        if "strategy" in overrides:  # what contradicts it is told before what it needs of the job
-            config.under(overrides["strategy"])
-        job = load_job(config.job, **overrides)
+        job = load_job(config.job, **values_of(Job, flags))
         config = _planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
         if config.role is Role.WORKER and job.own_loop:
+            overrides = values_of(Job, flags)
             task = script.ScriptTask(job, overrides, partial(_serve, config))
             return run_process(config, partial(script.run, task, config.job))
         return run_process(config, lambda: uvloop.run(_serve(config, job)))
@@ -156,7 +153,6 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
     try:
         peers = len(config.ps) + (config.most_workers if config.as_ps else 0)
         allow_descriptors(peers)
-        check_own_address(config)
         return run()
     except ZmqTrainError as error:
         log.debug("ended by", exc_info=True)

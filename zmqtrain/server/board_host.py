@@ -76,6 +76,11 @@ class BoardHost:
         is_mapped = worker is not None and worker.lane in ("memory", "shm")
         return is_mapped and survives and words.are_there()
 
+    @property
+    def made(self) -> int:
+        """Steps of the roster in force, as last reported: the shard's version lacks them."""
+        return self._reported if self._board.in_force else 0
+
     def begin(self, order: Order) -> None:
         """Put a roster in force, before its members are released."""
         lives = [self._state.workers.get(index) for index in order.workers]

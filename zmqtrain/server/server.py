@@ -415,15 +415,16 @@ class ParameterServer(JobActor):
     def _host_status(self) -> HostStatus:
         if self._executor is not None:
             self._executor.count()  # the leader has the figures of all updates so far
+        state, on_board = self.state, 0
         if self._board_host is not None:
             self._board_host.report()
-        state = self.state
+            on_board = self._board_host.made
         task = TaskStatus(
             role=self.task.role.value,
             index=self.task.index,
             state="serving" if state.initialised else "waiting for the chief",
             incarnation=self.incarnation,
-            step=state.version,
+            step=state.version + on_board,
             silent_s=0.0,
             leases=(),
             loss=float("nan"),
