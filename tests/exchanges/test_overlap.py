@@ -67,7 +67,7 @@ class Situation:
         self.links = [FakeLink() for _ in layouts]
         self.errors: list[Exception] = []
         links: Any = self.links
-        self.overlap = Overlap(links, self.lanes, layouts, self.errors.append)
+        self.overlap = Overlap(links, self.lanes, self.errors.append)
         self.out = memory.values
         for buffer in self.out.values():
             buffer[:] = np.nan  # of the step before

@@ -12,7 +12,7 @@ from zmqtrain.optim import SGD, Rule, Update
 from zmqtrain.server.state import Pending, ShardState, Worker
 from zmqtrain.store.layout import Variable
 from zmqtrain.store.marks import Marks
-from zmqtrain.store.placement import place
+from zmqtrain.store.placement import place, with_copies
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.shard import Shard, segment_layout
 from zmqtrain.wire.messages import Push
@@ -26,9 +26,11 @@ def make_state(
     *,
     safe: bool = False,
     moving_average: float | None = None,
+    copies: int = 1,
 ) -> ShardState:
     """Return shard ``index`` of two, of a job that has begun: all its parameters are 0."""
-    layout = place([Variable("w", (2 * SIZE,))], 2, partition_nbytes=4 * SIZE)[index]
+    layouts = place([Variable("w", (2 * SIZE,))], 2, partition_nbytes=4 * SIZE)
+    layout = with_copies(layouts, copies)[index]
     update = Update(rule or SGD(1.0), fused=False, moving_average=moving_average)
     segment = Segment.private(segment_layout(layout, update))
     shard = Shard(layout, update, segment, safe=safe)

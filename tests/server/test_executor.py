@@ -240,10 +240,11 @@ async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_ou
 
 
 @pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("copies", [1, 2])
 async def test_version_that_is_asked_for_is_copied_before_the_next_update(
-    ears: Ears, within: Callable[[Any], Any], average: bool
+    ears: Ears, within: Callable[[Any], Any], average: bool, copies: int
 ) -> None:
-    state = make_state(moving_average=0.9)
+    state = make_state(moving_average=0.9, copies=copies)
     executor = make_executor(state, ears)
     add_worker(state)
     add_push(state, 1)
@@ -259,7 +260,7 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
         expected.shard.apply(0)
     segment = expected.shard.segment
     kept = executor.kept(2)
-    assert kept is not None
+    assert kept is not None  # of what it owns
     assert np.array_equal(kept, segment.slots[AVERAGE] if average else segment.parameters)
     assert (state.version, executor.kept(3)) == (3, None)
 

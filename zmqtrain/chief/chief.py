@@ -385,8 +385,8 @@ class Chief(JobActor):
         flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
         await asyncio.gather(
             *(
-                read_parameters(link, segment, flat, average=average, at=at)
-                for link, segment, flat in zip(self._links, self._segments, flats, strict=True)
+                read_parameters(*each, average=average, at=at)
+                for each in zip(self._links, self._segments, self._layouts, flats, strict=True)
             )
         )
         values = empty_values(self._variables)

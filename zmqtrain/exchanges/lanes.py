@@ -42,8 +42,9 @@ class Lane:
     """One task's lane to one ps.
 
     ``parameters`` and ``gradient`` are float32 of shape (size,). On memory and shm they are the
-    ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of.
-    ``layout``: copies are those slices that the task reads elsewhere.
+    ps's own, and ``reached`` is its segment; on tcp they are copies that the chunks are of, or, if
+    it ``is_shared``, those of another lane. ``layout``: copies are those slices that the task reads
+    elsewhere.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Lane:
     gradient: Flat
     reached: Reached | None = None
     compressor: Compressor | None = None  # of gradients that travel
+    is_shared: bool = False
 
     def split(self, sequence: int) -> tuple[Chunks | None, tuple[Tensor, ...]]:
         """Return the chunks of the gradient for a push, or what is inline in it."""
@@ -85,8 +87,14 @@ async def open_lanes(actor: JobActor, joined: Sequence[Joined]) -> list[Lane]:
     """
     layouts = actor.job.layouts(actor.shards)
     lanes = [await _open_lane(actor, *each) for each in zip(layouts, joined, strict=True)]
-    seen = nearest(layouts, [shard for shard, lane in enumerate(lanes) if lane.reached is not None])
-    return [replace(lane, layout=layout) for lane, layout in zip(lanes, seen, strict=True)]
+    near = [shard for shard, lane in enumerate(lanes) if lane.reached is not None]
+    seen = nearest(layouts, near)
+    lanes = [replace(lane, layout=layout) for lane, layout in zip(lanes, seen, strict=True)]
+    if not near or actor.job.copies_on(len(lanes)) < len(lanes):
+        return lanes
+    one = lanes[near[0]]  # all ps hold the same, so the same bytes go to those that are far
+    shared = replace(one, name="tcp", reached=None, is_shared=True)
+    return [replace(shared, layout=lane.layout) if lane.reached is None else lane for lane in lanes]
 
 
 async def _open_lane(actor: JobActor, layout: ShardLayout, joined: Joined) -> Lane:
@@ -153,15 +161,25 @@ async def _check_known(link: Link) -> None:
 
 
 async def read_parameters(
-    link: Link, segment: Reached | None, out: Flat, *, average: bool = False, at: int = 0
+    link: Link,
+    segment: Reached | None,
+    layout: ShardLayout,
+    out: Flat,
+    *,
+    copies: bool = False,
+    average: bool = False,
+    at: int = 0,
 ) -> None:
-    """Copy one shard's parameters, or their moving average, as they are at one version.
+    """Copy what a shard owns (or its moving average), as it is at one version, to where it lies.
 
-    ``at``: what the shard has kept of this one.
+    ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
+    kept of this version.
     """
+    part = slice(None) if copies else layout.owned
     if segment is not None and not at:
         source = segment.slots[AVERAGE] if average else segment.parameters
-        if copy_consistently(segment.words, source, out):
+        if copy_consistently(segment.words, source[part], out[part]):
             return
-    reply = await link.request(Read(average, at=at), reason="its parameters are read", out=out)
+    message = Read(average, copies=copies, at=at)
+    reply = await link.request(message, reason="its parameters are read", out=out[part])
     reply.expect(Parameters)

@@ -15,7 +15,6 @@ from zmqtrain.actors.outstanding import Outstanding
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.store.finite import all_finite
-from zmqtrain.store.layout import ShardLayout
 from zmqtrain.wire import chunks
 from zmqtrain.wire.messages import Push
 
@@ -27,7 +26,6 @@ class Overlap:
         self,
         links: Sequence[Link],
         lanes: Sequence[Lane],
-        layouts: Sequence[ShardLayout],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._links, self._lanes = links, lanes
@@ -37,8 +35,8 @@ class Overlap:
         self._left: list[list[int]] = []  # incomplete elements of each chunk, by shard
         self._unwritten: set[str] = set()
         self._runs: dict[str, list[tuple[int, int, int]]] = {}  # (shard, start, stop) by variable
-        for shard, layout in enumerate(layouts):
-            for cut, start, stop in layout.runs:
+        for shard, lane in enumerate(lanes):
+            for cut, start, stop in lane.layout.runs:
                 self._runs.setdefault(cut.variable.name, []).append((shard, start, stop))
 
     def begin(self, sequence: int) -> None:

@@ -37,7 +37,8 @@ class ParameterServerExchange:
         self.lanes: list[Lane] = []
         self._outs: list[Flat | None] = []  # where parameters that travel are laid, by shard
         self._sources: list[Flat] = []  # the parameters that the worker reads, by shard
-        self._exact: list[Flat] = []  # what of them is carried byte by byte, if others change it
+        # By shard: what of them is carried byte by byte, if others change it.
+        self._exact: dict[int, Flat] = {}
         self.versions = [0] * len(links)  # of these
         self._generations = [0] * len(links)  # of these
         self._sequence = 0  # of the step under way, 0 before the first
@@ -54,15 +55,20 @@ class ParameterServerExchange:
         self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
         self._outs = [lane.out for lane in self.lanes]
         self._sources = [self._source(lane) for lane in self.lanes]
-        layouts = [lane.layout for lane in self.lanes]
-        self._exact = []
-        if any(layout.averaged < layout.size for layout in layouts):
-            self._exact = [zeros(layout.size - layout.averaged) for layout in layouts]
+        own = {shard: lane.layout for shard, lane in enumerate(self.lanes) if not lane.is_shared}
+        rests = {shard: layout.size - layout.averaged for shard, layout in own.items()}
+        self._exact = {shard: zeros(rest) for shard, rest in rests.items() if any(rests.values())}
         if self._actor.job.overlap:
-            self._overlap = Overlap(self._links, self.lanes, layouts, self._actor.crash)
+            self._overlap = Overlap(self._links, self.lanes, self._actor.crash)
         reply = await self._answer(self._pull(), PullReply)
-        gradients = [lane.gradient for lane in self.lanes]
-        return Membership(layouts, self._sources, gradients, reply.batches, reply.stop, self._exact)
+        return Membership(
+            [*own.values()],
+            [self._sources[shard] for shard in own],
+            [self.lanes[shard].gradient for shard in own],
+            reply.batches,
+            reply.stop,
+            [*self._exact.values()],
+        )
 
     def begin(self) -> None:
         self._sequence += 1
@@ -158,26 +164,28 @@ class ParameterServerExchange:
         if self._actor.job.consistent_reads:  # on tcp they are copies anyway
             for link, lane, source in zip(self._links, self.lanes, self._sources, strict=True):
                 if lane.reached is not None:
-                    await read_parameters(link, lane.reached, source)
-        for shard, exact in enumerate(self._exact):
+                    await read_parameters(link, lane.reached, lane.layout, source, copies=True)
+        for shard, exact in self._exact.items():
             await self._read_exact(shard, exact)
         return replies[0].expect(kind)
 
     def take_in_exact(self) -> None:
         """Copy what is carried byte by byte, which nobody changes now."""
-        for source, exact in zip(self._sources, self._exact, strict=False):
+        for shard, exact in self._exact.items():
+            source = self._sources[shard]
             np.copyto(exact, source[len(source) - len(exact) :])
 
     async def _read_exact(self, shard: int, exact: Flat) -> None:
         """Copy what is carried byte by byte: read in place while it changes, it would be torn."""
-        source, reached = self._sources[shard], self.lanes[shard].reached
+        source, lane = self._sources[shard], self.lanes[shard]
+        reached = lane.reached
         tail = slice(len(source) - len(exact), None)
         # A copy; or a board's, which changes when this worker's next gradient is ready.
         if reached is None or self._actor.job.consistent_reads or reached.board[IN_FORCE]:
             np.copyto(exact, source[tail])
         elif not copy_consistently(reached.words, source[tail], exact):
             whole = zeros(len(source))
-            await read_parameters(self._links[shard], reached, whole)
+            await read_parameters(self._links[shard], reached, lane.layout, whole, copies=True)
             np.copyto(exact, whole[tail])
 
     def _take_in(self, shard: int, reply: Envelope, version: int) -> None:

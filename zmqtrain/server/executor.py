@@ -90,12 +90,12 @@ class Executor:
         self._work.forget()
 
     def keep(self, keep: Keep | None) -> None:
-        """Copy the shard as soon as it comes to this version, in place of the copy before."""
+        """Copy what the shard owns once it comes to this version, in place of the copy before."""
         if keep != self._keep:
             self._keep, self._kept = keep, None
 
     def kept(self, version: int) -> Flat | None:
-        """Return the copy of the shard at this version; None: it was not made."""
+        """Return what it owned at this version; None: it was not copied."""
         return self._kept if self._keep is not None and self._keep.version == version else None
 
     def close(self) -> None:
@@ -151,7 +151,8 @@ class Executor:
             return
         version, computed_on = self._state.version, {}
         if self._keep is not None and self._keep.version == version:
-            copy = partial(self._state.shard.copy, average=self._keep.average)
+            shard = self._state.shard
+            copy = partial(shard.copy, shard.layout.owned, average=self._keep.average)
             self._work.put(copy, self._copied_values, rare=True, first=True)
         for worker in order.workers:
             if push := self._state.decided(worker, "applied"):

@@ -81,7 +81,9 @@ class ParameterAccess:
     def _show(self, request: Request, message: Read) -> None:
         shown = Parameters(self._state.version)
         if message.values:  # as a copy, for updates go on while it is on its way
-            request.reply_with(shown, self._state.shard.copy(average=message.average))
+            shard = self._state.shard
+            part = slice(None) if message.copies else shard.layout.owned
+            request.reply_with(shown, shard.copy(part, average=message.average))
         else:
             request.reply(shown)
 

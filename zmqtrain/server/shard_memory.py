@@ -112,8 +112,9 @@ def note_alive(segment: Segment) -> None:
 
 
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
-    """Return the most bytes of copies of a shard: one is on its way to the chief, one is kept."""
-    return layout.size * ITEM_NBYTES * (2 if job.evaluate_every else 1)
+    """Return the most bytes of copies of what it owns: one goes to the chief, one is kept."""
+    owned = len(range(layout.size)[layout.owned])
+    return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
 
 
 def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:

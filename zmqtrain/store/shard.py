@@ -86,9 +86,9 @@ class Shard:
     def parameters(self) -> Flat:
         return self.segment.parameters
 
-    def copy(self, *, average: bool) -> Flat:
-        """Return a copy of the parameters, or of their moving averages."""
-        return (self.segment.slots[AVERAGE] if average else self.parameters).copy()
+    def copy(self, part: slice, *, average: bool) -> Flat:
+        """Return a copy of some parameters, or of their moving averages."""
+        return (self.segment.slots[AVERAGE] if average else self.parameters)[part].copy()
 
     @property
     def slots(self) -> dict[str, Flat]:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 """Rises with every change to this file; peers of another version are refused."""
 
 
@@ -193,19 +193,20 @@ class PushReply:
 
 @dataclass(slots=True)
 class Read:
-    """Ask for the current parameters (or their moving average), or only for the version.
+    """Ask for what the shard owns of the parameters (or their moving average), or for the version.
 
-    ``at``: for those that the shard has kept of this version.
+    ``copies``: for all that it holds. ``at``: for what it has kept of this version.
     """
 
     average: bool = False
     values: bool = True
+    copies: bool = False
     at: int = 0
 
 
 @dataclass(slots=True)
 class Keep:
-    """Have the shard keep a copy of its parameters (or their moving average) at a version to come.
+    """Have the shard keep what it owns (or its moving average) at a version to come.
 
     It is answered at once with the current version: if that is not below, it is too late. The copy
     is kept until the next one.
@@ -217,7 +218,7 @@ class Keep:
 
 @dataclass(slots=True)
 class Parameters:
-    """This shard's part, float32, flat, consistent at ``version``, if values were asked for."""
+    """What was asked for of a shard, float32, flat, consistent at ``version``; or nothing."""
 
     version: int
 
