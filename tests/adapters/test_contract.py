@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from zmqtrain import Job, Trainer
 from zmqtrain.cli.main import main
 from zmqtrain.data import Arrays
 from zmqtrain.data.batches import BatchPlan
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ConfigError, ExitCode
 from zmqtrain.metrics import Accuracy
 from zmqtrain.models import MLP
 from zmqtrain.optim import SGD, AdamW
@@ -256,6 +258,38 @@ def test_evaluation_is_that_of_the_saved_weights(kind: Kind, tmp_path: Path) -> 
     assert measures["loss"] == pytest.approx(summary.loss, rel=1e-6)
     assert measures["accuracy"] == pytest.approx(summary.accuracy)
     assert summary.accuracy > 0.7
+
+
+def test_state_is_learned_in_steps_and_rests_in_evaluation(kind: Kind) -> None:
+    bound, model = job(kind), kind.model()
+    if not (state := bound.initial_state()):
+        pytest.skip("this model has none")
+    values = bound.all_values()
+    out = {name: np.zeros_like(value) for name, value in bound.initial_values().items()}
+    model.loss_and_gradients(values, (X, Y), out)
+    before = model.metrics(values, (X, Y))
+    values |= {name: out[name] for name in state}
+    after = model.metrics(values, (X, Y))
+    assert before["loss"] != after["loss"]
+    assert after == model.metrics(values, (X, Y))
+
+
+def test_predictions_have_one_row_an_example(kind: Kind) -> None:
+    values, model = job(kind).all_values(), kind.model()
+    predictions = model.predict(values, (X, Y))
+    assert predictions.shape == (95, 4)
+    accuracy = (predictions.argmax(axis=1) == Y).mean()
+    assert model.metrics(values, (X, Y))["accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "keras"])
+def test_adapter_without_its_framework_says_which_extra_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"zmqtrain.adapters.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"zmqtrain\[{name}"):
+        importlib.import_module(f"zmqtrain.adapters.{name}")
 
 
 UNSEEDED = {

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ jax = pytest.importorskip("jax")
 from jax import numpy as jnp  # noqa: E402
 
 import zmqtrain  # noqa: E402
+from tests.adapters import step as steps  # noqa: E402
+from tests.adapters.step import BATCH, X, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.jax import JaxModel, load_pytree  # noqa: E402
 from zmqtrain.data import Arrays  # noqa: E402
@@ -25,10 +25,6 @@ from zmqtrain.errors import ConfigError  # noqa: E402
 from zmqtrain.models.base import Buffers  # noqa: E402
 from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import Momentum  # noqa: E402
-
-X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-Y = np.arange(12) % 3
-BATCH = (X, Y)
 
 
 def init(key: Any) -> Any:
@@ -79,26 +75,9 @@ def counting_loss(parameters: Any, state: Any, batch: Any, key: Any) -> Any:
     return loss(parameters, batch, key) + jax.random.uniform(state["key"]), new
 
 
-class Step:
-    """A model over memory of its own, as a trainer has it."""
-
+class Step(steps.Step):
     def __init__(self, init: Any = init, loss: Any = loss, **options: Any) -> None:
-        self.model = JaxModel(init, loss, **options)
-        self.trained = self.model.parameters(0)
-        state = self.model.state(0)
-        self.values: dict[str, Any] = self.trained | state | self.model.frozen(0)
-        self.out: dict[str, Any] = {
-            n: np.full_like(v, 77) for n, v in (self.trained | state).items()
-        }
-
-    def __call__(self, batch: Any = BATCH) -> float:
-        return self.model.loss_and_gradients(self.values, batch, self.out)
-
-
-def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 0.0) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_allclose(value, b[name], tolerance, tolerance, err_msg=name)
+        super().__init__(JaxModel(init, loss, **options))
 
 
 def plain() -> tuple[Any, Any]:
@@ -156,15 +135,15 @@ NAMES = {
 @pytest.mark.parametrize("functions", NAMES, ids=lambda functions: functions.__name__)
 def test_gradient_of_a_pytree_is_the_slope_of_its_loss(functions: Callable[[], Any]) -> None:
     step = Step(*functions())
-    assert list(step.trained) == NAMES[functions]
-    assert list(mistakes_of_a_step(step.model, step.trained, BATCH)) == []
+    assert list(step.parameters) == NAMES[functions]
+    assert list(mistakes_of_a_step(step.model, step.parameters, BATCH)) == []
 
 
 @pytest.mark.parametrize("functions", NAMES, ids=lambda functions: functions.__name__)
 def test_trained_values_go_into_a_pytree(functions: Callable[[], Any]) -> None:
     init, loss = functions()
     step = Step(init, loss)
-    trained = {name: value + 1 for name, value in step.trained.items()}
+    trained = {name: value + 1 for name, value in step.parameters.items()}
     tree = load_pytree(jax.eval_shape(init, jax.random.key(0)), trained)
     assert jax.tree.structure(tree) == jax.tree.structure(init(jax.random.key(0)))
     step.values = trained
@@ -263,9 +242,9 @@ def test_loss_that_depends_on_no_parameter_is_refused(loss: Any) -> None:
 
 def test_frozen_parameters_have_no_gradient() -> None:
     whole, part = Step(), Step(frozen=["0.*"])
-    assert list(part.trained) == ["1.bias", "1.kernel"]
+    assert list(part.parameters) == ["1.bias", "1.kernel"]
     assert part() == whole()
-    same(part.out, {name: whole.out[name] for name in part.trained}, 1e-6)
+    same(part.out, {name: whole.out[name] for name in part.parameters}, 1e-6)
 
 
 def test_computing_in_bfloat16_keeps_float32() -> None:
@@ -286,16 +265,7 @@ def test_job_with_overlap_hears_of_each_gradient() -> None:
     step, heard = Step(), []
     step.out = Buffers(step.out, lambda values, names: heard.extend(names))
     step()
-    assert sorted(heard) == sorted(step.trained)
-
-
-def test_predictions_have_one_row_an_example() -> None:
-    step = Step(predict=scores)
-    predictions = step.model.predict(step.values, BATCH)
-    assert predictions.shape == (12, 3)
-    measures = step.model.metrics(step.values, BATCH)
-    assert measures["accuracy"] == pytest.approx((predictions.argmax(axis=1) == Y).mean())
-    assert measures["loss"] == pytest.approx(step())
+    assert sorted(heard) == sorted(step.parameters)
 
 
 def test_several_outputs_are_a_tuple() -> None:
@@ -410,7 +380,7 @@ def test_new_state_that_is_unlike_the_old_one_is_refused(state: Any) -> None:
 
 @pytest.mark.parametrize("change", [{"0.bias": np.zeros(9)}, {"0.bias": None}])
 def test_weights_that_do_not_fit_are_refused_by_name(change: dict[str, Any]) -> None:
-    weights = {n: v for n, v in (Step().trained | change).items() if v is not None}
+    weights = {n: v for n, v in (Step().parameters | change).items() if v is not None}
     with pytest.raises(ConfigError, match=r"0\.bias"):
         load_pytree(init(jax.random.key(0)), weights)
 
@@ -454,12 +424,3 @@ def test_state_comes_home_from_a_logdir(tmp_path: Path) -> None:
         jax.random.key_data(state["key"]), jax.random.key_data(jax.random.key(7))
     )
     assert (load_pytree(parameters, tmp_path)[0]["kernel"] != parameters[0]["kernel"]).any()
-
-
-def test_adapter_without_its_framework_says_which_extra_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "zmqtrain.adapters.jax")
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ConfigError, match=r"zmqtrain\[jax\]"):
-        importlib.import_module("zmqtrain.adapters.jax")

@@ -19,6 +19,8 @@ os.environ.setdefault("KERAS_BACKEND", "torch")  # make test-frameworks runs bot
 keras = pytest.importorskip("keras")
 
 import zmqtrain  # noqa: E402
+from tests.adapters import step as steps  # noqa: E402
+from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.keras import BACKEND, KerasModel, load_weights  # noqa: E402
 from zmqtrain.adapters.keras_optimizers import rule_of  # noqa: E402
@@ -29,10 +31,6 @@ from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, new_slots  # noqa: E402
 
 layers = keras.layers
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(12, 5)).astype(np.float32)
-Y = np.arange(12) % 3
-BATCH = (X, Y)
 
 
 def net(*more: Any, **options: Any) -> Any:
@@ -54,31 +52,13 @@ def branches() -> Any:
     return model
 
 
-class Step:
-    """A model over memory of its own, as a trainer has it."""
-
+class Step(steps.Step):
     def __init__(self, build: Callable[[], Any] = net, *options: Any) -> None:
-        self.model = KerasModel(build, *options)
-        self.parameters = {n: v.copy() for n, v in self.model.parameters(0).items()}
-        state = {n: v.copy() for n, v in self.model.state(0).items()}
-        self.frozen = self.model.frozen(0)
-        self.values: dict[str, Any] = self.parameters | state | self.frozen
-        self.out: dict[str, Any] = {
-            name: np.full_like(value, 77) for name, value in (self.parameters | state).items()
-        }
+        super().__init__(KerasModel(build, *options))
 
     def __call__(self, batch: Any = BATCH) -> float:
         self.model.seed_batch(0, 0)
-        return self.model.loss_and_gradients(self.values, batch, self.out)
-
-    def gradients(self) -> dict[str, Any]:
-        return {name: self.out[name].copy() for name in self.parameters}
-
-
-def same(a: Any, b: Any, tolerance: float = 0.0) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_allclose(value, b[name], tolerance, tolerance, err_msg=name)
+        return super().__call__(batch)
 
 
 def arrays_of(variables: Any) -> dict[str, Any]:
@@ -186,17 +166,6 @@ def test_layers_that_rest_are_frozen_and_stay_as_they_are() -> None:
     step()
     same(step.frozen, before)
     assert step.out.keys() == step.parameters.keys() | step.model.state(0).keys()
-
-
-def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
-    step = Step(lambda: net(layers.BatchNormalization()))
-    step()
-    before = step.model.metrics(step.values, BATCH)
-    step.values |= {name: step.out[name] for name in step.out if name not in step.parameters}
-    after = step.model.metrics(step.values, BATCH)
-    assert before["loss"] != after["loss"]
-    assert after == step.model.metrics(step.values, BATCH)
-    assert after.keys() == {"loss", "accuracy"}
 
 
 def test_unused_variable_has_gradient_zero_and_is_told_once(
@@ -706,12 +675,8 @@ def test_callback_that_needs_the_training_of_keras_is_refused_with_its_twin(
         trainer.fit(BATCH, batch_size=4, callbacks=[callback(str(tmp_path / "x"))], verbose=False)
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_other_backends_and_a_missing_keras_are_refused(
-    is_installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
-    monkeypatch.setitem(sys.modules, "keras", keras if is_installed else None)
     monkeypatch.delitem(sys.modules, "zmqtrain.adapters.keras")
     with pytest.raises(ConfigError):
         importlib.import_module("zmqtrain.adapters.keras")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import runpy
 import subprocess
 import sys
@@ -21,6 +20,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import zmqtrain  # noqa: E402
+from tests.adapters import step as steps  # noqa: E402
+from tests.adapters.step import BATCH, X, Y, same  # noqa: E402
 from zmqtrain import Job  # noqa: E402
 from zmqtrain.adapters.torch import TorchModel, load_state_dict  # noqa: E402
 from zmqtrain.compute import threads  # noqa: E402
@@ -31,10 +32,6 @@ from zmqtrain.models.gradient_check import mistakes_of_a_step  # noqa: E402
 from zmqtrain.optim import SGD, AdamW, Momentum  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-Y = np.arange(12) % 3
-BATCH = (X, Y)
 
 
 def net(*layers: Any) -> Any:
@@ -73,28 +70,9 @@ class Counting(nn.Module):
         return self.line(x)
 
 
-class Step:
-    """A model over memory of its own, as a trainer has it."""
-
+class Step(steps.Step):
     def __init__(self, build: Any = net, loss: Any = F.cross_entropy, **options: Any) -> None:
-        self.model = TorchModel(build, loss, **options)
-        self.parameters = {n: v.copy() for n, v in self.model.parameters(0).items()}
-        state = {n: v.copy() for n, v in self.model.state(0).items()}
-        self.frozen = self.model.frozen(0)
-        self.values: dict[str, Any] = self.parameters | state
-        self.out: dict[str, Any] = {n: np.full_like(v, 77) for n, v in self.values.items()}
-
-    def __call__(self, batch: Any = BATCH) -> float:
-        return self.model.loss_and_gradients(self.values, batch, self.out)
-
-    def gradients(self) -> dict[str, Any]:
-        return {name: self.out[name].copy() for name in self.parameters}
-
-
-def same(a: dict[str, Any], b: dict[str, Any], tolerance: float = 0.0) -> None:
-    assert a.keys() == b.keys()
-    for name, value in a.items():
-        np.testing.assert_allclose(value, b[name], tolerance, tolerance, err_msg=name)
+        super().__init__(TorchModel(build, loss, **options))
 
 
 def test_gradient_is_the_slope_of_the_loss() -> None:
@@ -202,17 +180,6 @@ def test_buffer_that_appears_later_is_refused_if_it_is_state(persistent: bool) -
             step()
     else:
         assert np.isfinite(step())
-
-
-def test_normalisation_learns_in_steps_and_rests_in_evaluation() -> None:
-    step = Step(partial(net, nn.BatchNorm1d(4)))
-    step()
-    assert step.out["2.num_batches_tracked"] == 1
-    before = step.model.metrics(step.values, BATCH)
-    step.values |= {name: step.out[name] for name in step.out if name not in step.parameters}
-    after = step.model.metrics(step.values, BATCH)
-    assert before["loss"] != after["loss"]
-    assert after == step.model.metrics(step.values, BATCH)
 
 
 def test_module_that_rests_in_steps_does_so_after_an_evaluation() -> None:
@@ -350,14 +317,6 @@ def test_compiled_module_gives_the_same_gradient() -> None:
     for _ in range(2):
         assert compiled() == pytest.approx(plain())
         same(compiled.gradients(), plain.gradients(), 1e-6)
-
-
-def test_predictions_have_one_row_an_example() -> None:
-    step = Step()
-    predictions = step.model.predict(step.values, BATCH)
-    assert predictions.shape == (12, 3)
-    accuracy = (predictions.argmax(axis=1) == Y).mean()
-    assert step.model.metrics(step.values, BATCH)["accuracy"] == pytest.approx(accuracy)
 
 
 @pytest.mark.parametrize("outputs", [lambda x: (x, x.sum(1)), lambda x: {"scores": x}])
@@ -538,15 +497,6 @@ def test_import_of_zmqtrain_imports_no_framework() -> None:
         "sys.exit(bool({'torch', 'jax', 'keras'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_adapter_without_its_framework_says_which_extra_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "zmqtrain.adapters.torch")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"zmqtrain\[torch\]"):
-        importlib.import_module("zmqtrain.adapters.torch")
 
 
 @pytest.mark.gpu
