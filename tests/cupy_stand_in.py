@@ -62,6 +62,7 @@ class Communicator:
 
     open = 0
     group: list[tuple[Any, ...]] | None = None
+    failed = False
 
     def __init__(self, ranks: int, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
@@ -81,6 +82,10 @@ class Communicator:
         Communicator.group.append((self, _floats(source, size), _floats(target, size), stream))
 
     def destroy(self) -> None:
+        assert not self.failed, "it may wait for ever"
+        Communicator.open -= 1
+
+    def abort(self) -> None:
         Communicator.open -= 1
 
 

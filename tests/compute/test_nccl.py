@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cupy_stand_in import Communicator, installed
+from tests.cupy_stand_in import Communicator, NcclError, installed
 from zmqtrain.compute.nccl import Nccl
 from zmqtrain.errors import ConfigError
 
@@ -56,6 +56,31 @@ def test_same_gpu_twice_is_told(cupy: Any) -> None:
 def test_no_nccl_is_told() -> None:
     with installed(2, nccl=False), pytest.raises(ConfigError, match=r"needs NCCL.*install it"):
         Nccl([0, 1])
+
+
+@pytest.mark.parametrize("broken", ["groupEnd", "synchronize"])
+def test_failure_of_a_sum_names_the_gpus_and_frees_the_communicators(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Communicator.open
+    with installed(2) as cupy:
+        nccl = Nccl([0, 1])
+        error = {"groupEnd": NcclError, "synchronize": cupy.cuda.runtime.CUDARuntimeError}[broken]
+        at = cupy.cuda.nccl if broken == "groupEnd" else cupy.cuda.Stream
+
+        def fail(*stream: Any) -> None:
+            sound(*stream)
+            Communicator.failed = True
+            raise error("no more")
+
+        sound = getattr(at, broken)
+        monkeypatch.setattr(Communicator, "failed", False)
+        monkeypatch.setattr(at, broken, fail)
+        told = r"--exchange nccl failed on gpu:0, gpu:1: no more; .*--exchange auto"
+        with pytest.raises(ConfigError, match=told):
+            nccl.reduce([[cupy.zeros(3, np.float32)] for _ in range(2)])
+        nccl.close()
+    assert Communicator.open == before
 
 
 def test_close_frees_all_communicators() -> None:

@@ -34,14 +34,15 @@ class Nccl:
                 "--exchange auto"
             )
         self._nccl = nccl
+        self._errors = (nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
+        self._named = ", ".join(f"gpu:{number}" for number in numbers)
         self._devices = [cupy.cuda.Device(number) for number in numbers]
         try:
             self._communicators = nccl.NcclCommunicator.initAll(list(numbers))
         except nccl.NcclError as error:
-            named = ", ".join(f"gpu:{number}" for number in numbers)
             raise ConfigError(
-                f"{OPTION} does not work with {named}: {error}; expected different GPUs of one "
-                "host; NCCL_DEBUG=WARN says more; correct --devices, or use --exchange auto"
+                f"{OPTION} does not work with {self._named}: {error}; expected different GPUs of "
+                "one host; NCCL_DEBUG=WARN says more; correct --devices, or use --exchange auto"
             ) from error
         self._streams = []
         for device in self._devices:
@@ -52,25 +53,39 @@ class Nccl:
         """Add up the arrays of all devices in those of the first; the sums are there on return.
 
         ``arrays``: of each device as many, contiguous float32 arrays of the same shapes.
+
+        Raises:
+            ConfigError: NCCL or a GPU fails; then no other sum is possible.
         """
-        nccl = self._nccl
         with _one_at_a_time:
             for device in self._devices:
                 device.synchronize()  # whatever streams the models compute on
-            nccl.groupStart()
             try:
-                for communicator, stream, own in zip(
-                    self._communicators, self._streams, arrays, strict=True
-                ):
-                    for array in own:
-                        at, size = array.data.ptr, array.size
-                        communicator.reduce(
-                            at, at, size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, 0, stream.ptr
-                        )
-            finally:
-                nccl.groupEnd()
-            for stream in self._streams:
-                stream.synchronize()
+                self._add_up(arrays)
+            except self._errors as error:
+                while self._communicators:  # not destroyed: that may wait for sums under way
+                    self._communicators.pop().abort()
+                raise ConfigError(
+                    f"{OPTION} failed on {self._named}: {error}; NCCL_DEBUG=WARN says more; mend "
+                    "that, or use --exchange auto, which adds up in the host's memory"
+                ) from error
+
+    def _add_up(self, arrays: Sequence[Sequence[Any]]) -> None:
+        nccl = self._nccl
+        nccl.groupStart()
+        try:
+            for communicator, stream, own in zip(
+                self._communicators, self._streams, arrays, strict=True
+            ):
+                for array in own:
+                    at, size = array.data.ptr, array.size
+                    communicator.reduce(
+                        at, at, size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, 0, stream.ptr
+                    )
+        finally:
+            nccl.groupEnd()
+        for stream in self._streams:
+            stream.synchronize()
 
     def close(self) -> None:
         """Free the communicators."""
