@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from random import Random
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import zmq
 
+from tests.bad_input.parts import make_job
 from tests.harness import free_ports
 from zmqtrain import Job
 from zmqtrain.actors.task import JobActor
@@ -52,7 +53,6 @@ from zmqtrain.wire.refusals import MAX_TEXT
 
 pytestmark = pytest.mark.integration
 
-MakeJob = Callable[..., Job]
 
 LIMIT_S = 30.0
 ROUNDS = 4  # of one message of each kind
@@ -278,7 +278,7 @@ def traced() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traced")
-async def test_hostile_messages_leave_nothing_behind(make_job: MakeJob) -> None:
+async def test_hostile_messages_leave_nothing_behind() -> None:
     dice = Random(3)
     async with besieged(make_job(steps=10**9)) as siege:
         await suffer(siege, dice)
@@ -294,7 +294,7 @@ async def test_hostile_messages_leave_nothing_behind(make_job: MakeJob) -> None:
         assert grown < GROWTH_NBYTES
 
 
-async def test_address_of_another_connection_cannot_be_taken(make_job: MakeJob) -> None:
+async def test_address_of_another_connection_cannot_be_taken() -> None:
     async with besieged(make_job(steps=10**9)) as siege:
         member = siege.ps.peers.get("worker", 0)
         assert member is not None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from zmqtrain import Job
+from tests.bad_input.parts import make_job
 from zmqtrain.errors import ConfigError
 from zmqtrain.local.processes import LocalCluster, run_processes
 
 
 async def test_temporary_directory_too_long_for_sockets_is_named(
-    make_job: Callable[[], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 90)
     deep.mkdir()

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import typing
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bad_input.parts import make_job, table
 from tests.wire.values import values_of
-from zmqtrain import Job
 from zmqtrain.wire.buffers import DTYPES, Tensor
 from zmqtrain.wire.codec import Envelope, encode
 from zmqtrain.wire.messages import Message, Parameters, Push, PushReply, Read
-
-MakeJob = Callable[..., Job]
-Table = Callable[..., Any]
 
 # Small numbers hit what exists.
 ADDRESSABLE = {
@@ -28,7 +23,6 @@ ADDRESSABLE = {
     bool: st.booleans(),
 }
 KEYS = st.sampled_from(["orders", "step", "stuck", "bytes", "x"])
-
 
 MESSAGES = st.one_of(*(values_of(kind, ADDRESSABLE, KEYS) for kind in typing.get_args(Message)))
 TENSORS = st.lists(
@@ -48,7 +42,7 @@ TENSORS = st.lists(
 )
 @settings(max_examples=150)
 def test_no_message_of_anyone_but_the_chief_harms_a_ps_or_another_worker(
-    table: Table, make_job: MakeJob, said: list[tuple[str, Message, list[Tensor]]]
+    said: list[tuple[str, Message, list[Tensor]]],
 ) -> None:
     async def scenario() -> None:
         async with table(make_job()) as t:

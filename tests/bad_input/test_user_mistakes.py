@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import zmqtrain
-from zmqtrain import Job, Summary
+from tests.bad_input.parts import Spoilt, make_job
+from zmqtrain import Summary
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import CheckpointError, ConfigError, DataError, ExitCode
 from zmqtrain.metrics import ConfusionMatrix
@@ -25,8 +26,6 @@ from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
 from zmqtrain.store.logdir import checkpoints
 from zmqtrain.wire.messages import Status
-
-MakeJob = Callable[..., Job]
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
 CALL = r"loss_and_gradients\(\) of Spoilt\(\)"
@@ -78,9 +77,9 @@ def calls_a_library(loss: float, parameters: Any, batch: Any, out: Any) -> float
     ],
 )
 def test_model_that_gives_no_gradients_is_named_with_the_line(
-    make_job: MakeJob, spoilt: Any, spoil: Callable[..., Any], text: str
+    spoil: Callable[..., Any], text: str
 ) -> None:
-    job = make_job(model=spoilt("loss_and_gradients", spoil))
+    job = make_job(model=Spoilt("loss_and_gradients", spoil))
     with pytest.raises(ConfigError, match=text) as raised:
         zmqtrain.run(job, workers=2)
     assert raised.value.exit_code == ExitCode.USAGE
@@ -106,15 +105,13 @@ def set_to(value: float) -> Callable[..., float]:
 )
 @pytest.mark.parametrize(("policy", "ps"), [("hogwild", 1), ("hogwild", 2), ("sync-replicas", 2)])
 def test_non_finite_gradients_are_refused_until_the_job_stops_and_saves(
-    make_job: MakeJob,
-    spoilt: Any,
     spoil: Callable[..., float],
     policy: str,
     ps: int,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = spoilt("loss_and_gradients", spoil)
+    model = Spoilt("loss_and_gradients", spoil)
     job = make_job(model=model, policy=policy, max_nonfinite=3, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=2, ps=ps)
     assert summary.exit_code == ExitCode.DIVERGED
@@ -143,7 +140,7 @@ class NanAt:
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("policy", ["hogwild", "sync-replicas"])
 def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
-    make_job: MakeJob, policy: str, ps: int, tmp_path: Path
+    policy: str, ps: int, tmp_path: Path
 ) -> None:
     fields = {"policy": policy, "logdir": str(tmp_path), "partition_nbytes": 4}
     summary = zmqtrain.run(make_job(optimizer=SGD(NanAt(20)), **fields), workers=2, ps=ps)
@@ -158,9 +155,9 @@ def test_schedule_that_gives_no_rate_ends_the_job_with_what_it_learned(
 
 
 def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
-    make_job: MakeJob, spoilt: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = spoilt("metrics", lambda sound, *_: {"loss": 1 / 0})
+    model = Spoilt("metrics", lambda sound, *_: {"loss": 1 / 0})
     fields = {"model": model, "evaluate_every": 10, "logdir": str(tmp_path)}
     summary = zmqtrain.run(make_job(**fields))
     error = f"metrics() of Spoilt() failed: {__file__}, line "
@@ -172,10 +169,8 @@ def test_measures_that_raise_do_not_keep_the_job_from_being_saved(
 
 
 @pytest.mark.parametrize("returned", [None, [("loss", 1.0)], {"loss": None}, {"loss": "low"}])
-def test_measures_that_are_no_numbers_are_told_with_what_was_expected(
-    make_job: MakeJob, spoilt: Any, returned: Any
-) -> None:
-    model = spoilt("metrics", lambda sound, *_: returned)
+def test_measures_that_are_no_numbers_are_told_with_what_was_expected(returned: Any) -> None:
+    model = Spoilt("metrics", lambda sound, *_: returned)
     summary = zmqtrain.run(make_job(model=model))
     assert summary.exit_code == ExitCode.USAGE
     assert summary.ended == (
@@ -185,9 +180,7 @@ def test_measures_that_are_no_numbers_are_told_with_what_was_expected(
 
 
 @pytest.mark.parametrize("how", [{}, {"workers": 2}, {"workers": 2, "ps": 0}])
-def test_metric_that_does_not_fit_is_told_at_the_start(
-    make_job: MakeJob, how: dict[str, int], tmp_path: Path
-) -> None:
+def test_metric_that_does_not_fit_is_told_at_the_start(how: dict[str, int], tmp_path: Path) -> None:
     fields = {"metrics": [ConfusionMatrix(3)], "logdir": str(tmp_path)}
     job = make_job(model=LinearRegression(), **fields)
     with pytest.raises(ConfigError, match=r"^ConfusionMatrix\(.*expected"):
@@ -245,15 +238,13 @@ SETS = NoisyLine().load(None)
         (lambda: (Shaky(tuple), SETS[1]), r"^take\(\) of ShakyData\(\) returned \(\); "),
     ],
 )
-def test_data_that_fails_is_named_with_the_line(
-    make_job: MakeJob, loads: Callable[[], Any], text: str
-) -> None:
+def test_data_that_fails_is_named_with_the_line(loads: Callable[[], Any], text: str) -> None:
     with pytest.raises(DataError, match=text) as raised:
         zmqtrain.run(make_job(data=ShakyData(loads)), workers=2)
     assert raised.value.exit_code == ExitCode.DATA
 
 
-def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def buggy(self: Any) -> Any:
         raise AttributeError("a bug")
 
@@ -263,31 +254,27 @@ def test_bug_keeps_its_traceback(make_job: MakeJob, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def saved(make_job: MakeJob, tmp_path: Path) -> Path:
+def saved(tmp_path: Path) -> Path:
     """A logdir with checkpoints at steps 40 and 80."""
     for steps in (40, 80):
         zmqtrain.run(make_job(steps=steps, logdir=str(tmp_path)))
     return tmp_path
 
 
-def run_on(make_job: MakeJob, logdir: Path, **fields: Any) -> Summary:
+def run_on(logdir: Path, **fields: Any) -> Summary:
     return zmqtrain.run(make_job(steps=100, logdir=str(logdir), **fields))
 
 
-def test_logdir_that_cannot_be_written_ends_the_run_before_it_begins(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_logdir_that_cannot_be_written_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     logdir = tmp_path / "logdir"
     logdir.mkdir(mode=0o500)
     with pytest.raises(CheckpointError, match=r"Permission denied.* with --logdir$"):
-        run_on(make_job, logdir)
+        run_on(logdir)
 
 
-def test_logdir_lost_on_the_way_is_told_with_what_the_run_came_to(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_logdir_lost_on_the_way_is_told_with_what_the_run_came_to(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
 
     def lose(status: Status) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqtrain import Job
+from tests.bad_input.parts import make_job, table
 from zmqtrain.fingerprint import DATA
 from zmqtrain.store.logdir import claimed
 from zmqtrain.wire.messages import (
@@ -38,9 +37,6 @@ from zmqtrain.wire.messages import (
     Wait,
 )
 
-MakeJob = Callable[..., Job]
-Table = Callable[..., Any]
-
 PUSH = Push(1, 0, 0, 20, 0.5)
 GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bias
 
@@ -64,7 +60,7 @@ GRADIENT = np.zeros(17, np.float32)  # one weight, zeros up to 64 bytes, one bia
     ],
 )
 async def test_wrong_push_is_refused_and_a_right_one_counts(
-    table: Table, make_job: MakeJob, push: Push, tensors: list[Any], told: str
+    push: Push, tensors: list[Any], told: str
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
@@ -84,7 +80,7 @@ async def test_wrong_push_is_refused_and_a_right_one_counts(
     ],
 )
 async def test_push_of_another_life_is_refused(
-    table: Table, make_job: MakeJob, incarnation: int | None, generation: int, error: str, text: str
+    incarnation: int | None, generation: int, error: str, text: str
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
@@ -100,9 +96,7 @@ async def test_push_of_another_life_is_refused(
         await t.check(worker, batches)
 
 
-async def test_push_before_the_parameters_are_there_is_refused(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_push_before_the_parameters_are_there_is_refused() -> None:
     async with table(make_job()) as t:
         worker = await t.member("worker")
         pulled = asyncio.ensure_future(worker.ask(Pull()))
@@ -115,9 +109,7 @@ async def test_push_before_the_parameters_are_there_is_refused(
         await t.check(worker, list(reply.batches))
 
 
-async def test_push_before_the_last_one_was_answered_is_refused(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_push_before_the_last_one_was_answered_is_refused() -> None:
     async with table(make_job(policy="bounded-staleness:0")) as t:
         await t.begin()
         first, batches = await t.worker(0)
@@ -136,16 +128,14 @@ async def test_push_before_the_last_one_was_answered_is_refused(
 @pytest.mark.parametrize(
     ("role", "index"), [("worker", -1), ("ps", 1), ("chief", 1), ("client", 5), ("", 0)]
 )
-async def test_task_that_the_cluster_does_not_have_cannot_join(
-    table: Table, make_job: MakeJob, role: str, index: int
-) -> None:
+async def test_task_that_the_cluster_does_not_have_cannot_join(role: str, index: int) -> None:
     async with table(make_job()) as t:
         join = Join("n/1", t.fingerprint, "here:1", "", "", 0)
         answer = await t.someone(role, index).refused(join)
         assert answer == ("RefusedError", f"the cluster has no {role} {index}")
 
 
-async def test_task_with_another_job_hears_of_both_sides(table: Table, make_job: MakeJob) -> None:
+async def test_task_with_another_job_hears_of_both_sides() -> None:
     async with table(make_job()) as t:
         other = make_job(steps=7, seed=3).fingerprint(2)
         answer = await t.someone("worker", 1).refused(Join("n/1", other, "here:1", "", "", 0))
@@ -154,9 +144,7 @@ async def test_task_with_another_job_hears_of_both_sides(table: Table, make_job:
             assert difference in answer[1]
 
 
-async def test_task_with_other_data_than_the_first_is_refused(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_task_with_other_data_than_the_first_is_refused() -> None:
     async with table(make_job()) as t:
         await t.someone("worker", 0).join(t.fingerprint | {DATA: "10 examples"})
         other = t.fingerprint | {DATA: "9 examples"}
@@ -167,9 +155,7 @@ async def test_task_with_other_data_than_the_first_is_refused(
         await t.someone("chief").join(t.fingerprint)  # who has loaded none says nothing of it
 
 
-async def test_chief_of_a_wrong_list_of_ps_does_not_end_the_job_of_another(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_chief_of_a_wrong_list_of_ps_does_not_end_the_job_of_another() -> None:
     """It has joined elsewhere, so its life has a later number; here it was refused."""
     async with table(make_job()) as t:
         chief = await t.begin()
@@ -183,8 +169,6 @@ async def test_chief_of_a_wrong_list_of_ps_does_not_end_the_job_of_another(
 
 @pytest.mark.parametrize("is_claimed", [True, False])
 async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
-    table: Table,
-    make_job: MakeJob,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     is_claimed: bool,
@@ -214,7 +198,7 @@ async def test_ps_that_does_not_see_the_lock_of_the_logdir_says_so(
     ],
 )
 async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
-    table: Table, make_job: MakeJob, message: Message, text: str
+    message: Message, text: str
 ) -> None:
     async with table(make_job()) as t:
         await t.begin()
@@ -224,9 +208,7 @@ async def test_worker_cannot_say_what_is_for_others_or_is_nothing(
 
 
 @pytest.mark.parametrize("spec", ["nope", "bounded-staleness:-1", "math:sqrt:x", ".relative:x"])
-async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(
-    table: Table, make_job: MakeJob, spec: str
-) -> None:
+async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(spec: str) -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, batches = await t.worker()
@@ -235,9 +217,7 @@ async def test_live_policy_is_not_changed_to_one_that_cannot_be_made(
         await t.check(worker, batches)
 
 
-async def test_follower_takes_no_orders_but_from_its_link_to_the_lead(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_follower_takes_no_orders_but_from_its_link_to_the_lead() -> None:
     async with table(make_job(partition_nbytes=4), index=1) as t:
         impostor = t.someone("ps", 0)
         orders = Orders(1, (Order("apply", (0,)), Order("reduce"), Order("switch", text="nope")))
@@ -247,7 +227,7 @@ async def test_follower_takes_no_orders_but_from_its_link_to_the_lead(
         )
 
 
-async def test_version_that_is_not_kept_is_refused(table: Table, make_job: MakeJob) -> None:
+async def test_version_that_is_not_kept_is_refused() -> None:
     async with table(make_job()) as t:
         chief = await t.begin()
         worker, batches = await t.worker()
@@ -267,7 +247,7 @@ async def test_version_that_is_not_kept_is_refused(table: Table, make_job: MakeJ
         assert await chief.refused(Read(at=2)) == ("RefusedError", "ps 0 has not kept version 2")
 
 
-async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job: MakeJob) -> None:
+async def test_left_worker_is_told_that_it_has_not_joined() -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, _ = await t.worker()
@@ -276,9 +256,7 @@ async def test_left_worker_is_told_that_it_has_not_joined(table: Table, make_job
         assert (error, text.endswith("has not joined")) == ("FencedError", True)
 
 
-async def test_waits_without_end_are_cut_and_the_status_stays_readable(
-    table: Table, make_job: MakeJob
-) -> None:
+async def test_waits_without_end_are_cut_and_the_status_stays_readable() -> None:
     async with table(make_job()) as t:
         await t.begin()
         worker, batches = await t.worker()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.harness import Stage
 from zmqtrain.errors import ExitCode
 
 AT_ONCE = 4
@@ -165,9 +165,7 @@ Endings = Callable[[Mistake], Ending]
 
 
 @pytest.fixture(scope="module")
-def endings(
-    make_stage: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Endings]:
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endings]:
     """What became of each command; a few run at a time."""
     base = tmp_path_factory.mktemp("mistakes")
     busy = socket.create_server(("127.0.0.1", 0))
@@ -178,7 +176,7 @@ def endings(
         for name, text in FILES.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)
-        stage = make_stage(directory)
+        stage = Stage(directory)
         (free,) = stage.free_ports(1)
         names = {"FREE": str(free), "BUSY": str(busy.getsockname()[1])}
         names |= {"HERE": str(directory), "LAST": str(SOUND.count("\n") + 1)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -89,20 +89,10 @@ def job() -> SmallJob:
     return SmallJob()
 
 
-@pytest.fixture(scope="session")
-def make_job() -> Callable[[Mapping[str, tuple[int, ...]]], SmallJob]:
-    return SmallJob
-
-
-@pytest.fixture
-def sealed() -> Callable[[Path, Any], Path]:
+def seal(path: Path, fields: Any) -> Path:
     """Write any fields as a manifest with a valid checksum; return the file."""
-
-    def write(path: Path, fields: Any) -> Path:
-        body = json.dumps(fields).encode()
-        digest = blake2b(body, digest_size=32).hexdigest().encode()
-        file = path / "manifest.json"
-        file.write_bytes(b'{"blake2b": "' + digest + b'",\n"manifest": ' + body + b"}\n")
-        return file
-
-    return write
+    body = json.dumps(fields).encode()
+    digest = blake2b(body, digest_size=32).hexdigest().encode()
+    file = path / "manifest.json"
+    file.write_bytes(b'{"blake2b": "' + digest + b'",\n"manifest": ' + body + b"}\n")
+    return file

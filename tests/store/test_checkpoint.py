@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.numpy import load_file
 
+from tests.store.conftest import SmallJob, seal
 from zmqtrain.errors import CheckpointError
 from zmqtrain.store.checkpoint import (
     begin,
@@ -62,9 +63,9 @@ def test_checkpoint_of_any_placement_is_read_bit_for_bit_into_any_other(
     st.tuples(st.integers(0, 64), st.integers(0, 64)),
 )
 def test_resharding_keeps_every_bit_whatever_the_shapes(
-    tmp_path_factory, make_job, shapes: list, shards: tuple, partition_nbytes: tuple
+    tmp_path_factory, shapes: list, shards: tuple, partition_nbytes: tuple
 ) -> None:
-    job = make_job({f"v{number}": shape for number, shape in enumerate(shapes)})
+    job = SmallJob({f"v{number}": shape for number, shape in enumerate(shapes)})
     before, after = (job.layouts(*how) for how in zip(shards, partition_nbytes, strict=True))
     path = job.save(tmp_path_factory.mktemp("logdir"), layouts=before)
     _assert_restored(job, path, after)
@@ -228,7 +229,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize(("field", "value", "text"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
-    sealed, tmp_path: Path, field: str, value: object, text: str
+    tmp_path: Path, field: str, value: object, text: str
 ) -> None:
     sound = {
         "format": 1,
@@ -242,17 +243,15 @@ def test_manifest_that_contradicts_itself_is_refused_by_file_and_field(
         "files": [_file()],
         "tensors": _with_slices((0, 2), (2, 4)),
     }
-    sealed(tmp_path, sound)
+    seal(tmp_path, sound)
     assert read_manifest(tmp_path).global_step == 12
-    file = sealed(tmp_path, sound | {field: value})
+    file = seal(tmp_path, sound | {field: value})
     with pytest.raises(CheckpointError, match=re.escape(f"{file}: ") + ".*" + re.escape(text)):
         read_manifest(tmp_path)
 
 
-def test_manifest_of_another_format_is_refused_before_its_fields_are_read(
-    sealed, tmp_path: Path
-) -> None:
-    file = sealed(tmp_path, {"format": 4, "colour": "red"})
+def test_manifest_of_another_format_is_refused_before_its_fields_are_read(tmp_path: Path) -> None:
+    file = seal(tmp_path, {"format": 4, "colour": "red"})
     with pytest.raises(CheckpointError) as refused:
         read_manifest(tmp_path)
     assert str(refused.value) == (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.store.conftest import SmallJob
 from zmqtrain.errors import CheckpointError, ConfigError
 from zmqtrain.store.weights import read, save
 
@@ -23,9 +24,9 @@ def test_weights_are_those_of_the_newest_checkpoint(
         np.testing.assert_array_equal(value, job.state[key][name])
 
 
-def test_weights_of_a_step_are_those_of_its_checkpoint(job, make_job, tmp_path: Path) -> None:
+def test_weights_of_a_step_are_those_of_its_checkpoint(job, tmp_path: Path) -> None:
     job.save(tmp_path, 10)
-    make_job({"other": (2,)}).save(tmp_path, 20)
+    SmallJob({"other": (2,)}).save(tmp_path, 20)
     assert zmqtrain.load(tmp_path, step=10).keys() == job.state["parameters"].keys()
     assert zmqtrain.load(tmp_path, step=20).keys() == {"other"}
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 15; .* 20, 10"):

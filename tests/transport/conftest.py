@@ -303,13 +303,3 @@ async def tcp() -> AsyncIterator[Lane]:
 async def unix() -> AsyncIterator[Lane]:
     async for lane in lane_of("unix"):
         yield lane
-
-
-@pytest.fixture
-def inbox() -> type[Inbox]:
-    return Inbox
-
-
-@pytest.fixture
-def troubles() -> type[Troubles]:
-    return Troubles

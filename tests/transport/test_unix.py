@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.transport.conftest import Troubles
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, Incoming, heading
 from zmqtrain.transport.unix import UnixTransport
@@ -266,11 +267,11 @@ async def test_address_that_cannot_be_bound_is_refused_with_the_reason(
         UnixTransport().bind(f"unix://{path}")
 
 
-async def test_reason_why_it_cannot_connect_is_told(unix: Lane, troubles: Any) -> None:
+async def test_reason_why_it_cannot_connect_is_told(unix: Lane) -> None:
     address = unix.unused()
     os.mknod(address.removeprefix("unix://"))
     peer, _ = unix.peer(f"{address}/ps")
-    peer.on_failure(told := troubles())
+    peer.on_failure(told := Troubles())
     text, is_final = await told.first()
     assert "Not a directory" in text
     assert not is_final

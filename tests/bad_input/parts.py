@@ -1,18 +1,15 @@
-"""Jobs to spoil, and the harness of the whole-run tests for what needs real processes."""
+"""Jobs to spoil, and a ps with whoever a test needs around it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.harness import Stage
 from zmqtrain import Job
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
@@ -145,8 +142,8 @@ class Table:
 
 
 @asynccontextmanager
-async def _table(job: Job, index: int = 0) -> AsyncIterator[Table]:
-    """A running ps; that it fails is an error of the block."""
+async def table(job: Job, index: int = 0) -> AsyncIterator[Table]:
+    """Run a ps, with whoever a test needs around it; that it fails is an error of the block."""
     table = Table(job, index)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(table.ps.run())
@@ -198,29 +195,7 @@ class Spoilt:
         return "Spoilt()"
 
 
-@pytest.fixture(scope="session")
-def spoilt() -> type[Spoilt]:
-    return Spoilt
-
-
-@pytest.fixture(scope="session")
-def make_job() -> Callable[..., Job]:
-    """Make a job of a few hundred quick steps, some fields of which are wrong."""
-
-    def make(**fields: Any) -> Job:
-        sound = {"model": Line(), "data": NoisyLine(), "optimizer": SGD(0.1), "batch_size": 20}
-        return Job(**sound | {"steps": 200} | fields)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_stage() -> Callable[[Path], Any]:
-    """Make a directory to start processes in, for tests that share them."""
-    return Stage
-
-
-@pytest.fixture(scope="session")
-def table() -> Callable[..., AbstractAsyncContextManager[Table]]:
-    """Run a ps in this process, with whoever a test needs around it."""
-    return _table
+def make_job(**fields: Any) -> Job:
+    """Return a job of a few hundred quick steps, some fields of which are wrong."""
+    sound = {"model": Line(), "data": NoisyLine(), "optimizer": SGD(0.1), "batch_size": 20}
+    return Job(**sound | {"steps": 200} | fields)
