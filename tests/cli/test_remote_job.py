@@ -179,7 +179,8 @@ def test_address_of_another_ps_is_refused_with_a_remedy(ps: Any) -> None:
         RemoteJob("127.0.0.1:2223", "").status()
     assert str(caught.value) == (
         "127.0.0.1:2223 is not a ps 0 of this version (ps 1 takes no GetStatus); "
-        "expected the first of the job's ps; give its address with --ps (or ZMQTRAIN_PS)"
+        "expected the first of the job's ps or, without ps, the lowest worker that is left; "
+        "give its address with --ps (or ZMQTRAIN_PS)"
     )
 
 

@@ -336,5 +336,6 @@ def _summary(config: TaskConfig) -> str:
     if config.board:
         parts = f"{workers} that share a board, worker 0 at {ps},"
     elif config.hosted:
-        parts = f"{workers}, of which {len(config.ps)} host the parameters ({ps}),"
+        host = "hosts" if len(config.ps) == 1 else "host"
+        parts = f"{workers}, of which {len(config.ps)} {host} the parameters ({ps}),"
     return f"this is {config.task} of a cluster with {parts} and {chief}"

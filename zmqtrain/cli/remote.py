@@ -83,7 +83,8 @@ class RemoteJob:
         except ProtocolError as error:
             raise ProtocolError(
                 f"{self.address} is not a ps 0 of this version ({error}); expected the first of "
-                f"the job's ps; give its address with {names_of('ps')}"
+                "the job's ps or, without ps, the lowest worker that is left; give its address "
+                f"with {names_of('ps')}"
             ) from None
         if not isinstance(reply, expected):
             raise ProtocolError(f"{self.address} answered {message} with {reply}")
