@@ -24,21 +24,13 @@ def orders(first: int, count: int, generation: int = 1) -> LastOrders:
     return LastOrders(generation, first, tuple(each), saved())
 
 
-def logged(log: OrderLog, first: int, count: int) -> None:
-    for number in range(first, first + count):
-        log.add(number, Order("apply", (number,)))
-
-
 def test_orders_are_known_as_far_as_their_outcome_is() -> None:
     log = OrderLog(workers=2)
     assert log.last is None
-    logged(log, 1, 3)
-    log.note(7, None)
+    log.take(7, 1, orders(1, 3).orders, None)
     assert log.last is None
-    logged(log, 4, 1)
-    log.note(7, saved(step=4))
-    logged(log, 5, 2)
-    log.note(7, None)
+    log.take(7, 4, orders(4, 1).orders, saved(step=4))
+    log.take(7, 5, orders(5, 2).orders, None)
     assert log.last == LastOrders(7, 1, orders(1, 4).orders, saved(step=4))
     log.begin()
     assert log.last is None
@@ -46,8 +38,8 @@ def test_orders_are_known_as_far_as_their_outcome_is() -> None:
 
 def test_log_has_more_orders_than_another_ps_may_lack_and_no_more() -> None:
     log = OrderLog(workers=30)
-    logged(log, 1, 1000)
-    log.note(1, saved())
+    for number in range(1, 1001):
+        log.take(1, number, orders(number, 1).orders, saved())
     assert log.last is not None
     assert 2 * 31 < len(log.last.orders) < 200
     assert log.last.end == 1000
@@ -56,8 +48,7 @@ def test_log_has_more_orders_than_another_ps_may_lack_and_no_more() -> None:
 
 def test_log_begins_anew_after_a_restart_with_the_order_that_comes_next() -> None:
     log = OrderLog(workers=2)
-    logged(log, 41, 2)
-    log.note(3, saved())
+    log.take(3, 41, orders(41, 2).orders, saved())
     assert log.last == orders(41, 2, generation=3)
 
 

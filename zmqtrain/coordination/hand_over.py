@@ -35,14 +35,17 @@ class OrderLog:
         self._orders.clear()
         self._end, self._last = 0, None
 
-    def add(self, number: int, order: Order) -> None:
+    def take(
+        self, generation: int, number: int, orders: Sequence[Order], saved: Saved | None
+    ) -> None:
+        """Note orders, the first of which has this number.
+
+        ``saved``: what a checkpoint after them says; None: that is known only with later ones.
+        """
         if number != self._end + 1:  # what came before is not known
             self._orders.clear()
-        self._orders.append(order)
-        self._end = number
-
-    def note(self, generation: int, saved: Saved | None) -> None:
-        """``saved``: after the orders so far; None: it is not known, only with later ones."""
+        self._orders.extend(orders)
+        self._end = number + len(orders) - 1
         if saved is not None:
             first = self._end - len(self._orders) + 1
             self._last = LastOrders(generation, first, tuple(self._orders), saved)

@@ -158,7 +158,7 @@ class LocalExchange:
                 case "apply" | "reduce":
                     self._update(order)
                 case "accumulate":
-                    self.shard.accumulate(WORKER)
+                    self.shard.carry_out(0, order)
                     self._result, self._reason = "accumulated", ""
                 case "drop":
                     self._result, self._reason = "dropped", order.text
@@ -167,10 +167,7 @@ class LocalExchange:
 
     def _update(self, order: Order) -> None:
         try:
-            if order.kind == "apply":
-                self.shard.apply(WORKER)
-            else:
-                self.shard.reduce(order.workers)
+            self.shard.carry_out(0, order)
         except ConfigError as error:  # the schedule failed; the parameters are untouched
             self._result, self._reason = "dropped", str(error)
             self.fail(error.exit_code, str(error))

@@ -109,18 +109,10 @@ class Executor:
         shard, put, keep_changed = self._state.shard, self._work.put, self._state.keep_changed
         for number, order in orders:
             match order.kind:
-                case "apply":
+                case "apply" | "reduce" | "accumulate":
+                    then = self._accumulated if order.kind == "accumulate" else self._updated
                     put(None, keep_changed)
-                    work = partial(shard.apply, order.workers[0], number)
-                    put(work, partial(self._updated, number, order))
-                case "reduce":
-                    put(None, keep_changed)
-                    work = partial(shard.reduce, order.workers, number)
-                    put(work, partial(self._updated, number, order))
-                case "accumulate":
-                    put(None, keep_changed)
-                    work = partial(shard.accumulate, order.workers[0], number)
-                    put(work, partial(self._accumulated, order))
+                    put(partial(shard.carry_out, number, order), partial(then, number, order))
                 case "snapshot":
                     copy = partial(_copy, order.text, self._state)
                     put(copy, partial(self._copied, number, order), rare=True)
@@ -189,7 +181,7 @@ class Executor:
                 metrics.staleness_versions.observe(max(0, applied.version - 1 - base))
             self.decider.applied(applied.version, applied.computed_on, applied.at)
 
-    def _accumulated(self, order: Order, _: object) -> None:
+    def _accumulated(self, number: int, order: Order, _: object) -> None:
         self._metrics.pushes.accumulated.inc()
         self._state.decided(order.workers[0], "accumulated")
 

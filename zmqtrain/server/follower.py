@@ -106,15 +106,14 @@ class Follower(Decider):
         if message.number > self._taken + 1:
             return  # orders before these were lost; the leader sends them again
         orders = message.orders[self._taken + 1 - message.number :]
+        if self._order_log is not None:
+            generation, first = self._state.generation, self._taken + 1
+            self._order_log.take(generation, first, orders, message.saved)
         for order in orders:
             self._taken += 1
             if order.kind == "switch":
                 self._coordinated = make_policy(order.text).coordinated
-            if self._order_log is not None:
-                self._order_log.add(self._taken, order)
             self._executor.carry_out([(self._taken, order)])
-        if self._order_log is not None:
-            self._order_log.note(self._state.generation, message.saved)
         if any(order.kind == "switch" for order in orders):
             held = [] if self._coordinated else self._state.pending()
             self._executor.after_orders(partial(self._after_switch, held))

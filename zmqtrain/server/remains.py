@@ -59,18 +59,12 @@ def carry_out(shard: Shard, number: int, order: Order) -> None:
     Raises:
         CheckpointError: it is about a gradient that is not there.
     """
-    is_update = order.kind in ("apply", "reduce", "accumulate")
-    for worker in order.workers if is_update else ():
-        if shard.staged(worker) is None:
-            raise CheckpointError(
-                f"order {number} needs a gradient of worker {worker}; it has none"
-            )
-    match order.kind:
-        case "apply":
-            shard.apply(order.workers[0], number)
-        case "reduce":
-            shard.reduce(order.workers, number)
-        case "accumulate":
-            shard.accumulate(order.workers[0], number)
-        case "rate":
-            shard.learning_rate = float(order.text) if order.text else None
+    if order.kind in ("apply", "reduce", "accumulate"):
+        for worker in order.workers:
+            if shard.staged(worker) is None:
+                raise CheckpointError(
+                    f"order {number} needs a gradient of worker {worker}; it has none"
+                )
+        shard.carry_out(number, order)
+    elif order.kind == "rate":
+        shard.learning_rate = float(order.text) if order.text else None

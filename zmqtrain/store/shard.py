@@ -23,6 +23,7 @@ from zmqtrain.store.changes import ACCUMULATE, UPDATE, Change, Changes, Contribu
 from zmqtrain.store.layout import ShardLayout
 from zmqtrain.store.segment import Segment
 from zmqtrain.store.segment_layout import ACCUMULATED, CLOCK, RATE, VERSION, SegmentLayout
+from zmqtrain.wire.messages import Order
 
 _DOUBLE, _WORD = Struct("<d"), Struct("<q")
 
@@ -133,6 +134,16 @@ class Shard:
     def is_staged(self, number: int) -> bool:
         """Say whether gradient ``number`` may still be needed."""
         return any(number == staged.buffer for staged in self._staged.values())
+
+    def carry_out(self, number: int, order: Order) -> None:
+        """Make the update, or add to the sum, if that is what the order is about."""
+        match order.kind:
+            case "apply":
+                self.apply(order.workers[0], number)
+            case "accumulate":
+                self.accumulate(order.workers[0], number)
+            case "reduce":
+                self.reduce(order.workers, number)
 
     def apply(self, worker: int, order: int = 0) -> None:
         """Apply the worker's gradient as one update."""
