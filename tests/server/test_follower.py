@@ -11,15 +11,25 @@ import pytest
 
 from tests.asking import Asked
 from tests.server.conftest import add_push, add_worker, make_state
+from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.server.executor import Executor
 from zmqtrain.server.follower import Follower
 from zmqtrain.server.state import Pending, ShardState
-from zmqtrain.wire.messages import Arrived, Order, Orders, Pull, ShardReport
+from zmqtrain.wire.messages import (
+    Arrived,
+    LastOrders,
+    LedgerState,
+    Order,
+    Orders,
+    Pull,
+    Saved,
+    ShardReport,
+)
 
 SWITCH = Order("switch", text="hogwild")
-Follow = Callable[[str], Follower]
+Follow = Callable[..., Follower]
 
 
 class FakeLink:
@@ -48,7 +58,7 @@ def link() -> FakeLink:
 def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
     executors = []
 
-    def make(policy: str) -> Follower:
+    def make(policy: str, order_log: OrderLog | None = None) -> Follower:
         executor = Executor(
             state,
             Metrics("ps", 1),
@@ -71,6 +81,7 @@ def follow(state: ShardState, link: FakeLink) -> Iterator[Follow]:
             join=join,
             spawn=lambda coroutine: True,
             crash=pytest.fail,
+            order_log=order_log,
         )
         executor.decider = follower
         follower.begin()
@@ -128,6 +139,16 @@ async def test_push_that_was_released_during_a_switch_is_not_ordered_once_more(
     assert state.version == len(request.replies) == is_counted, "decided by the leader again"
     follower.on_orders(Asked(over_link=True), Orders(4, (SWITCH,)))
     assert (state.version, len(request.replies)) == (1, 1)
+
+
+async def test_orders_that_come_again_beside_new_ones_are_logged_once(follow: Follow) -> None:
+    log = OrderLog(workers=2)
+    follower = follow("sync-replicas", log)
+    first, second = Order("leave", (1,)), Order("leave", (2,))
+    saved = Saved(0, "sync-replicas", LedgerState(0, (), 0))
+    follower.on_orders(Asked(over_link=True), Orders(1, (first,)))
+    follower.on_orders(Asked(over_link=True), Orders(1, (first, second), saved))
+    assert log.last == LastOrders(1, 1, (first, second), saved)
 
 
 async def test_push_is_ordered_once_though_its_release_waits_before_those_orders(
