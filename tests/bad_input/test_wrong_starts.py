@@ -120,6 +120,12 @@ MISTAKES = [
         "tcp://127.0.0.1:FREE has not answered the join yet; start it or, if the workers shall",
     ),
     Mistake(
+        "worker",
+        "--job sound.py --ps 0 --workers 203.0.113.1:2222 --insecure",
+        USAGE,
+        "has 203.0.113.1:2222 for worker 0, which this is, but 203.0.113.1 is no address of this",
+    ),
+    Mistake(
         "ps",
         "--job sound.py",
         ExitCode.PEER_LOST,

@@ -144,6 +144,10 @@ def test_ps_of_tf_config_that_nobody_started_may_not_be_needed(
 def test_worker_without_ps_needs_its_port(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = check(capsys, "--ps", "0", "--workers", f"127.0.0.1:{taken}")
     assert (code, f"port {taken}" in said) == (ExitCode.USAGE, True)
+    code, said = check(
+        capsys, "--ps", "0", "--workers", "203.0.113.1:1,203.0.113.2:1", "--index", "1"
+    )
+    assert (code, "203.0.113.2:1 for worker 1" in said) == (ExitCode.USAGE, True)
 
 
 def test_task_of_the_environment_is_looked_at(

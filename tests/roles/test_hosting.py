@@ -1,8 +1,9 @@
-"""What the actors of one process learn of each other's end."""
+"""What the actors of one process learn of each other's end, and of their addresses."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from zmqtrain.errors import ConfigError, PeerLostError, ZmqTrainError
 from zmqtrain.fingerprint import changes_since, fingerprint_difference
 from zmqtrain.models import LinearRegression
 from zmqtrain.optim import SGD
-from zmqtrain.roles.hosting import run_all
+from zmqtrain.roles.hosting import check_own_address, run_all
 from zmqtrain.transport.memory import MemoryTransport
 
 JOB = Job(model=LinearRegression(), data=NoisyLine(), optimizer=SGD(0.1))
@@ -91,3 +92,35 @@ async def test_workers_without_ps_must_agree_how_many_they_are() -> None:
     changes = changes_since(then, here | {"policy": "test", "source": "111bba79e58f"})
     assert changes == "policy: hogwild then, test now; source: another than then"
     assert fingerprint(3, hosted=False) == fingerprint(2, hosted=False)
+
+
+FOREIGN = "203.0.113.1:2222"  # of no host: it is for documents
+NAME = "zmqtrain.invalid:2222"  # perhaps that of a service in front of this host
+MULTI, WITH_PS = "multi-worker-mirrored", "parameter-server"
+
+
+def configured(strategy: str, *workers: str, index: int = 0, bind: str | None = None) -> TaskConfig:
+    given: Any = {"members": workers, "workers": len(workers), "index": index, "bind": bind}
+    return TaskConfig(role=Role.WORKER, job="job.py", ps=("127.0.0.1:1",), **given).under(strategy)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_worker_whose_address_is_of_another_host_is_told(index: int) -> None:
+    workers = ["127.0.0.1:2222"]
+    workers.insert(index, FOREIGN)
+    with pytest.raises(ConfigError, match=rf"203.0.113.1:2222 for worker {index}, .*--index"):
+        check_own_address(configured(MULTI, *workers, index=index))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        configured(MULTI, "127.0.0.1:2222", FOREIGN),
+        configured(MULTI, "[::1]:2222", FOREIGN),
+        configured(MULTI, NAME, FOREIGN),
+        configured(MULTI, FOREIGN, bind="0.0.0.0"),
+        configured(WITH_PS, FOREIGN),
+    ],
+)
+def test_address_that_may_lead_here_or_is_not_needed_is_fine(config: TaskConfig) -> None:
+    check_own_address(config)

@@ -29,6 +29,7 @@ from zmqtrain.metrics import Metric
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.models.gradient_check import mistakes_of_a_step
 from zmqtrain.observe.health import tls_context
+from zmqtrain.roles.hosting import check_own_address
 from zmqtrain.roles.regroup import may_regroup
 from zmqtrain.store import own_directory
 from zmqtrain.store.segment_files import default_directory
@@ -230,6 +231,8 @@ def _check_machine(config: TaskConfig, job: Job | None, problems: Problems) -> N
             if security.is_keyed(endpoint):
                 security.server_key(endpoint)
                 security.secret()
+    with problems.caught():
+        check_own_address(config)
     with problems.caught():
         if config.metrics_tls is not None:
             tls_context(*config.metrics_tls)

@@ -322,6 +322,12 @@ class TaskConfig(SharedConfig):
         return self if self.role is Role.PS else None
 
     @property
+    def own_address(self) -> str:
+        """Where this worker listens if its ps, or what follows a lost one, needs it; else ""."""
+        listed = (self.members or self.ps) if self.hosted and self.role is Role.WORKER else ()
+        return listed[self.index] if self.index < len(listed) else ""
+
+    @property
     def bind_endpoint(self) -> str:
         """The ZeroMQ endpoint that this ps binds."""
         return bind_endpoint(self.ps[self.index], self.bind)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 
 from zmqtrain.actors.task import JobActor
+from zmqtrain.config.cluster import ip_of, is_of_this_host, parse_address
+from zmqtrain.config.options import names_of
 from zmqtrain.config.task import METRICS_PORTS, TaskConfig
 from zmqtrain.errors import RETRYABLE, ConfigError, ExitCode, ZmqTrainError
 from zmqtrain.observe import health
@@ -38,6 +42,30 @@ def allow_descriptors(peers: int) -> None:
             f"this process may open {most} files (ulimit -n); expected at least {needed}, "
             f"for {peers} connections; raise the limit"
         )
+
+
+def check_own_address(config: TaskConfig) -> None:
+    """Check that the IP address at which a worker listens is one of this host.
+
+    A name may be that of a service in front of this host, and so may an address with ``bind``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    address = config.own_address
+    ip = None if is_of_this_host(address) else ip_of(parse_address(address).host)
+    if ip is None or config.bind:
+        return
+    try:
+        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6) as probe:
+            probe.bind((str(ip), 0))
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"{names_of('workers')} or TF_CONFIG has {address} for {config.task}, which this "
+                f"is, but {ip} is no address of this host; correct it or {names_of('index')}; "
+                "if a service in front of this host has it, give --bind 0.0.0.0"
+            ) from None
 
 
 async def run_all(actors: Sequence[JobActor], *, serve_on: bool = False) -> list[int]:

@@ -43,6 +43,7 @@ from zmqtrain.observe.logs import setup_logging
 from zmqtrain.roles import script, signals
 from zmqtrain.roles.hosting import (
     allow_descriptors,
+    check_own_address,
     ignore_signals,
     run_all,
     serve_health,
@@ -153,6 +154,7 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
     try:
         peers = len(config.ps) + (config.most_workers if config.as_ps else 0)
         allow_descriptors(peers)
+        check_own_address(config)
         return run()
     except ZmqTrainError as error:
         log.debug("ended by", exc_info=True)

@@ -115,7 +115,7 @@ class Gatherer(JobActor):
             CheckpointError: what was agreed on cannot be read or written in time.
         """
         config, timing, states = self._config, self.timing, StateLogger(log)
-        self.listen(bind_endpoint(config.members[config.index], config.bind))
+        self.listen(bind_endpoint(config.own_address, config.bind))
         for worker, address in enumerate(config.members):
             if worker != config.index:
                 self.link(Task(Role.WORKER, worker), connect_endpoint(address))
