@@ -384,7 +384,10 @@ class Job(BaseModel):
     @classmethod
     def _are_there(cls, value: Any, info: Any) -> Any:
         if not value and info.data.get("strategy") == "mirrored":
-            raise ValueError("strategy is mirrored; expected devices such as gpu:0,gpu:1")
+            raise ValueError(
+                "strategy is mirrored, which is one worker with several devices; expected devices "
+                "such as gpu:0,gpu:1; give them, or use multi-worker-mirrored"
+            )
         on_gpus = len(value) > 1 and all(name.startswith("gpu:") for name in value)
         if info.data.get("exchange") == "nccl" and not on_gpus:
             raise ValueError(

@@ -74,6 +74,16 @@ def test_lane_that_processes_cannot_have_is_refused(
     started.assert_not_called()
 
 
+def test_cluster_that_contradicts_the_strategy_is_told_before_devices(
+    started: Mock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", JOB, "--strategy", "mirrored", "--workers", "3"]) == ExitCode.USAGE
+    assert "--workers (or ZMQTRAIN_WORKERS) or TF_CONFIG gives 3" in capsys.readouterr().err
+    assert main(["run", JOB, "--strategy", "mirrored"]) == ExitCode.USAGE
+    assert "expected devices such as gpu:0,gpu:1" in capsys.readouterr().err
+    started.assert_not_called()
+
+
 def test_loss_is_told_from_the_first_push_on(training: Status) -> None:
     nan = float("nan")
     begun = replace(training, loss=nan, pushes=dict.fromkeys(training.pushes, 0))

@@ -185,6 +185,14 @@ def test_mistyped_variable_is_told_once(
     assert ("ZMQTRAIN_WORKER is set" in told) == (not ps.startswith("ipc:"))
 
 
+def test_cluster_that_contradicts_the_strategy_is_told_before_the_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--job", "nowhere.py", "--workers", "3", "--strategy", "mirrored"]
+    assert launch.launch(Role.WORKER, arguments) == ExitCode.USAGE
+    assert "TF_CONFIG gives 3; expected 1" in capsys.readouterr().err
+
+
 def test_chief_that_computes_runs_the_own_loop_as_other_workers_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

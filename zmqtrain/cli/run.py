@@ -69,6 +69,8 @@ def run_command(job_reference: str, as_json: bool, verbose: bool, **flags: Any) 
         log.warning("%s", text)
     cluster = LocalCluster(**values_of(LocalCluster, flags))
     overrides = values_of(Job, flags)
+    if "strategy" in overrides:  # what contradicts it is told before what it needs of the job
+        local_ps(overrides["strategy"], flags["ps"], flags["workers"] or 1)
     # Tasks send their log as JSON; the user may see it as text.
     arguments = flags_of(overrides | {"log_level": level, "log_format": "json"})
     with forked(cluster.ps + cluster.workers) as processes:

@@ -123,12 +123,14 @@ def _command(of: Role | None) -> click.Command:
         if not any(ps.startswith(IPC) for ps in config.ps):  # zmqtrain run has said it
             for text in mistyped(ENVIRON, TaskConfig, Job):
                 log.warning("%s", text)
-        job = load_job(config.job, **values_of(Job, flags))
+        overrides = values_of(Job, flags)
+        if "strategy" in overrides:  # what contradicts it is told before what it needs of the job
+            config.under(overrides["strategy"])
+        job = load_job(config.job, **overrides)
         config = _planned(config, job)
         if config.threads is not None:
             limit_threads(config.threads)
         if config.role is Role.WORKER and job.own_loop:
-            overrides = values_of(Job, flags)
             task = script.ScriptTask(job, overrides, partial(_serve, config))
             return run_process(config, partial(script.run, task, config.job))
         return run_process(config, lambda: uvloop.run(_serve(config, job)))
