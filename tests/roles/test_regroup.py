@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from simulation.model import counting_job
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
-from zmqtrain.config.cluster import Role
+from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.group import Group
-from zmqtrain.errors import ConfigError, ExitCode, GroupOverError, ProtocolError
+from zmqtrain.errors import ConfigError, ExitCode, GroupOverError, ProtocolError, ZmqTrainError
 from zmqtrain.roles import launch, regroup
 from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
@@ -134,6 +136,31 @@ class Chief(JobActor):
     async def main(self) -> int:
         await self.stopping.wait()
         return self.stop_code
+
+
+@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "of_link"), [(GroupOverError("it is over"), True), (ConfigError("lr is -1"), False)]
+)
+async def test_group_that_is_over_waits_for_nothing_to_be_sent(
+    group: int, error: ZmqTrainError, of_link: bool
+) -> None:
+    """To a host that is lost it would wait in vain, and keep the process from the next group."""
+    actor = Chief(CONFIG.model_copy(update={"group": group}), JOB, MemoryTransport())
+    running = asyncio.ensure_future(actor.run())
+    await asyncio.sleep(0)
+    ends: list[Any] = [actor.listen("a"), actor.link(Task(Role.PS, 0), "a").endpoint]
+    actor.links[0].joined = True
+    async with asyncio.timeout(20):
+        while not actor.links[0].is_alive:  # it has an answer to a heartbeat
+            await asyncio.wait([running], timeout=0.01)
+    for end in ends:
+        end.close = Mock(wraps=end.close)
+    actor.crash(error)
+    with pytest.raises(type(error)):
+        await asyncio.wait_for(running, 20)
+    discarded = [end.close.call_args_list[0].kwargs["discard"] for end in ends]
+    assert discarded == [group > 0, group > 0 and of_link]
 
 
 async def test_chief_gives_its_claim_up_to_that_of_a_later_group(

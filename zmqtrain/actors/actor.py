@@ -20,7 +20,7 @@ from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.cluster import Task
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.errors import PeerLostError, ProtocolError, RefusedError, ZmqTrainError
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import (
     HIGH_WATER_MARK,
@@ -116,6 +116,8 @@ class Actor:
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
+        # Whether what it has said is still sent when it fails: to a lost host that takes seconds.
+        self.has_last_words = True
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -139,7 +141,8 @@ class Actor:
                 try:
                     return await self.main()
                 except BaseException:
-                    self._stop_listening()  # who asks now shall ask the next life
+                    # Who asks now shall ask the next life.
+                    self._stop_listening(discard=not self.has_last_words)
                     raise
                 finally:
                     for task in self._background:
@@ -152,8 +155,9 @@ class Actor:
             raise
         finally:
             self.on_end(error)
+            discard = isinstance(error, PeerLostError) and not self.has_last_words
             for link in self.links:
-                link.close()
+                link.close(discard=discard)
             self._stop_listening()
 
     def stop(self, exit_code: int) -> None:
@@ -194,9 +198,9 @@ class Actor:
         endpoint.on_failure(lambda text, _: self._on_refused(text))
         return endpoint
 
-    def _stop_listening(self) -> None:
+    def _stop_listening(self, *, discard: bool = False) -> None:
         for listener in self._listeners:
-            listener.close()
+            listener.close(discard=discard)
 
     def link(self, peer: Task, address: str) -> Link:
         """Connect to a ps and exchange heartbeats with it."""

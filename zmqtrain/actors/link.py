@@ -262,10 +262,10 @@ class Link:
         for outstanding in self._outstanding.values():
             outstanding.attempt.at = -math.inf
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
         self._lose(PeerLostError(f"the link to {self.peer} was closed"))
         # A peer that never came need not be waited for.
-        self.endpoint.close(discard=self._liveness.received_at is None)
+        self.endpoint.close(discard=discard or self._liveness.received_at is None)
 
     def _send_heartbeat(self) -> None:
         self._last_id += 1
