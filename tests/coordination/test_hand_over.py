@@ -100,9 +100,12 @@ def test_those_that_are_left_write_everything_once_unless_all_copies_of_a_part_a
     assert (found is not None) == (held == everything)
     if found is not None:
         written = [
-            (cut.variable, cut.start) for each in found for cut in each.slices if not cut.copy
+            (cut.variable, cut.start)
+            for each in found.values()
+            for cut in each.slices
+            if not cut.copy
         ]
         assert sorted(written, key=str) == sorted(everything, key=str)
-        assert [each.shard for each in found] == list(range(len(there)))
-        offsets = [[cut.offset for cut in each.slices] for each in found]
-        assert offsets == [[cut.offset for cut in layouts[at].slices] for at in sorted(there)]
+        assert [each.shard for each in found.values()] == list(range(len(there)))
+        offsets = {at: [cut.offset for cut in each.slices] for at, each in found.items()}
+        assert offsets == {at: [cut.offset for cut in layouts[at].slices] for at in there}

@@ -74,6 +74,13 @@ async def test_it_writes_what_falls_to_it_once_and_answers_as_often_as_it_is_ask
     assert written < held  # ps 0 is left, and writes what it owns
 
 
+async def test_shards_that_there_are_not_are_not_left(tmp_path: Path) -> None:
+    answers = [await asked(tmp_path, part := Part(), HandOver("d", (0, 1), LAST))]
+    answers += [await asked(tmp_path, again := Part(), HandOver("d", (9, 1, 0, -3, 1), LAST))]
+    assert answers == [[HandedOver("d", FILE)]] * 2
+    assert again.written == part.written
+
+
 async def test_another_one_that_asks_is_given_it_too(tmp_path: Path) -> None:
     messages = [HandOver(f"step-1.tmp-{number}", (1, 2), LAST) for number in (0, 1)]
     answers = await asked(tmp_path, part := Part(), *messages)

@@ -51,8 +51,8 @@ def remains(index: int, done: int, *, is_leader: bool = False) -> Remains:
 
 def written(directory: Path, left: Remains, index: int) -> dict[str, bytes]:
     directory.mkdir()
-    (layout,) = left_of(LAYOUTS, (index,)) or ()
-    file = left.write(directory, layout, LAST)
+    layouts = left_of(LAYOUTS, (index,)) or {}
+    file = left.write(directory, layouts[index], LAST)
     assert (file.shard, file.version) == (0, 3)
     tensors = load_file(directory / file.file)
     return {name: tensor.tobytes() for name, tensor in tensors.items()}

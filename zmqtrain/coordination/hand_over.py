@@ -78,7 +78,7 @@ def lacking(last: LastOrders, generation: int, done: int) -> list[Numbered]:
 
 def left_of(
     layouts: Sequence[ShardLayout], shards: Collection[int]
-) -> tuple[ShardLayout, ...] | None:
+) -> dict[int, ShardLayout] | None:
     """Return what falls to each of these shards if no other is left; None: something is lost.
 
     In such a layout, numbered anew, all is a copy but what the shard has to write.
@@ -88,4 +88,4 @@ def left_of(
     if not all(cut.copy for layout in lost for cut in layout.slices):
         return None
     left = [layout for layout in seen if layout.shard in shards]
-    return tuple(replace(layout, shard=number) for number, layout in enumerate(left))
+    return {layout.shard: replace(layout, shard=n) for n, layout in enumerate(left)}

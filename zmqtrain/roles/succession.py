@@ -75,13 +75,13 @@ class Succession:
             if last is None or last.saved is None:
                 raise CheckpointError("none of the workers that are left knows the last orders")
             left = {worker for worker, each in known.items() if each.generation == last.generation}
-            shards = tuple(number for number, host in enumerate(self._hosts) if host in left)
+            shards = [number for number, host in enumerate(self._hosts) if host in left]
             layouts = left_of(self._layouts, shards)
             if layouts is None:
                 names = ", ".join(f"worker {host}" for host in self._hosts if host not in left)
                 raise CheckpointError(f"parts are lost with all of their copies, on {names}")
-            write = partial(self._collect, shards, last, last.saved)
-            saver = Saver(actor.job, layouts, self._fingerprint, actor.metrics, write)
+            write = partial(self._collect, tuple(shards), last, last.saved)
+            saver = Saver(actor.job, [*layouts.values()], self._fingerprint, actor.metrics, write)
             await saver.save(last.saved.step, last.generation)
             log.warning("the job goes on at step %d, without a step lost", last.saved.step)
         except CheckpointError as error:
@@ -147,12 +147,11 @@ class Succession:
         reply(answer)
 
     def _written(self, message: HandOver) -> ShardFile:
-        shards, who = sorted(message.shards), self._actor.task.index
-        own = list(self._hosts).index(who) if who in self._hosts else -1
-        layouts = left_of(self._layouts, shards)
-        if self._remains is None or layouts is None or own not in shards:
+        who, layouts = self._actor.task.index, left_of(self._layouts, message.shards)
+        own = self._hosts.index(who) if who in self._hosts else -1
+        if self._remains is None or layouts is None or own not in layouts:
             raise CheckpointError("nothing is left of its part")
         # The name alone is the peer's: the rest of the path is that of this worker's logdir.
         root = checkpoints_directory(Path(self._actor.job.logdir or ""))
         directory = root / Path(message.directory).name
-        return self._remains.write(directory, layouts[shards.index(own)], message.last)
+        return self._remains.write(directory, layouts[own], message.last)
