@@ -15,7 +15,12 @@ from simulation.schedule import Schedule, draw
 from zmqtrain.policies import make_policy
 
 SHOWN = 10  # failed seeds that are shown
-_KINDS = {"hosted": "--without-ps", "board": "--board", "hosts": "--hosts"}
+_KINDS = {
+    "hosted": "--without-ps",
+    "board": "--board",
+    "hosts": "--hosts",
+    "epochs": "--epochs",
+}
 
 
 @click.command("simulation", context_settings={"max_content_width": 100})
@@ -32,6 +37,7 @@ _KINDS = {"hosted": "--without-ps", "board": "--board", "hosts": "--hosts"}
 @click.option("--without-ps", "hosted", is_flag=True, help="every worker hosts a shard")
 @click.option("--hosts", is_flag=True, help="each worker is on a host of its own; some are lost")
 @click.option("--board", is_flag=True, help="worker 0 hosts the only shard, with a board for all")
+@click.option("--epochs", is_flag=True, help="with epochs; workers measure parts of evaluations")
 @click.option(
     "--jobs",
     type=click.IntRange(1),
@@ -52,7 +58,7 @@ def main(seeds: int, first: int, seed: int | None, policy: str, jobs: int, **kin
       python -m simulation --policy my_policies:Mine --seeds 1000
       python -m simulation --without-ps
       python -m simulation --board
-      python -m simulation --hosts
+      python -m simulation --hosts --epochs
     """
     if policy:
         make_policy(policy)

@@ -91,7 +91,7 @@ class SimulatedCluster:
         self._note = note
         self._current: dict[str, Life] = {}
         self._asking: list[asyncio.Task[None]] = []
-        self._train: Dataset = job.data.load(None)[0]
+        self._data: tuple[Dataset, Dataset | None] = job.data.load(None)
         self._may_start = True
         self._chiefs: list[Chief] = []  # all lives
 
@@ -211,7 +211,7 @@ class SimulatedCluster:
             self._chiefs.append(Chief(config, self.job, transport, lambda status: None))
             actors.append(self._chiefs[-1])
         if config.role is Role.WORKER:
-            actors.append(Worker(config, self.job, transport, self._train))
+            actors.append(Worker(config, self.job, transport, self._data))
         return actors
 
     async def _serve_groups(
@@ -227,7 +227,7 @@ class SimulatedCluster:
                 actors.append(self._chiefs[-1])
             if in_group.as_ps is not None:
                 actors.append(ParameterServer(in_group.as_ps, self.job, transport))
-            actors.append(Worker(in_group, self.job, transport, self._train))
+            actors.append(Worker(in_group, self.job, transport, self._data))
             with ExitStack() as stack:
                 if isinstance(actors[0], Chief):
                     await claim(stack, actors[0])

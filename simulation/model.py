@@ -19,6 +19,7 @@ from zmqtrain.models.base import Batch, Gradients, Parameters
 from zmqtrain.optim import SGD
 
 EXAMPLES = 512
+EVALUATED = 20  # examples, in five parts
 TRAIL = 4  # elements of the part that depends on everything
 
 _NOISE = np.random.Generator(np.random.PCG64(0)).uniform(-1, 1, (EXAMPLES, TRAIL))
@@ -71,7 +72,7 @@ class Numbers:
         self.count = count
 
     def load(self, directory: str | None) -> tuple[ArrayDataset, ArrayDataset]:
-        return ArrayDataset(np.arange(self.count)), ArrayDataset(np.arange(2))
+        return ArrayDataset(np.arange(self.count)), ArrayDataset(np.arange(EVALUATED))
 
     def __repr__(self) -> str:
         return "Numbers()"

@@ -93,6 +93,8 @@ class Schedule:
     tasks, and starts them elsewhere: nothing acknowledged may be lost. ``hosts``: whether each
     worker is alone on its host, and hosts a ps, or one of them alone if the model is ``small``; the
     lowest hosts the chief; who is lost is done without. ``copies``: so many of them hold each part.
+    ``slow_chief``: whether it takes as long for a part of an evaluation as workers do, which then
+    measure parts, too.
     """
 
     seed: int
@@ -121,6 +123,7 @@ class Schedule:
     hosts: bool = False
     small: bool = False
     copies: int = 1
+    slow_chief: bool = False
 
     @property
     def examples(self) -> int:
@@ -156,7 +159,7 @@ class Schedule:
 
     def work_s(self, name: str) -> float:
         """Return how long a worker takes for a gradient, or a ps for an update, in the mean."""
-        if not name.startswith("worker"):
+        if not name.startswith("worker") and not (self.slow_chief and name == "chief 0"):
             return PS_WORK_S
         at_once = self.workers if make_policy(self.policy).step_per_push else 1
         slowness = SLOWNESS if name == f"worker {self.slow}" else 1.0
@@ -177,6 +180,8 @@ class Schedule:
             f"{self.copies} copies" if self.copies > 1 else "",
             f"{self.steps} steps, lane {self.lane}, prefetch {self.prefetch}",
             f"worker {self.slow} is slow" if self.slow < self.workers else "",
+            f"{self.epochs} epochs" if self.epochs else "",
+            "the chief is slow" if self.slow_chief else "",
             "consistent reads" if self.consistent_reads else "",
             "in chunks" if self.in_chunks else "",
             f"saves every {self.save_secs:g} s" if self.keeps else "no logdir",
@@ -189,14 +194,23 @@ class Schedule:
 
 
 def draw(
-    seed: int, policy: str = "", *, hosted: bool = False, board: bool = False, hosts: bool = False
+    seed: int,
+    policy: str = "",
+    *,
+    hosted: bool = False,
+    board: bool = False,
+    hosts: bool = False,
+    epochs: bool = False,
 ) -> Schedule:
     """Return the schedule of a seed; under another policy than it would have, if one is given.
 
     ``hosted``: without ps. What would happen to a ps happens to the worker that hosts the shard.
     ``board``: the same on a board, under sync-replicas unless a policy is given. ``hosts``: each on
-    a host of its own, of which some are lost.
+    a host of its own, of which some are lost. ``epochs``: with some, and a slow chief.
     """
+    if epochs:
+        without = draw(seed, policy, hosted=hosted, board=board, hosts=hosts)
+        return replace(without, epochs=3, slow_chief=True)
     if hosts:
         return _on_hosts(draw(seed, policy, hosted=True))
     random = Random(seed)

@@ -267,7 +267,7 @@ class Totals:
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
-        self._sums: dict[str, Sums] = {}
+        self.sums: dict[str, Sums] = {}  # by the names of the metrics
 
     def add(self, outputs: Array, batch: Batch) -> None:
         """Count one batch.
@@ -278,13 +278,25 @@ class Totals:
         for metric in self._metrics:
             with user_code("update()", metric):
                 sums = metric.update(outputs, batch)
-            before = self._sums.setdefault(metric.name, np.zeros_like(sums))
-            if np.shape(sums) != before.shape:
-                raise ConfigError(
-                    f"update() of {metric!r} returned arrays of the shapes {before.shape} and "
-                    f"{np.shape(sums)}; expected the same for each batch: sums over its examples"
-                )
-            self._sums[metric.name] = before + sums
+            self._add(metric, sums)
+
+    def merge(self, sums: Mapping[str, Sums]) -> None:
+        """Count the examples of these sums, too.
+
+        Raises:
+            ConfigError: they have another shape.
+        """
+        for metric in self._metrics:
+            self._add(metric, sums[metric.name])
+
+    def _add(self, metric: Metric, sums: Sums) -> None:
+        before = self.sums.setdefault(metric.name, np.zeros_like(sums))
+        if np.shape(sums) != before.shape:
+            raise ConfigError(
+                f"update() of {metric!r} returned arrays of the shapes {before.shape} and "
+                f"{np.shape(sums)}; expected the same for each batch: sums over its examples"
+            )
+        self.sums[metric.name] = before + sums
 
     def results(self) -> Measures:
         """Return each metric's result; there was at least one batch.
@@ -295,7 +307,7 @@ class Totals:
         measures: Measures = {}
         for metric in self._metrics:
             with user_code("result()", metric):
-                measures[metric.name] = metric.result(self._sums[metric.name])
+                measures[metric.name] = metric.result(self.sums[metric.name])
         return measures
 
 

@@ -19,6 +19,8 @@ from zmqtrain.wire.messages import (
     Arrived,
     Chunk,
     Close,
+    Evaluate,
+    Evaluated,
     Extend,
     Gather,
     HandedOver,
@@ -41,12 +43,15 @@ from zmqtrain.wire.messages import (
 )
 
 FOR_SOME = {
-    "worker": {Pull, Push, Chunk, Gather, HandOver, HandedOver},
+    "worker": {Pull, Push, Chunk, Evaluated, Gather, HandOver, HandedOver},
     "chief": {
         *(Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
-        *(SwitchPolicy, RequestSave, RequestStop, Gather),
+        *(SwitchPolicy, RequestSave, RequestStop, Gather, Evaluate),
     },
-    "ps": {Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave, Gather},
+    "ps": {
+        *(Arrived, ShardReport, ShardWritten, ShardFailed, RequestSave, Gather),
+        *(Evaluate, Evaluated),
+    },
     "client": {SwitchPolicy, RequestSave, RequestStop},
 }
 KINDS = get_args(Message)

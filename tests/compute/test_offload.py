@@ -81,6 +81,22 @@ async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within)
     assert await within(task) is True
 
 
+async def test_short_work_waits_for_what_the_thread_does(
+    offload: Offload, within: Within, chunk: Callable[[float], Any]
+) -> None:
+    assert [await chunk(SHORT_S), await chunk(SHORT_S)] == [True, False]
+    may_end = threading.Event()
+    beside = asyncio.get_running_loop().create_task(offload.run_in_thread(may_end.wait))
+    await asyncio.sleep(0)
+    after = asyncio.get_running_loop().create_task(chunk(SHORT_S))
+    await asyncio.sleep(0)
+    assert not after.done()
+    may_end.set()
+    assert await within(beside) is True
+    assert await within(after) is True
+    assert await chunk(SHORT_S) is False  # how long the other work took is no guide
+
+
 async def test_close_waits_for_the_thread(offload: Offload, chunk: Callable[[float], Any]) -> None:
     await chunk(SHORT_S)
     offload.close()

@@ -1,4 +1,4 @@
-"""Evaluations while workers train on: of exactly the steps that were asked for.
+"""Evaluations: of exactly the steps that were asked for, on the way or shared by held workers.
 
 That each is of the step that it names, on all shards, is checked at the end of every run.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from simulation.rules import before, drop
+from simulation.rules import Rule, before, delay, drop, duplicate
 from simulation.run import simulate
 from simulation.schedule import Fault, draw
-from tests.traces import ON_A_BOARD, Trace, calm, trace_of
-from zmqtrain.wire.messages import Keep, Push, Read, Status
+from tests.traces import ON_A_BOARD, Trace, calm, held, trace_of
+from zmqtrain.wire.messages import Evaluate, Evaluated, Keep, Push, Read, Status
 
 STEPS = {"steps": 40, "evaluates": 10}
 PLACES: dict[str, dict[str, Any]] = {
@@ -108,4 +108,40 @@ def test_job_that_goes_back_is_evaluated_at_these_steps_again() -> None:
 def test_evaluations_are_of_their_steps_whatever_is_drawn(kind: dict[str, bool]) -> None:
     drawn = [replace(draw(seed, **kind), evaluates=(1, 2, 5)[seed % 3]) for seed in range(8)]
     reports = [simulate(schedule) for schedule in drawn]
+    assert not [str(report) for report in reports if report.broken]
+
+
+EPOCHS = {"steps": 24, "epochs": 3, "slow_chief": True}
+KILL = {name: Fault(0.0, "kill", (name,), 0.05) for name in ("chief 0", "worker 1")}
+SHARED: dict[str, Rule] = {
+    "a worker is killed when it is asked": before(
+        Evaluate, 1, receiver="worker 1", fault=KILL["worker 1"]
+    ),
+    "the chief is killed when it is answered": before(
+        Evaluated, 2, receiver="chief 0", fault=KILL["chief 0"]
+    ),
+    "questions are lost": drop(Evaluate, receiver="worker"),
+    "answers are lost": drop(Evaluated, sender="worker"),
+    "answers come twice": duplicate(Evaluated),
+    "questions come late": delay(Evaluate, 1, 3, by_s=1.0, sender="chief"),
+    "answers come late": delay(Evaluated, 1, by_s=1.0, sender="worker"),
+}
+
+
+@pytest.mark.parametrize(
+    "place", [{"ps": 2}, {"ps": 0, "lane": "shm"}, ON_A_BOARD], ids=["ps", "none", "board"]
+)
+@pytest.mark.parametrize("rule", SHARED.values(), ids=SHARED)
+def test_evaluation_that_is_shared_is_right_and_ends_whatever_happens(
+    rule: Rule, place: dict[str, Any]
+) -> None:
+    held(calm(**place, **EPOCHS, rules=(rule,)))
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"hosted": True}, {"board": True}, {"hosts": True}],
+    ids=["ps", "none", "board", "hosts"],
+)  # fmt: skip
+def test_shared_evaluations_are_right_whatever_is_drawn(kind: dict[str, bool]) -> None:
+    reports = [simulate(draw(seed, epochs=True, **kind)) for seed in range(8)]
     assert not [str(report) for report in reports if report.broken]

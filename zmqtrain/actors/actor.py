@@ -96,9 +96,9 @@ class Request:
         if self.envelope.request_id:
             self.reply(refusal_of(error))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, tensors: tuple[Tensor, ...] = ()) -> None:
         """Send the sender a message that is not a reply to this request."""
-        self._actor.send(self.endpoint, message, 0, (), self.peer)
+        self._actor.send(self.endpoint, message, 0, tensors, self.peer)
 
 
 class Actor:

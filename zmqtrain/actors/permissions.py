@@ -9,6 +9,8 @@ from zmqtrain.wire.messages import (
     Arrived,
     Chunk,
     Close,
+    Evaluate,
+    Evaluated,
     Extend,
     Gather,
     GetStatus,
@@ -35,6 +37,8 @@ _RESERVED: dict[type, tuple[str, ...]] = {
     kind: roles
     for roles, kinds in {
         ("worker",): (Pull, Chunk, Push, HandOver, HandedOver),
+        ("worker", "ps"): (Evaluated,),  # a ps passes it on
+        ("chief", "ps"): (Evaluate,),
         ("worker", "ps", "chief"): (Gather,),
         ("chief",): (Initialize, Keep, Save, SaveEnded, Close, Extend, SetRate, Shutdown),
         ("ps",): (Arrived, ShardReport, ShardWritten, ShardFailed),

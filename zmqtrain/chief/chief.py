@@ -17,17 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.callbacks.history import History
 from zmqtrain.chief.conclusion import conclude
 from zmqtrain.chief.epochs import Epochs, Progress
+from zmqtrain.chief.evaluation_parts import Helpers
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.chief.saving import Saver
+from zmqtrain.config.cluster import Role
 from zmqtrain.config.strategy import strategy_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
@@ -40,16 +40,16 @@ from zmqtrain.errors import (
     PeerLostError,
     ZmqTrainError,
 )
-from zmqtrain.exchanges.lanes import map_segment, read_parameters
+from zmqtrain.exchanges.lanes import map_segment, read_variables
 from zmqtrain.job import Job
 from zmqtrain.metrics import numbers
 from zmqtrain.models.base import Dataset
 from zmqtrain.observe.summary import Summary
-from zmqtrain.store.layout import empty_values
 from zmqtrain.store.segment import Reached
 from zmqtrain.transport.base import Transport
 from zmqtrain.wire.messages import (
     Close,
+    Evaluated,
     Extend,
     Gather,
     GetStatus,
@@ -93,7 +93,6 @@ class Chief(JobActor):
         self._on_progress = on_progress
         self._data = data
         self._layouts = job.layouts(self.shards)
-        self._variables = job.variables()
         self._links: list[Link] = []
         self._tasks: tuple[TaskStatus, ...] = ()  # of the last status
         self._segments: list[Reached | None] = []  # of the ps on this host
@@ -104,7 +103,8 @@ class Chief(JobActor):
         self._epochs_failure: ZmqTrainError | None = None  # of a callback or an evaluation
         self._is_ending = False
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
-        self.handlers = {Gather: self.on_gather}
+        self._helpers = Helpers(job, lambda message: self.leader.send(message), self._idle_workers)
+        self.handlers = {Gather: self.on_gather, Evaluated: self._helpers.on_evaluated}
 
     @property
     def history(self) -> History:
@@ -127,7 +127,9 @@ class Chief(JobActor):
 
     async def _run_job(self) -> int:
         training, evaluation = self._data or await self.load_data()
-        self._evaluator = Evaluator(self.job, evaluation, self.metrics, self.read_parameters)
+        self._evaluator = Evaluator(
+            self.job, evaluation, self.metrics, self.read_parameters, self._helpers
+        )
         every, steps = self.job.evaluate_every, self.job.steps
         self._on_the_way = OnTheWay(self._evaluator, self, every=every, steps=steps)
         if self.job.epochs:
@@ -362,6 +364,16 @@ class Chief(JobActor):
         )
         return reply.expect(Saved)
 
+    def _idle_workers(self) -> list[int]:
+        """Return the workers that may measure the parameters, while these stand still."""
+        if self._chosen:
+            return []
+        return [
+            task.index
+            for task in self._tasks
+            if task.role == Role.WORKER and task.state not in ("left", "silent", "joining")
+        ]
+
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status as the leader has it."""
         reply = await self.leader.request(
@@ -382,17 +394,10 @@ class Chief(JobActor):
         """
         if self._chosen:
             return self._chosen
-        flats = [np.empty(layout.size, np.float32) for layout in self._layouts]
-        await asyncio.gather(
-            *(
-                read_parameters(*each, average=average, at=at)
-                for each in zip(self._links, self._segments, self._layouts, flats, strict=True)
-            )
+        values, _ = await read_variables(
+            self.job, self._links, self._segments, average=average, at=at
         )
-        values = empty_values(self._variables)
-        for layout, flat in zip(self._layouts, flats, strict=True):
-            layout.scatter(flat, values)
-        return values | self.job.frozen()
+        return values
 
     async def write_parameters(self, weights: Mapping[str, Any]) -> None:
         """Begin a new generation with these variables, from a checkpoint that holds them.

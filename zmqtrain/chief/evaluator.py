@@ -7,15 +7,18 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+from zmqtrain.chief.evaluation_parts import Helpers, Parts
+from zmqtrain.data.description import describe
 from zmqtrain.data.subset import first_of
 from zmqtrain.errors import ConfigError, DataError
 from zmqtrain.job import Job
 from zmqtrain.metrics import Measures, numbers
 from zmqtrain.models.base import Dataset, Parameters
 from zmqtrain.observe.metrics import Metrics
-from zmqtrain.training.evaluation import ROWS, evaluate
+from zmqtrain.training.evaluation import PartSums, evaluate, measure, parts_of, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +32,16 @@ class Evaluator:
         dataset: Dataset | None,
         metrics: Metrics,
         read_parameters: Callable[[bool], Awaitable[Parameters]],
+        helpers: Helpers | None = None,
     ) -> None:
         """``dataset``: the evaluation set; without one nothing is measured.
 
         ``read_parameters`` returns the current parameters or, given True, their moving averages.
+        ``helpers`` may measure parts, too, while nobody trains.
         """
         self._job, self._dataset, self._metrics = job, dataset, metrics
-        self._read_parameters = read_parameters
+        self._read_parameters, self._helpers = read_parameters, helpers
+        self._described: str | None = None  # the data set, once it was needed
         self.is_done = not job.evaluate_every  # until the end
         self._last: tuple[int, Measures] | None = None  # of which step, and what
         self._found: dict[int, Measures] = {}
@@ -85,7 +91,8 @@ class Evaluator:
     async def evaluate(self, step: int, parameters: Parameters | None = None) -> Measures:
         """Return what is measured on the evaluation set at this step; {} without one.
 
-        ``parameters``: of this step, or their moving averages; None: the current ones.
+        ``parameters``: of this step, or their moving averages; None: the current ones, which
+        nobody changes.
 
         Raises:
             ConfigError, DataError: the model or the dataset raises, or returns something wrong.
@@ -94,21 +101,10 @@ class Evaluator:
             return {}
         if self._last is not None and self._last[0] == step:
             return self._last[1]
+        helpers = self._helpers if parameters is None else None
         if parameters is None:
             parameters = await self._read_parameters(self._job.evaluate_average)
-        cancelled = threading.Event()
-        try:
-            measures = await asyncio.to_thread(
-                evaluate,
-                self._job.model,
-                parameters,
-                self._dataset,
-                cancelled.is_set,
-                self._job.metrics,
-                min(ROWS, 4 * self._job.batch_size),  # what a step of training has room for
-            )
-        finally:
-            cancelled.set()  # otherwise the process would wait for the thread
+        measures = await self._measure(self._dataset, step, parameters, helpers)
         self._metrics.evaluation_loss.set(measures.get("loss", math.nan))
         self._metrics.evaluation_accuracy.set(measures.get("accuracy", math.nan))
         self._last = step, measures
@@ -117,6 +113,54 @@ class Evaluator:
             self._found.popitem()
         self._found[step] = measures
         return measures
+
+    async def _measure(
+        self, dataset: Dataset, step: int, parameters: Parameters, helpers: Helpers | None
+    ) -> Measures:
+        examples = parts_of(len(dataset), rows_of(self._job.batch_size))
+        parts = Parts(len(examples))
+        part = parts.next()
+        try:
+            if helpers is not None and parts.count > 1:
+                helpers.begin(parts, step, await self._description(dataset))
+            while part is not None:
+                is_measured = partial(parts.is_measured, part)
+                sums = await self._measure_part(dataset, parameters, examples[part], is_measured)
+                if sums is not None:
+                    parts.add(part, sums)
+                part = parts.next()
+        finally:
+            if helpers is not None:
+                helpers.end()
+        return parts.total(self._job.metrics).results(len(dataset)) if parts.count else {}
+
+    async def _measure_part(
+        self,
+        dataset: Dataset,
+        parameters: Parameters,
+        examples: range,
+        is_measured: Callable[[], bool],
+    ) -> PartSums | None:
+        """Return the sums over these examples; None if a helper was faster."""
+        job, cancelled = self._job, threading.Event()
+        try:
+            return await asyncio.to_thread(
+                measure,
+                job.model,
+                parameters,
+                dataset,
+                examples,
+                job.metrics,
+                rows_of(job.batch_size),
+                lambda: cancelled.is_set() or is_measured(),
+            )
+        finally:
+            cancelled.set()  # otherwise the process would wait for the thread
+
+    async def _description(self, dataset: Dataset) -> str:
+        if self._described is None:
+            self._described = await asyncio.to_thread(describe, dataset)
+        return self._described
 
     @property
     def evaluations(self) -> tuple[dict[str, Any], ...]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -25,12 +26,21 @@ class Offload:
         self._in_place = in_place
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._last_s = float("inf")  # the first call runs in the thread
+        self._in_thread = 0  # calls
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Return what ``work`` returns, raise what it raises."""
-        if self._in_place and self._last_s < LONG_S:
+        if self._in_place and self._last_s < LONG_S and not self._in_thread:
             return self._timed(work)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, work)
+        return await self.run_in_thread(partial(self._timed, work))
+
+    async def run_in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do the same, with work that is no guide to how long the next call takes."""
+        self._in_thread += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._in_thread -= 1
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -22,9 +22,12 @@ from zmqtrain.coordination.status import HostStatus, status_of
 from zmqtrain.errors import CheckpointError, ConfigError, RefusedError, ZmqTrainError
 from zmqtrain.policies import make_policy
 from zmqtrain.transport.base import RoutingId
+from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.messages import (
     Close,
     Done,
+    Evaluate,
+    Evaluated,
     Extend,
     GetStatus,
     Message,
@@ -236,6 +239,23 @@ class AdminApi:
     def _direct(self, request: Request, directive: Extend | SetRate) -> None:
         self._leader.event(directive)
         request.reply(Done())
+
+    def on_evaluate(self, request: Request, message: Evaluate) -> None:
+        """Pass it on to the worker; the chief does not wait for an answer."""
+        self._leader.peers.member(request)
+        self._pass_on(Role.WORKER, message.worker, message)
+
+    def on_evaluated(self, request: Request, message: Evaluated) -> None:
+        """Pass it on to the chief."""
+        self._leader.peers.member(request)
+        self._pass_on(Role.CHIEF, 0, message, request.envelope.tensors)
+
+    def _pass_on(
+        self, role: Role, index: int, message: Message, tensors: tuple[Tensor, ...] = ()
+    ) -> None:
+        peer = self._leader.peers.get(role, index)
+        if peer is not None and not peer.gone and peer.contact is not None:
+            peer.contact.send(message, tensors)
 
     def on_shard_file(self, request: Request, message: ShardWritten | ShardFailed) -> None:
         self._leader.peers.member(request)

@@ -17,6 +17,7 @@ from zmqtrain.actors.link import Link
 from zmqtrain.actors.task import JobActor
 from zmqtrain.compute.offload import Offload
 from zmqtrain.errors import ConfigError
+from zmqtrain.exchanges.lanes import Lane
 from zmqtrain.exchanges.parameter_server import ParameterServerExchange
 from zmqtrain.store.board import DONE, MADE, Board, Seat
 from zmqtrain.store.shard import Shard
@@ -53,6 +54,10 @@ class BoardExchange:
     @property
     def is_finished(self) -> bool:
         return self._messages.is_finished
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return self._messages.lanes
 
     async def join(self) -> Membership:
         self._seat = self._place = None

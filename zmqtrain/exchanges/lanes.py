@@ -6,10 +6,11 @@ its gradient where the ps takes it from; messages carry no tensors. tcp: tensors
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zmqtrain.actors.joining import Joined
 from zmqtrain.actors.link import Link
@@ -20,10 +21,12 @@ from zmqtrain.errors import (
     RefusedError,
     SegmentError,
 )
+from zmqtrain.job import Job
 from zmqtrain.optim import AVERAGE
-from zmqtrain.store.layout import ShardLayout
+from zmqtrain.store.layout import ShardLayout, empty_values
 from zmqtrain.store.placement import nearest
 from zmqtrain.store.segment import Reached, copy_consistently, reach
+from zmqtrain.store.segment_layout import VERSION
 from zmqtrain.store.shard import segment_layout
 from zmqtrain.wire import chunks
 from zmqtrain.wire.buffers import Tensor
@@ -160,6 +163,31 @@ async def _check_known(link: Link) -> None:
         log.debug("%s knows us: %s", link.peer, refusal)
 
 
+async def read_variables(
+    job: Job,
+    links: Sequence[Link],
+    segments: Sequence[Reached | None],
+    *,
+    average: bool = False,
+    at: int = 0,
+) -> tuple[dict[str, Any], list[int]]:
+    """Return all variables, or their moving averages, and the version of each shard.
+
+    ``at``: what the shards have kept of this one.
+    """
+    layouts = job.layouts(len(links))
+    flats = [zeros(layout.size) for layout in layouts]
+    reading = (
+        read_parameters(*each, average=average, at=at)
+        for each in zip(links, segments, layouts, flats, strict=True)
+    )
+    versions = await asyncio.gather(*reading)
+    values = empty_values(job.variables())
+    for layout, flat in zip(layouts, flats, strict=True):
+        layout.scatter(flat, values)
+    return values | job.frozen(), versions
+
+
 async def read_parameters(
     link: Link,
     segment: Reached | None,
@@ -169,8 +197,8 @@ async def read_parameters(
     copies: bool = False,
     average: bool = False,
     at: int = 0,
-) -> None:
-    """Copy what a shard owns (or its moving average), as it is at one version, to where it lies.
+) -> int:
+    """Copy what a shard owns (or its moving average), as it is at one version; return the version.
 
     ``out``: of shape (layout.size,). ``copies``: copy all that it holds. ``at``: copy what it has
     kept of this version.
@@ -179,7 +207,7 @@ async def read_parameters(
     if segment is not None and not at:
         source = segment.slots[AVERAGE] if average else segment.parameters
         if copy_consistently(segment.words, source[part], out[part]):
-            return
+            return segment.words[VERSION]
     message = Read(average, copies=copies, at=at)
     reply = await link.request(message, reason="its parameters are read", out=out[part])
-    reply.expect(Parameters)
+    return reply.expect(Parameters).version

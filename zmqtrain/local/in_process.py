@@ -177,7 +177,7 @@ async def _run_cluster(
     actors: list[JobActor] = [
         *(ParameterServer(config(Role.PS, index), job, transport) for index in range(shards)),
         chief,
-        *(Worker(config(Role.WORKER, index), own, transport, train)
+        *(Worker(config(Role.WORKER, index), own, transport, (train, evaluation))
           for index, own in enumerate(jobs)),
     ]  # fmt: skip
     stop.reach(chief.stop)

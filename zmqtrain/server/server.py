@@ -63,6 +63,8 @@ from zmqtrain.wire.messages import (
     Chunk,
     Close,
     Done,
+    Evaluate,
+    Evaluated,
     Extend,
     Gather,
     GetStatus,
@@ -372,6 +374,8 @@ class ParameterServer(JobActor):
             ShardWritten: admin.on_shard_file,
             ShardFailed: admin.on_shard_file,
             Close: admin.on_close,
+            Evaluate: admin.on_evaluate,
+            Evaluated: admin.on_evaluated,
             Extend: admin.on_directive,
             SetRate: admin.on_directive,
         }

@@ -1,4 +1,8 @@
-"""Measuring a model on a whole dataset, and predicting with it."""
+"""Measuring a model on a whole dataset, and predicting with it.
+
+A data set is measured in parts, whose sums are added in their order. So the result has the same
+bits whoever has measured which part.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,61 @@ from zmqtrain.models.base import Array, Batch, Dataset, Model, Parameters
 from zmqtrain.user_code import user_code
 
 ROWS = 1024  # examples at a time, at most
+PARTS = 64  # of a data set, at most
+
+
+class PartSums:
+    """Sums over examples: of the model's measures, and of the metrics."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.measures: dict[str, float] = {}
+        self.metrics = Totals(metrics)
+
+    def add(self, other: PartSums) -> None:
+        """Count the examples of another part, too.
+
+        Raises:
+            ConfigError: the sums of a metric have another shape there.
+        """
+        self.add_measures(other.measures)
+        self.metrics.merge(other.metrics.sums)
+
+    def add_measures(self, sums: dict[str, float]) -> None:
+        for name, value in sums.items():
+            self.measures[name] = self.measures.get(name, 0.0) + value
+
+    def results(self, examples: int) -> Measures:
+        """Return what was measured; a metric replaces a measure of its name.
+
+        ``examples``: of all parts, at least one.
+
+        Raises:
+            ConfigError: a metric raises.
+        """
+        own = {name: value / examples for name, value in self.measures.items()}
+        return own | self.metrics.results()
+
+
+def rows_of(batch_size: int) -> int:
+    """Return how many examples are measured at a time: what a step of training has room for."""
+    return min(ROWS, 4 * batch_size)
+
+
+def parts_of(examples: int, rows: int = ROWS) -> list[range]:
+    """Return the parts of a data set: each has as many times ``rows`` examples, but the last."""
+    blocks = -(-examples // rows)
+    size = max(1, -(-blocks // PARTS)) * rows
+    return [range(start, min(start + size, examples)) for start in range(0, examples, size)]
 
 
 def evaluate(
     model: Model,
     parameters: Parameters,
     dataset: Dataset,
-    is_cancelled: Callable[[], bool] = lambda: False,
     metrics: Sequence[Metric] = (),
     rows: int = ROWS,
 ) -> Measures:
-    """Return the model's measures, averaged over all examples, and the metrics; {} if cancelled.
+    """Return the model's measures, averaged over all examples, and the metrics.
 
     A metric replaces a measure of its name. ``rows``: examples at a time.
 
@@ -32,19 +80,39 @@ def evaluate(
         ConfigError, DataError: the model, a metric or the dataset raises, or the model returns
             something wrong.
     """
-    totals: dict[str, float] = {}
-    of_metrics = Totals(metrics)
-    for batch in _batches(dataset, rows):
+    sums = PartSums(metrics)
+    for part in parts_of(len(dataset), rows):
+        of_part = measure(model, parameters, dataset, part, metrics, rows)
+        if of_part is not None:
+            sums.add(of_part)
+    return sums.results(len(dataset)) if len(dataset) else {}
+
+
+def measure(
+    model: Model,
+    parameters: Parameters,
+    dataset: Dataset,
+    part: range,
+    metrics: Sequence[Metric],
+    rows: int,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> PartSums | None:
+    """Return the sums over the examples of one part; None if cancelled.
+
+    Raises:
+        ConfigError, DataError: as for :func:`evaluate`.
+    """
+    sums = PartSums(metrics)
+    for batch in _batches(dataset, part, rows):
         if is_cancelled():
-            return {}
+            return None
         with user_code("metrics()", model):
             measures = model.metrics(parameters, batch)
-        for name, value in _numbers(model, measures).items():
-            totals[name] = totals.get(name, 0.0) + value * len(batch[0])
+        count = len(batch[0])
+        sums.add_measures({n: value * count for n, value in _numbers(model, measures).items()})
         if metrics:
-            of_metrics.add(outputs_of(model, parameters, batch), batch)
-    own = {name: total / len(dataset) for name, total in totals.items()}
-    return own | of_metrics.results() if len(dataset) else own
+            sums.metrics.add(outputs_of(model, parameters, batch), batch)
+    return sums
 
 
 def predict(
@@ -57,7 +125,8 @@ def predict(
     """
     if not len(dataset):
         raise DataError("there are no examples to predict; expected at least one")
-    parts = [outputs_of(model, parameters, batch) for batch in _batches(dataset, rows)]
+    batches = _batches(dataset, range(len(dataset)), rows)
+    parts = [outputs_of(model, parameters, batch) for batch in batches]
     if isinstance(parts[0], tuple):
         return tuple(map(np.concatenate, zip(*parts, strict=True)))
     return np.concatenate(parts)
@@ -85,9 +154,9 @@ def outputs_of(model: Model, parameters: Parameters, batch: Batch) -> Any:
     return outputs
 
 
-def _batches(dataset: Dataset, rows: int) -> Iterator[Batch]:
-    for start in range(0, len(dataset), rows):
-        indices = np.arange(start, min(start + rows, len(dataset)))
+def _batches(dataset: Dataset, part: range, rows: int) -> Iterator[Batch]:
+    for start in part[::rows]:
+        indices = np.arange(start, min(start + rows, part.stop))
         with user_code("take()", dataset, DataError):
             batch = dataset.take(indices)
         yield checked(batch, len(indices), dataset)

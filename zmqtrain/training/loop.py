@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from zmqtrain.compute.device import Host, make_device
 from zmqtrain.compute.offload import Offload
@@ -29,6 +30,8 @@ from zmqtrain.training.towers import Towers
 from zmqtrain.user_code import user_code
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class TrainingLoop:
         self._runner: ModelRunner | Towers
         self._last_step: _Step | None = None  # finished, not yet counted
         self.has_joined = False
+        self.is_computing = False  # a step, or about to
         self.steps = 0
 
     async def run(self) -> None:
@@ -96,6 +100,10 @@ class TrainingLoop:
                 return await self._exchange.wait_for_end()
             except FencedError as error:
                 log.warning("%s; joining again", error)
+
+    async def use_model(self, work: Callable[[], Result]) -> Result:
+        """Return what ``work`` returns, which uses the job's model; no step does meanwhile."""
+        return await self._computing.run_in_thread(work)
 
     def close(self) -> None:
         """End the threads, after their current work."""
@@ -134,7 +142,11 @@ class TrainingLoop:
         batch = self._batches.popleft()
         began_at = time.perf_counter()
         self._exchange.begin()
-        computed = await self._computing.run(partial(self._compute, batch))
+        self.is_computing = True
+        try:
+            computed = await self._computing.run(partial(self._compute, batch))
+        finally:
+            self.is_computing = False
         computed_at = time.perf_counter()
         answer = self._exchange.finish(computed.report)
         self._count_last_step()  # while this one is being sent

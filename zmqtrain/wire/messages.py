@@ -217,6 +217,34 @@ class Keep:
 
 
 @dataclass(slots=True)
+class Evaluate:
+    """Chief to a worker, passed on by the leader: measure these parts of the evaluation set.
+
+    ``evaluation`` names it. ``version``: which the parameters have on all shards, or of which their
+    moving ``average`` is. ``data`` describes the evaluation set. No ``parts``: it is over.
+    """
+
+    worker: int
+    evaluation: str
+    version: int = 0
+    average: bool = False
+    data: str = ""
+    parts: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """Worker to the chief, passed on by the leader: the sums over one part's examples.
+
+    ``measures``: of those of the model. The tensors are the sums of the job's metrics (float64).
+    """
+
+    evaluation: str
+    part: int
+    measures: dict[str, float]
+
+
+@dataclass(slots=True)
 class Parameters:
     """What was asked for of a shard, float32, flat, consistent at ``version``; or nothing."""
 
@@ -605,7 +633,7 @@ class Status:
 Message = (
     Done | Refusal | Join | Welcome | MapSegment | Mapped | Leave | Gather | HandOver | HandedOver
     | Initialize | Pull | Push | PullReply | PushReply | Chunk | ChunksReceived | Read | Keep
-    | Parameters | Heartbeat | HeartbeatReply | Arrived | ShardReport | Orders | SwitchPolicy
-    | RequestSave | RequestStop | SaveEnded | Save | ShardWritten | ShardFailed | Saved | Close
-    | Extend | SetRate | Shutdown | GetStatus | Status
+    | Parameters | Evaluate | Evaluated | Heartbeat | HeartbeatReply | Arrived | ShardReport
+    | Orders | SwitchPolicy | RequestSave | RequestStop | SaveEnded | Save | ShardWritten
+    | ShardFailed | Saved | Close | Extend | SetRate | Shutdown | GetStatus | Status
 )  # fmt: skip
