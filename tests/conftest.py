@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.harness import check_counts_fixture, stage
+from tests.harness import stage
 
-__all__ = ["check_counts_fixture", "stage"]
+__all__ = ["stage"]
 
 settings.register_profile("machines differ", deadline=None)
 settings.load_profile("machines differ")

@@ -29,6 +29,7 @@ from zmqtrain.data.batches import BatchPlan
 from zmqtrain.errors import ZmqTrainError
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
+from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
 
 PROJECT = Path(__file__).parents[1]
@@ -221,24 +222,22 @@ class Stage:
     def run_files(self) -> list[Path]:
         return sorted(self._temporary.glob(f"zmqtrain-{os.getuid()}/*.json"))
 
-    def status(self, address: str) -> Status | None:
-        """Return the job's status, None while there is nobody to ask."""
-        with contextlib.suppress(ZmqTrainError):
-            message = ask(address, GetStatus(), timeout_s=2.0)
-            assert isinstance(message, Status)
-            return message
-        return None
+    def until_told(
+        self, ask: Callable[[], Found | None], condition: Callable[[Found], object], what: str
+    ) -> Found:
+        """Return the first answer for which ``condition`` is true; None is no answer."""
+
+        def found() -> Found | None:
+            told = ask()
+            return told if told is not None and condition(told) else None
+
+        return self.until(found, what)
 
     def until_status(
         self, address: str, condition: Callable[[Status], object], what: str
     ) -> Status:
         """Return the first status for which ``condition`` is true."""
-
-        def found() -> Status | None:
-            status = self.status(address)
-            return status if status is not None and condition(status) else None
-
-        return self.until(found, what)
+        return self.until_told(lambda: status_of(address), condition, what)
 
     def ask(self, address: str, message: Message) -> Message:
         return ask(address, message, timeout_s=DEADLINE_S)
@@ -281,6 +280,15 @@ class Stage:
                 if own and process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
         return living
+
+
+def status_of(address: str, security: Security | None = None) -> Status | None:
+    """Return a job's status, None while there is nobody to ask."""
+    with contextlib.suppress(ZmqTrainError):
+        message = ask(address, GetStatus(), timeout_s=2.0, security=security)
+        assert isinstance(message, Status)
+        return message
+    return None
 
 
 class Cluster:
@@ -351,8 +359,3 @@ def check_counts(checkpoint: Path, examples_of: Callable[[int], Any] | None = No
     learned = np.concatenate([(examples_of or plan.indices)(batch) for batch in counted])
     np.testing.assert_array_equal(counts, np.bincount(learned, minlength=len(counts)))
     return counted
-
-
-@pytest.fixture(scope="session", name="check_counts")
-def check_counts_fixture() -> Callable[[Path], list[int]]:
-    return check_counts

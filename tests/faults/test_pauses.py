@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -67,24 +65,14 @@ def test_ps_that_stood_still_for_longer_than_a_lease_takes_nobody_for_dead(
     assert trace.of(f"{HAS_LEFT}|{BEGINS_AGAIN}") == []
 
 
-@dataclass(frozen=True)
-class Blocking:
-    """A model that takes long, once, where models are called that take no time: on the loop."""
-
-    inner: LinearRegression
-    blocks_s: float
-
-    def parameters(self, seed: int) -> dict[str, Any]:
-        return self.inner.parameters(seed)
+class Blocking(LinearRegression):
+    """Takes long, once, where models are called that take no time: on the loop."""
 
     def loss_and_gradients(self, parameters: Parameters, batch: Batch, out: Gradients) -> float:
         calls.append(1)
         if len(calls) == 50:
-            time.sleep(self.blocks_s)
-        return self.inner.loss_and_gradients(parameters, batch, out)
-
-    def metrics(self, parameters: Parameters, batch: Batch) -> dict[str, float]:
-        return self.inner.metrics(parameters, batch)
+            time.sleep(2.0)
+        return super().loss_and_gradients(parameters, batch, out)
 
 
 calls: list[int] = []
@@ -96,8 +84,9 @@ def test_event_loop_that_was_blocked_for_longer_than_a_lease_loses_nobody(
     """Every task is on that loop. One worker waits for the other, so only heartbeats tell of it."""
     monkeypatch.setattr(offload, "LONG_S", float("inf"))
     calls.clear()
-    model = Blocking(LinearRegression(), blocks_s=2.0)
-    job = Job(model=model, data=NoisyLine(), optimizer=SGD(0.1), policy="sync-replicas", steps=50)
+    job = Job(
+        model=Blocking(), data=NoisyLine(), optimizer=SGD(0.1), policy="sync-replicas", steps=50
+    )
     summary = zmqtrain.run(job, workers=2, ps=2, timing=Timing(heartbeat_s=0.05, lease_s=0.5))
     assert len(calls) > 50
     assert (summary.global_step, summary.pushes["applied"]) == (50, 100)

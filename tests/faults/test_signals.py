@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Stage, check_counts
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
-    from zmqtrain.wire.messages import Status
+from zmqtrain.wire.messages import Status
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +20,7 @@ def has_left(status: Status) -> bool:
 
 
 def test_worker_that_is_told_to_end_is_done_without_and_a_chief_ends_and_saves_the_job(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
+    stage: Stage,
 ) -> None:
     job = stage.job("counting_job", gated=True, steps=10**6, logdir=str(stage.logdir))
     cluster = stage.cluster(job, workers=2)

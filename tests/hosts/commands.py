@@ -7,13 +7,10 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.harness import Found
+from tests.harness import Found, Stage
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 NAME = "counting"
 STEPS = 6000
@@ -89,12 +86,7 @@ class Commands(ABC):
 
     def until_status(self, condition: Callable[[ReadStatus], object], what: str) -> ReadStatus:
         """Return the first status for which ``condition`` is true."""
-
-        def found() -> ReadStatus | None:
-            status = self.status()
-            return status if status is not None and condition(status) else None
-
-        return self.until(found, what)
+        return self.stage.until_told(self.status, condition, what)
 
 
 def process_of(status: ReadStatus, name: str) -> int:

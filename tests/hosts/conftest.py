@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -14,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from bench.hosts import Hosts, run
-from tests.harness import Cluster, Process, Stage, check_counts_fixture, stage
-from zmqtrain.actors.client import ask
+from tests.harness import Cluster, Process, Stage, stage, status_of
 from zmqtrain.cli.main import main
-from zmqtrain.errors import ZmqTrainError
 from zmqtrain.transport.keys import REGISTRY, Owner, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Status, TaskStatus
+from zmqtrain.wire.messages import Status, TaskStatus
 
-__all__ = ["check_counts_fixture", "stage"]
+__all__ = ["stage"]
 
 WORKERS = 2
 CLIENT = Owner("client")
@@ -79,12 +76,7 @@ class SpreadJob:
 
     def until(self, condition: Callable[[Status], object], what: str) -> Status:
         """Return the first status for which ``condition`` is true."""
-
-        def found() -> Status | None:
-            status = self.hosts.inside(0, self._status)
-            return status if status is not None and condition(status) else None
-
-        return self.stage.until(found, what)
+        return self.stage.until_told(lambda: self.hosts.inside(0, self._status), condition, what)
 
     def until_worker(
         self, index: int, condition: Callable[[TaskStatus], object], what: str
@@ -112,11 +104,7 @@ class SpreadJob:
     def _status(self) -> Status | None:
         address = self.cluster.leader
         servers = {f"tcp://{address}": Owner("ps")}
-        security = Security(CLIENT, self._directory(0) / "keys", servers=servers)
-        with contextlib.suppress(ZmqTrainError):
-            message = ask(address, GetStatus(), timeout_s=2.0, security=security)
-            return message if isinstance(message, Status) else None
-        return None
+        return status_of(address, Security(CLIENT, self._directory(0) / "keys", servers=servers))
 
     def _directory(self, host: int) -> Path:
         return self.stage.directory / f"host-{host}"

@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.harness import Process, Stage
+from tests.harness import Process, Stage, status_of
 from tests.hosts.commands import NAME, Commands, ReadStatus
 from tests.hosts.conftest import Hosts
-from zmqtrain.actors.client import ask
 from zmqtrain.clusters.plan import port_of
-from zmqtrain.errors import ZmqTrainError
 from zmqtrain.transport.keys import Owner
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Status
 
 SSHD = "/usr/sbin/sshd"  # it has to be called by its whole path
 PROGRAMS = (SSHD, "ssh", "ssh-keygen", "unshare", "mount")
@@ -86,13 +83,8 @@ class Logins(Commands):
         keys = self.stage.directory / "state/zmqtrain" / NAME / "keys"
         security = Security(Owner("client"), keys, servers={f"tcp://{self.leader}": Owner("ps")})
 
-        def asked() -> ReadStatus | None:
-            with contextlib.suppress(ZmqTrainError):
-                message = ask(self.leader, GetStatus(), timeout_s=2.0, security=security)
-                return asdict(message) if isinstance(message, Status) else None
-            return None
-
-        return self.hosts.inside(SUBMITTER, asked)
+        status = self.hosts.inside(SUBMITTER, lambda: status_of(self.leader, security))
+        return None if status is None else asdict(status)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

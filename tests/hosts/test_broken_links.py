@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.harness import Stage
-    from tests.hosts.conftest import Hosts, SpreadJob
+from tests.harness import Stage, check_counts
+from tests.hosts.conftest import Hosts, SpreadJob
 
 pytestmark = pytest.mark.hosts
 
@@ -27,7 +25,7 @@ def counting_job(stage: Stage, policy: str, gradients: int = 1) -> str:
     return stage.job("counting_job", gated=True, logdir=str(stage.logdir), **fields)
 
 
-def counted(stage: Stage, check_counts: Callable[[Path], list[int]]) -> int:
+def counted(stage: Stage) -> int:
     """Return how many batches were learned from, each of them once."""
     return len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}"))
 
@@ -44,7 +42,6 @@ def test_worker_cut_off_for_longer_than_its_lease_is_done_without_and_begins_a_n
     stage: Stage,
     hosts: Hosts,
     spread: Callable[..., SpreadJob],
-    check_counts: Callable[[Path], list[int]],
     still: dict[str, bool],
     policy: str,
     gradients: int,
@@ -64,14 +61,13 @@ def test_worker_cut_off_for_longer_than_its_lease_is_done_without_and_begins_a_n
     assert after.incarnation > before.incarnation
     assert job.tasks["worker 1"].lines(NEW_LIFE)
     job.end()
-    assert counted(stage, check_counts) == STEPS * gradients
+    assert counted(stage) == STEPS * gradients
 
 
 def test_cut_shorter_than_the_lease_is_a_pause(
     stage: Stage,
     hosts: Hosts,
     spread: Callable[..., SpreadJob],
-    check_counts: Callable[[Path], list[int]],
 ) -> None:
     job = spread(counting_job(stage, "bounded-staleness:2"), "--lease-s", "60")
     job.start_all()
@@ -86,7 +82,7 @@ def test_cut_shorter_than_the_lease_is_a_pause(
     job.end()
     assert job.ps.lines(EXPIRY) == []
     assert job.tasks["worker 1"].lines(NEW_LIFE) == []
-    assert counted(stage, check_counts) == STEPS
+    assert counted(stage) == STEPS
 
 
 def test_slow_link_costs_a_worker_no_lease(
@@ -107,7 +103,7 @@ def test_slow_link_costs_a_worker_no_lease(
 
 
 def test_ps_killed_and_started_again_goes_on_with_workers_on_other_hosts(
-    stage: Stage, spread: Callable[..., SpreadJob], check_counts: Callable[[Path], list[int]]
+    stage: Stage, spread: Callable[..., SpreadJob]
 ) -> None:
     job = spread(counting_job(stage, "hogwild"), "--lease-s", "10")
     job.start_all()
@@ -122,4 +118,4 @@ def test_ps_killed_and_started_again_goes_on_with_workers_on_other_hosts(
         assert after.incarnation == task.incarnation
 
     job.end()
-    assert counted(stage, check_counts) == STEPS
+    assert counted(stage) == STEPS

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Process, Stage, check_counts
+from tests.hosts.conftest import Hosts
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
-    from tests.hosts.conftest import Hosts
 
 pytestmark = pytest.mark.hosts
 
@@ -41,7 +36,6 @@ def start(stage: Stage, hosts: Hosts, job: str, index: int) -> Process:
 def test_two_of_three_hosts_go_on_and_the_one_that_is_cut_off_ends(
     stage: Stage,
     hosts: Hosts,
-    check_counts: Callable[[Path], list[int]],
     lost: int,
     is_small: bool,
     copies: int,

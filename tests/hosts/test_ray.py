@@ -11,17 +11,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from tests.harness import Found, until
+from tests.harness import Found, Stage, check_counts, until
 from tests.hosts.commands import NAME, STEPS, Commands, living_workers, process_of
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(400)]
 
@@ -72,7 +68,7 @@ def ray(stage: Stage) -> Iterator[RayCluster]:
 
 
 def test_job_is_killed_moved_and_scaled_and_every_batch_counts_once(
-    ray: RayCluster, stage: Stage, check_counts: Callable[[Path], list[int]]
+    ray: RayCluster, stage: Stage
 ) -> None:
     fields = {"logdir": str(stage.logdir), "steps": STEPS, "save_secs": 5}
     job = stage.job("counting_job", gated=True, **fields)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.harness import Stage, check_counts
 from tests.hosts.commands import NAME, STEPS, living_workers, process_of
 from tests.hosts.conftest import Hosts
 from tests.hosts.slurm import NODES, SlurmCluster, missing
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -38,7 +34,7 @@ def requeued(slurm: SlurmCluster) -> list[str]:
 
 
 def test_job_is_killed_scaled_and_preempted_and_every_batch_counts_once(
-    slurm: SlurmCluster, stage: Stage, check_counts: Callable[[Path], list[int]]
+    slurm: SlurmCluster, stage: Stage
 ) -> None:
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     size = ("--ps", "2", "--workers", "2", "--max-workers", "4")

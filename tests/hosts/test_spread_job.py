@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from zmqtrain.actors.client import ask
-from zmqtrain.errors import ZmqTrainError
+from tests.harness import Process, Stage, status_of
+from tests.hosts.conftest import Hosts, SpreadJob
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Status
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
-    from tests.hosts.conftest import Hosts, SpreadJob
+from zmqtrain.wire.messages import Status
 
 
 def test_job_over_three_hosts_trains_to_its_end_over_tcp(
@@ -53,23 +47,15 @@ def test_job_without_ps_over_three_hosts_goes_on_after_a_worker_was_killed(
         return stage.start(f"worker {index}", *command, env={"TF_CONFIG": json.dumps(task)})
 
     def status() -> Status | None:
-        with contextlib.suppress(ZmqTrainError):
-            security = Security(insecure=True)
-            told = ask(addresses[0], GetStatus(), timeout_s=2.0, security=security)
-            return told if isinstance(told, Status) else None
-        return None
-
-    def steps_after(step: int) -> Status | None:
-        now = hosts.inside(0, status)
-        return now if now is not None and now.step > step else None
+        return hosts.inside(0, lambda: status_of(addresses[0], Security(insecure=True)))
 
     tasks = [start(index) for index in range(3)]
-    before = stage.until(lambda: steps_after(2), "the first steps")
+    before = stage.until_told(status, lambda s: s.step > 2, "the first steps")
     tasks[2].signal(signal.SIGKILL)
     tasks[2].exit_code()
-    step = max(before.step, getattr(hosts.inside(0, status), "step", 0))
+    step = max(before.step, getattr(status(), "step", 0))
     tasks[2] = start(2)
-    stage.until(lambda: steps_after(step + 3), "steps of the next life")
+    stage.until_told(status, lambda s: s.step > step + 3, "steps of the next life")
     stage.open_gate()
     assert [task.exit_code() for task in tasks] == [0, 0, 0], stage.report
     assert "policy sync-replicas, 3 workers without ps\nglobal step 300," in tasks[0].output

@@ -7,20 +7,16 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from tests.harness import Stage, check_counts
 from tests.hosts.commands import NAME, STEPS, ReadStatus, living_workers, process_of
 from tests.hosts.conftest import Hosts
 from tests.hosts.logins import NAMES, Logins, missing
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -44,7 +40,7 @@ def steps_of(status: ReadStatus, *workers: int) -> int:
 
 
 def test_job_is_killed_cut_off_and_scaled_and_every_batch_counts_once(
-    logins: Logins, stage: Stage, check_counts: Callable[[Path], list[int]]
+    logins: Logins, stage: Stage
 ) -> None:
     job = stage.job("counting_job", gated=True, logdir=str(stage.logdir), steps=STEPS)
     told = logins.asked("submit", job, "--on", "ssh", "--hosts", "alpha:1,beta:2", "--name", NAME)

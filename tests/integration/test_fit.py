@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.harness import Stage
+from tests.harness import Stage
 
 SCRIPT = """
 import json, sys

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
+from tests.harness import Process, Stage
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"
 

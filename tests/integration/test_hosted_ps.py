@@ -6,18 +6,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Process, Stage, check_counts
 from zmqtrain.errors import ExitCode
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.wire.messages import Status
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
 
 STEPS = 200
 
@@ -33,7 +28,7 @@ def kill(process: str) -> None:
 
 @pytest.mark.parametrize(("exchange", "hosts"), [("direct", 2), ("board", 1)])
 def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
-    stage: Stage, check_counts: Callable[[Path], list[int]], exchange: str, hosts: int
+    stage: Stage, exchange: str, hosts: int
 ) -> None:
     job = stage.job(
         "counting_job", gated=True, policy="sync-replicas:aggregate=2", aggregate=2, steps=STEPS,
@@ -69,7 +64,7 @@ def test_killed_worker_takes_its_shard_along_and_both_go_on_where_they_were(
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_worker_that_is_lost_for_good_is_done_without_and_may_come_back(
-    stage: Stage, check_counts: Callable[[Path], list[int]], lost: int
+    stage: Stage, lost: int
 ) -> None:
     """Also worker 0; the chief of the others has a worker's key."""
     job = stage.job(

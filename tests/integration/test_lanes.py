@@ -9,20 +9,17 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
+from tests.harness import Process, Stage
 from zmqtrain.config.job_file import load_job
 from zmqtrain.errors import ExitCode
 from zmqtrain.store.checkpoint import read_parameters
 from zmqtrain.store.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
-    from zmqtrain.wire.messages import Status, TaskStatus
+from zmqtrain.wire.messages import Status, TaskStatus
 
 STEPS = 20
 PS = 2

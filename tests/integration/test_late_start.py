@@ -5,12 +5,9 @@ from __future__ import annotations
 import signal
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
 
+from tests.harness import Stage
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 
 def test_late_tasks_are_waited_for_with_one_line_and_take_part(stage: Stage) -> None:

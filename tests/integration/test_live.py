@@ -6,14 +6,11 @@ import json
 import shutil
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.deploy import queries
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
+from tests.harness import Stage
 
 
 def fetch(url: str) -> tuple[int, str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.harness import Stage
+from tests.harness import Stage, check_counts
 
 STEPS = 300
 SCRIPT = """
@@ -49,9 +46,7 @@ if __name__ == "__main__":
 ENDINGS = {"": 0, "raise": 1, "break": 70, "forget": 2, "kill": -signal.SIGKILL, "signal": 143}
 
 
-def test_however_a_loop_ends_each_example_that_was_stepped_counts_once(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_however_a_loop_ends_each_example_that_was_stepped_counts_once(stage: Stage) -> None:
     job = Path(stage.job())
     script = SCRIPT.format(steps=STEPS, logdir=str(stage.logdir), gate=str(stage.gate))
     job.write_text(job.read_text().replace("\njob = digits_job()\n", script))

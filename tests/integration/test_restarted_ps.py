@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tests.harness import Stage, check_counts
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 STEPS = 200
 PS = 2
@@ -33,9 +29,7 @@ def counting_job(stage: Stage, **fields: Any) -> str:
     )
 
 
-def test_killed_ps_goes_on_where_it_was(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_killed_ps_goes_on_where_it_was(stage: Stage) -> None:
     cluster = stage.cluster(counting_job(stage, save_secs=1000), ps=PS, workers=2)
     patient = ("--lease-s", "60")  # no worker dies, and a busy machine is slow
     servers = [cluster.start("ps", index, *patient) for index in range(PS)]
@@ -63,9 +57,7 @@ def test_killed_ps_goes_on_where_it_was(
     assert len(check_counts(stage.logdir / f"checkpoints/step-{STEPS:08d}")) == STEPS
 
 
-def test_under_an_engine_a_task_that_is_told_to_leave_takes_nothing_along(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_under_an_engine_a_task_that_is_told_to_leave_takes_nothing_along(stage: Stage) -> None:
     """Nothing is ever saved but for a ps that leaves, and at the end, which a person asks for."""
     cluster = stage.cluster(counting_job(stage, save_secs=0), ps=PS, workers=2)
     leave = ("--on-term", "leave")

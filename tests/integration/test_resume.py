@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
+from tests.harness import Process, Stage
 from zmqtrain.config.job_file import load_job
 from zmqtrain.store.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
 
 
 def saved(stage: Stage) -> list[str]:

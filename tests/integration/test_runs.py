@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from threadpoolctl import threadpool_limits
 
 import zmqtrain
+from tests.harness import Stage
 from zmqtrain.config.job_file import load_job
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 BATCH = 50
 

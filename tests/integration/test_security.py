@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Process, Stage, check_counts, status_of
 from zmqtrain.actors.client import ask
-from zmqtrain.errors import ExitCode, RefusedError, ZmqTrainError
+from zmqtrain.errors import ExitCode, RefusedError
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import Owner, add_keys, revoke_key, secret_path
 from zmqtrain.transport.security import Security
-from zmqtrain.wire.messages import GetStatus, Message, Status, SwitchPolicy
-
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
+from zmqtrain.wire.messages import Message, Status, SwitchPolicy
 
 CLIENT = Owner("client")
 STEPS = 300
@@ -67,18 +63,17 @@ class KeyedJob:
         return other
 
     def ask(self, message: Message, owner: Owner = CLIENT) -> Message:
-        servers = {f"tcp://{self.cluster.leader}": Owner("ps")}
-        security = Security(owner, self.directory, servers=servers)
-        return ask(self.cluster.leader, message, timeout_s=5.0, security=security)
+        return ask(self.cluster.leader, message, timeout_s=5.0, security=self._security(owner))
 
     def until(self, condition: Callable[[Status], object], what: str) -> Status:
-        def found() -> Status | None:
-            with contextlib.suppress(ZmqTrainError):
-                status = self.ask(GetStatus())
-                return status if isinstance(status, Status) and condition(status) else None
-            return None
+        security = self._security(CLIENT)
+        return self.stage.until_told(
+            lambda: status_of(self.cluster.leader, security), condition, what
+        )
 
-        return self.stage.until(found, what)
+    def _security(self, owner: Owner) -> Security:
+        servers = {f"tcp://{self.cluster.leader}": Owner("ps")}
+        return Security(owner, self.directory, servers=servers)
 
     def turned_away(self) -> float:
         """Return how often ps 0 has turned someone away."""
@@ -95,9 +90,7 @@ class KeyedJob:
         assert codes == dict.fromkeys(codes, 0), self.stage.report
 
 
-def test_job_with_keys_trains_and_obeys_clients(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_job_with_keys_trains_and_obeys_clients(stage: Stage) -> None:
     """Worker 0 hosts the chief: each of the two has its own key."""
     path = stage.job(
         "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir)
@@ -179,9 +172,7 @@ def working(status: Status) -> int:
     return sum(task.task.startswith("worker") and task.step > 0 for task in status.tasks)
 
 
-def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_worker_whose_key_is_revoked_is_dropped_and_the_job_goes_on(stage: Stage) -> None:
     path = stage.job(
         "counting_job", gated=True, policy="hogwild:whole", steps=STEPS, logdir=str(stage.logdir)
     )

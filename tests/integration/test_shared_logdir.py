@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Stage
 from zmqtrain.errors import ExitCode
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 MOUNTS = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 """Has a command see mounts of its own, as on another host."""

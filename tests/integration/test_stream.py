@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-if TYPE_CHECKING:
-    from tests.harness import Stage
+from tests.harness import Stage, check_counts
 
 STEPS, SIZE = 200, 7
 LENGTHS = (40, 11, 29, 20)
@@ -39,7 +36,7 @@ def examples_of(number: int) -> np.ndarray:
     ("policy", "gradients"), [("hogwild", 1), ("sync-replicas:aggregate=2", 2)]
 )
 def test_each_batch_counts_once_when_a_worker_is_killed(
-    stage: Stage, check_counts: Callable[..., list[int]], policy: str, gradients: int
+    stage: Stage, policy: str, gradients: int
 ) -> None:
     job = Path(
         stage.job(

@@ -8,13 +8,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.harness import Process, Stage
-    from zmqtrain.wire.messages import Status
+from tests.harness import Process, Stage, check_counts
+from zmqtrain.wire.messages import Status
 
 PROCFILE = Path(__file__).parents[2] / "Procfile"
 STEPS = 2000  # more than are done before the gate is opened
@@ -23,6 +21,7 @@ DEADLINE_S = 40.0  # reached only when something is broken
 CRASHES_TWICE = "echo >> lives; test $(wc -l < lives) -gt 2 || kill -9 $$"
 MINDS_SIGTERM = """
 import os, signal, sys
+
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 open("pid.new", "w").write(str(os.getpid()))
 os.rename("pid.new", "pid")
@@ -70,9 +69,7 @@ def pid_of(status: Status, task: str) -> int:
     return int(process.rpartition(":")[2])
 
 
-def test_job_of_honcho_ends_well_although_every_task_is_killed_once(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_job_of_honcho_ends_well_although_every_task_is_killed_once(stage: Stage) -> None:
     job = stage.job("counting_job", gated=True, steps=STEPS, logdir=str(stage.logdir), save_secs=1)
     (stage.directory / "Procfile").write_text(PROCFILE.read_text())
     (port,) = stage.free_ports(1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.harness import Stage, check_counts
+
 pytest.importorskip("google_crc32c")
 writer = pytest.importorskip("tensorboardX.record_writer")
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 STEPS = 300
 JOB = """
@@ -24,9 +21,7 @@ job = counting_job(steps={steps}, logdir={logdir!r}).model_copy(update={{"data":
 """
 
 
-def test_each_record_that_is_whole_counts_once_in_each_pass(
-    stage: Stage, check_counts: Callable[[Path], list[int]]
-) -> None:
+def test_each_record_that_is_whole_counts_once_in_each_pass(stage: Stage) -> None:
     numbers = [*range(50), "bad", *range(50, 100)]
     for part in range(2):
         path = stage.directory / f"numbers-{part}"

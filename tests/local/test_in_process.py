@@ -238,14 +238,16 @@ class LatePushes(MemoryTransport):
         return True
 
 
+def interrupt(status: Status) -> None:
+    """Press Ctrl-C once the job has made steps."""
+    if status.step and not status.stop:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize("steps", [100, 10**6], ids=["finished", "interrupted"])
 def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
     monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", LatePushes)
     job = JOBS["counting_job"](steps=steps, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2, on_progress=interrupt)
@@ -284,10 +286,6 @@ def test_progress_is_told_and_its_last_word_is_the_end() -> None:
 
 
 def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
     job = digits_job(steps=10**6, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=2, on_progress=interrupt)
     assert (summary.ended, summary.exit_code) == ("stopped by a signal", 130)
@@ -300,10 +298,6 @@ def test_ctrl_c_ends_the_run_in_order_and_it_resumes(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_a_notebook_ends_the_run_in_order() -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
     async def cell() -> Summary:
         return zmqtrain.run(digits_job(steps=10**6), workers=2, on_progress=interrupt)
 

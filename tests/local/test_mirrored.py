@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ import pytest
 
 import zmqtrain
 from tests.cupy_stand_in import installed
+from tests.local.test_in_process import interrupt
 from zmqtrain import Job
 from zmqtrain.data import Digits
 from zmqtrain.errors import ConfigError
 from zmqtrain.fingerprint import fingerprint_difference
 from zmqtrain.models import MLP
 from zmqtrain.optim import LAMB, SGD, Adam, Ftrl, Momentum
-from zmqtrain.wire.messages import Status
 
 RULES = {"sgd": SGD(0.1), "momentum": Momentum(0.05), "adam": Adam(0.01), "ftrl": Ftrl(0.1),
          "lamb": LAMB(0.01)}  # fmt: skip
@@ -106,10 +104,6 @@ def test_workers_with_other_numbers_of_devices_have_other_jobs() -> None:
 
 
 def test_ctrl_c_saves_and_the_same_call_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
     endless = job(2, steps=10**6, logdir=str(tmp_path))
     summary = zmqtrain.run(endless, on_progress=interrupt)
     assert summary.exit_code == 130

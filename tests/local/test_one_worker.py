@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.local.test_in_process import interrupt
 from zmqtrain import Job, Summary
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ExitCode
@@ -80,10 +81,6 @@ def test_job_that_is_complete_already_is_not_trained_further_and_that_is_logged(
 
 
 def test_ctrl_c_saves_what_was_learned_and_the_same_call_goes_on(tmp_path: Path) -> None:
-    def interrupt(status: Status) -> None:
-        if status.step and not status.stop:
-            os.kill(os.getpid(), signal.SIGINT)
-
     job = digits_job(steps=10**6, logdir=str(tmp_path))
     summary = zmqtrain.run(job, on_progress=interrupt)
     assert (summary.exit_code, summary.global_step) == (130, summary.pushes["applied"])

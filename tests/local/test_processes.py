@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from tests.harness import Stage
 from zmqtrain.errors import ExitCode
 from zmqtrain.observe.logs import LogLine
-
-if TYPE_CHECKING:
-    from tests.harness import Stage
 
 pytestmark = pytest.mark.integration
 

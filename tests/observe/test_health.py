@@ -5,6 +5,7 @@ import http.client
 import json
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -51,8 +52,17 @@ class Answer:
     text: str
 
 
-def get(server: Server, path: str, accept: str = "*/*", method: str = "GET") -> Answer:
-    connection = http.client.HTTPConnection(server.address, server.port, timeout=10)
+def get(
+    server: Server,
+    path: str,
+    accept: str = "*/*",
+    method: str = "GET",
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
+    at = server.address, server.port
+    connection = http.client.HTTPConnection(*at, timeout=10)
+    if tls is not None:
+        connection = http.client.HTTPSConnection(*at, timeout=10, context=tls)
     try:
         connection.request(method, path, headers={"Accept": accept})
         response = connection.getresponse()

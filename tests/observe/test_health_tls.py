@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import shutil
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.observe.test_health import get
 from zmqtrain.errors import ConfigError
 from zmqtrain.observe.health import Server, tls_context
 from zmqtrain.observe.metrics import Metrics
@@ -56,27 +56,15 @@ def trusting(files: tuple[str, str]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=files[0])
 
 
-def get(server: Server, path: str, context: ssl.SSLContext) -> tuple[int, str]:
-    connection = http.client.HTTPSConnection(
-        server.address, server.port, timeout=LIMIT_S, context=context
-    )
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read().decode()
-    finally:
-        connection.close()
-
-
 def test_metrics_and_health_are_served_to_who_trusts_the_certificate(
     server: Server, trusting: ssl.SSLContext
 ) -> None:
-    status, text = get(server, "/metrics", trusting)
-    assert status == 200
-    assert "\nzmqtrain_pulls_total 0.0\n" in text
-    assert get(server, "/readyz", trusting) == (200, "yes\n")
+    answer = get(server, "/metrics", tls=trusting)
+    assert answer.status == 200
+    assert "\nzmqtrain_pulls_total 0.0\n" in answer.text
+    assert get(server, "/readyz", tls=trusting).text == "yes\n"
     with pytest.raises(ssl.SSLCertVerificationError):
-        get(server, "/metrics", ssl.create_default_context())
+        get(server, "/metrics", tls=ssl.create_default_context())
 
 
 def test_answer_ends_with_a_goodbye(server: Server, trusting: ssl.SSLContext) -> None:
@@ -101,7 +89,7 @@ def test_client_that_does_not_speak_tls_harms_nobody(
     with socket.create_connection((server.address, server.port), timeout=LIMIT_S) as plain:
         plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert b"zmqtrain" not in plain.recv(65536)
-    assert get(server, "/healthz", trusting)[0] == 200
+    assert get(server, "/healthz", tls=trusting).status == 200
     assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
