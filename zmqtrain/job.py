@@ -772,7 +772,7 @@ class Job(BaseModel):
             f"({digest_of(listing.encode())})",
             "optimizer": short(self.optimizer_text),
             "policy": self.policy,
-            "batch_size": str(self.worker_batch_size),
+            "batch_size": str(self.batch_size),
             "steps": str(self.steps),
             "seed": str(self.seed),
             "compression": self.compression,
