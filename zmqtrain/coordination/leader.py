@@ -223,7 +223,7 @@ class Leader:
             if coordinator.is_alive(held.by):  # their steps take that long
                 self._states.state(held.worker, text, logging.WARNING)
             else:
-                self.fail(ExitCode.PEER_LOST, text)
+                self.fail(ExitCode.PEER_LOST, f"{text}; start it, or raise --join-timeout-s")
 
     def fail(self, code: ExitCode, text: str) -> None:
         """The job cannot go on: the chief will end it with this text."""
