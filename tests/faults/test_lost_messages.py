@@ -98,9 +98,9 @@ def test_worker_whose_lease_ran_out_hears_of_the_end() -> None:
 
 def test_worker_that_never_comes_is_waited_for_as_long_as_others_are() -> None:
     """The others could not know how long a step of it takes."""
-    text = "worker 0 has waited 20 s for worker 1: 1 of 2 workers have joined"
+    text = "worker 0 has waited 20 s for worker 1: 1 of 2 workers have joined; start it, or raise "
     broken = simulate(calm(ps=1, workers=2, absent=frozenset({"worker 1"}))).broken
-    assert broken == f"the run ended with exit code {ExitCode.PEER_LOST:d}: {text}"
+    assert broken == f"the run ended with exit code {ExitCode.PEER_LOST:d}: {text}--join-timeout-s"
 
 
 def test_ps_that_gives_up_leaves_nothing_for_a_next_life() -> None:
@@ -117,7 +117,10 @@ def test_tasks_that_need_a_ps_which_never_comes_back_end_in_time() -> None:
     lines: list[str] = []
     simulate(calm(ps=2, lane="shm", faults=(Fault(0.5, "kill", ("ps 1",), 1000.0),)), lines.append)
     for name in ("worker 0", "worker 1", "chief 0"):
-        assert any(f" {name} ended: PeerLostError (ps 1 has been silent" in line for line in lines)
+        assert any(
+            f" {name} ended: PeerLostError (ps 1 at ipc://simulated/1 has been silent" in line
+            for line in lines
+        )
     assert any(" ps 0 ended: OrphanedError" in line for line in lines)
 
 

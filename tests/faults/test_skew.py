@@ -137,6 +137,6 @@ def test_task_whose_ps_comes_back_in_another_version_starts_again_and_leaves_wit
     assert report.broken == "the job did not end in order"
     for name in ("worker 0", "worker 1", "chief 0"):
         first, last = (line for line in lines if f" {name} ended: " in line)
-        assert "PeerLostError (ps 0 has been silent for " in first
+        assert "PeerLostError (ps 0 at ipc://simulated/0 has been silent for " in first
         assert f"ProtocolError (ps 0 at ipc://simulated/0: {both(version)}{REMEDY})" in last
         assert last.endswith(f"exit code {ExitCode.REFUSED:d}")

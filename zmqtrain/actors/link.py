@@ -227,7 +227,9 @@ class Link:
             # A peer never heard from is given up by the deadline of the join that waits for it.
             silent_s = self._liveness.silent_s(now)
             if silent_s > self._owner.timing.peer_timeout_s:
-                self._lose(PeerLostError(f"{self.peer} has been silent for {silent_s:.1f} s"))
+                where = f"{self.peer} at {self.endpoint.address}"
+                text = f"{where} has been silent for {silent_s:.1f} s"
+                self._lose(PeerLostError(f"{text}: it has ended, or this host cannot reach it"))
 
     def check(self) -> None:
         """Return if the peer knows this life.
