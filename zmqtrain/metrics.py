@@ -48,8 +48,15 @@ class Metric(Protocol):
         ...
 
 
+class _Mean:
+    """Sums a value over examples, and counts them."""
+
+    def result(self, sums: Sums) -> float:
+        return _ratio(*sums)
+
+
 @dataclass(frozen=True)
-class Accuracy:
+class Accuracy(_Mean):
     """Share of the examples whose class is right.
 
     Outputs with several columns, a score for each class, are right where the largest is that of the
@@ -68,12 +75,9 @@ class Accuracy:
             right = scores.argmax(axis=1) == classes
         return np.array([np.count_nonzero(right), len(right)], np.float64)
 
-    def result(self, sums: Sums) -> float:
-        return _ratio(*sums)
-
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(_Mean):
     """Share of the examples whose class is among the ``k`` with the largest scores.
 
     Of equal scores the classes with lower numbers come first.
@@ -94,9 +98,6 @@ class TopK:
         return np.array(
             [np.count_nonzero((before < self.k) & np.isfinite(own[:, 0])), len(classes)], np.float64
         )
-
-    def result(self, sums: Sums) -> float:
-        return _ratio(*sums)
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class ConfusionMatrix:
 
 
 @dataclass(frozen=True)
-class MeanSquaredError:
+class MeanSquaredError(_Mean):
     """Mean of (output - target)^2 over examples and outputs."""
 
     name: str = "mean_squared_error"
@@ -225,12 +226,9 @@ class MeanSquaredError:
         errors = _errors(self, outputs, batch)
         return np.array([np.sum(errors * errors), errors.size], np.float64)
 
-    def result(self, sums: Sums) -> float:
-        return _ratio(*sums)
-
 
 @dataclass(frozen=True)
-class MeanAbsoluteError:
+class MeanAbsoluteError(_Mean):
     """Mean of abs(output - target) over examples and outputs."""
 
     name: str = "mean_absolute_error"
@@ -238,9 +236,6 @@ class MeanAbsoluteError:
     def update(self, outputs: Array, batch: Batch) -> Sums:
         errors = _errors(self, outputs, batch)
         return np.array([np.sum(np.abs(errors)), errors.size], np.float64)
-
-    def result(self, sums: Sums) -> float:
-        return _ratio(*sums)
 
 
 def checked(metrics: Sequence[Any]) -> tuple[Metric, ...]:

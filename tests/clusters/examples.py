@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zmqtrain.clusters import kubernetes, slurm
+from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.plan import Plan, Submission, plan_of
 from zmqtrain.config.job_file import load_job
 
@@ -37,7 +38,7 @@ def example_plan(**changes: object) -> Plan:
 def examples() -> dict[str, str]:
     """Return the text of each example by its path."""
     found = {
-        f"deploy/kubernetes/{kind}.yaml": kubernetes.render(example_plan(kind=kind))
+        f"deploy/kubernetes/{kind}.yaml": Kubernetes.rendered(example_plan(kind=kind))
         for kind in kubernetes.KINDS
     }
     on_slurm = replace(

@@ -21,7 +21,6 @@ from zmqtrain.clusters.kubernetes import (
     as_yaml,
     host_of,
     manifests,
-    render,
     volume_of,
 )
 from zmqtrain.clusters.plan import ENDED, PERMANENT, Plan, Resources, Submission, port_of
@@ -135,7 +134,8 @@ def test_longest_name_fits_the_longest_pod() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_yaml_is_read_back_as_it_was_meant(kind: str) -> None:
     plan = example_plan(kind=kind)
-    assert list(yaml.safe_load_all(render(plan))) == plain(manifests(plan))
+    objects = manifests(plan)
+    assert list(yaml.safe_load_all(as_yaml(objects))) == plain(objects)
 
 
 def plain(value: Any) -> Any:
@@ -288,7 +288,7 @@ def test_kubernetes_1_35_knows_restarts_in_place() -> None:
     [("completionmode", "completionMode"), ("imagee", "image"), ("mountpath", "mountPath")],
 )
 def test_mistyped_field_is_found(wrong: str, right: str) -> None:
-    text = render(example_plan(kind="jobs"))
+    text = as_yaml(manifests(example_plan(kind="jobs")))
     assert f"{right}:" in text
     items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
     assert any(mistakes_of(item, "1.33") for item in items)
@@ -338,7 +338,7 @@ def test_trainer_knows_every_field(kind: str, objects: int) -> None:
     ],
 )
 def test_mistyped_field_of_a_training_runtime_is_found(wrong: str, right: str) -> None:
-    text = render(example_plan(kind="trainjob"))
+    text = as_yaml(manifests(example_plan(kind="trainjob")))
     assert f"{right}:" in text
     items = yaml.safe_load_all(text.replace(f"{right}:", f"{wrong}:"))
     found = [unknown_to_trainer(item) for item in items if item["kind"] == "TrainingRuntime"]

@@ -31,7 +31,6 @@ from zmqtrain.clusters.kubernetes import (
     as_yaml,
     labels_of,
     manifests,
-    render,
     secrets,
     volume_of,
 )
@@ -139,7 +138,7 @@ class Kubernetes(Engine):
 
     @staticmethod
     def rendered(plan: Plan) -> str:
-        return render(plan)
+        return as_yaml(manifests(plan))
 
     def check(self, plan: Plan, *, dry_run: bool) -> None:
         objects = manifests(plan)

@@ -46,13 +46,8 @@ def labels_of(name: str, role: str = "") -> dict[str, str]:
     return {"app.kubernetes.io/name": "zmqtrain", "app.kubernetes.io/instance": name} | part
 
 
-def render(plan: Plan) -> str:
-    """Return the manifests as YAML, several documents; see :func:`manifests`."""
-    return as_yaml(manifests(plan))
-
-
 def as_yaml(documents: Sequence[Manifest]) -> str:
-    """Return objects as YAML."""
+    """Return objects as YAML, several documents."""
     plain = json.loads(json.dumps(documents))  # no enums, and nothing twice, which YAML would name
     text: str = yaml.dump_all(
         plain, Dumper=_Dumper, sort_keys=False, width=100, explicit_start=True

@@ -28,12 +28,13 @@ class OrderLog:
     def __init__(self, workers: int) -> None:
         self._orders: deque[Order] = deque(maxlen=16 + 4 * (workers + 1))
         self._end = 0  # number of the last one
-        self._last: LastOrders | None = None
+        self.last: LastOrders | None = None
+        """The last orders whose outcome is known."""
 
     def begin(self) -> None:
         """A generation begins, and numbers its orders from 1."""
         self._orders.clear()
-        self._end, self._last = 0, None
+        self._end, self.last = 0, None
 
     def take(
         self, generation: int, number: int, orders: Sequence[Order], saved: Saved | None
@@ -48,12 +49,7 @@ class OrderLog:
         self._end = number + len(orders) - 1
         if saved is not None:
             first = self._end - len(self._orders) + 1
-            self._last = LastOrders(generation, first, tuple(self._orders), saved)
-
-    @property
-    def last(self) -> LastOrders | None:
-        """The last orders whose outcome is known."""
-        return self._last
+            self.last = LastOrders(generation, first, tuple(self._orders), saved)
 
 
 def newest(known: Iterable[LastOrders]) -> LastOrders | None:

@@ -150,10 +150,11 @@ def tensor_records(
     variables: Sequence[Variable], layouts: Sequence[ShardLayout], slots: Sequence[str]
 ) -> dict[str, dict[str, TensorRecord]]:
     """Return ``Manifest.tensors`` for shards of these layouts, variables in creation order."""
-    cuts = [(layout.shard, cut) for layout in layouts for cut in layout.slices if not cut.copy]
     by_name: dict[str, list[tuple[int, int, int]]] = {variable.name: [] for variable in variables}
-    for shard, cut in cuts:
-        by_name[cut.variable.name].append((shard, cut.start, cut.rows))
+    for layout in layouts:
+        for cut in layout.slices:
+            if not cut.copy:
+                by_name[cut.variable.name].append((cut.start, cut.rows, layout.shard))
     return {
         key: {
             variable.name: TensorRecord(
@@ -167,7 +168,7 @@ def tensor_records(
                         rows=rows,
                         tensor=tensor_name(key, variable.name, start),
                     )
-                    for shard, start, rows in sorted(by_name[variable.name], key=lambda s: s[1])
+                    for start, rows, shard in sorted(by_name[variable.name])
                 ),
             )
             for variable in variables

@@ -17,7 +17,7 @@ HIGH_WATER_MARK = 64
 
 RoutingId: TypeAlias = bytes
 """Where a listening endpoint's message came from, and where the reply goes; b"" when connected.
-With keys it is a :class:`zmqtrain.transport.gate.KnownPeer`."""
+With keys it is a :class:`zmqtrain.transport.registry.KnownPeer`."""
 
 OnMessage: TypeAlias = Callable[[RoutingId, list[Buffer]], None]
 
