@@ -41,7 +41,8 @@ def check_end(cluster: SimulatedCluster, monitor: MessageMonitor) -> None:
     summary = summaries[-1] if summaries else None
     wrong = [*_wrong_ends(cluster)]
     if summary is not None:
-        wrong += [*_wrong_summary(cluster.schedule, summary), *_wrong_evaluations(summaries)]
+        wrong += _wrong_summary(cluster.schedule, summary)
+        wrong += _wrong_evaluations(cluster.schedule, summaries)
     if summary is not None and not wrong:
         wrong += _Learned(cluster, monitor, summary).wrong()
     if wrong:
@@ -91,8 +92,10 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
         yield f"the run ended at step {summary.global_step} of {schedule.steps}"
 
 
-def _wrong_evaluations(summaries: Iterable[Summary]) -> Iterator[str]:
-    """Yield the evaluations on the way that are not of the step that they name, on all shards."""
+def _wrong_evaluations(schedule: Schedule, summaries: Iterable[Summary]) -> Iterator[str]:
+    """Yield the evaluations that are not of the step that they name, on all shards."""
+    if schedule.epochs and not schedule.is_coordinated:
+        return  # at the end of an epoch a shard may lack the part of a lost worker's push
     for summary in summaries:
         for row in summary.evaluations:
             updates = row["fewest_updates"], row["most_updates"]
@@ -248,9 +251,9 @@ class _Learned:
 
         Its worker was lost, or the job ended without it.
         """
-        specs = [fault.spec for fault in self._schedule.faults if fault.spec]
-        alone = any(not make_policy(s).coordinated for s in [self._schedule.policy, *specs])
-        return alone and (self._worker_was_lost() or self._monitor.hurried)
+        if self._schedule.is_coordinated:
+            return False
+        return self._worker_was_lost() or self._monitor.hurried
 
     def _is_determined(self) -> bool:
         """Say whether the parameters must be those of an undisturbed run, to the last bit."""

@@ -131,6 +131,12 @@ class Schedule:
         return max(1, self.steps // self.epochs) if self.epochs else EXAMPLES
 
     @property
+    def is_coordinated(self) -> bool:
+        """Whether under all of its policies a push counts on every shard or on none."""
+        specs = [self.policy, *(fault.spec for fault in self.faults if fault.spec)]
+        return all(make_policy(spec).coordinated for spec in specs)
+
+    @property
     def names(self) -> list[str]:
         """The names of all tasks."""
         return [

@@ -51,7 +51,7 @@ class ParameterServerExchange:
         Raises:
             RefusedError, PeerLostError, ConfigError: some ps, or the lane to it, is not to be had.
         """
-        self.is_finished, self._sequence = False, 0
+        self.is_finished, self._sequence, self.lanes = False, 0, []
         self.lanes = await open_lanes(self._actor, await join_all(self._actor, self._links))
         self._outs = [lane.out for lane in self.lanes]
         self._sources = [self._source(lane) for lane in self.lanes]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from zmqtrain.actors.actor import Request
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ZmqTrainError
+from zmqtrain.errors import FencedError, ZmqTrainError
 from zmqtrain.exchanges.board import BoardExchange
 from zmqtrain.exchanges.evaluations import Evaluations
 from zmqtrain.exchanges.lanes import read_variables
@@ -105,6 +105,12 @@ class Worker(JobActor):
     async def _read_variables(
         self, exchange: Exchange, average: bool
     ) -> tuple[Parameters, list[int]]:
+        """
+        Raises:
+            FencedError: this worker is about to join.
+        """
+        if not exchange.lanes:
+            raise FencedError(f"{self.task} has not joined yet")
         segments = [lane.reached for lane in exchange.lanes]
         return await read_variables(self.job, self.links, segments, average=average)
 
