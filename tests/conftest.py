@@ -1,12 +1,9 @@
-"""What tests of several folders use: real processes, and waits that end."""
+"""What tests of several folders use: real processes, and logging as it was before."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -17,12 +14,6 @@ __all__ = ["stage"]
 
 settings.register_profile("machines differ", deadline=None)
 settings.load_profile("machines differ")
-
-
-@pytest.fixture
-def within() -> Callable[[Any], Any]:
-    """Await with a limit, so that a test that would hang fails."""
-    return partial(asyncio.wait_for, timeout=10)
 
 
 @pytest.fixture(autouse=True)

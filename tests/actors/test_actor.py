@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.actors.conftest import Client, Worker
+from tests.limits import within
 from zmqtrain.actors.actor import Actor, Request, first_of
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.config.timing import Timing
@@ -36,9 +38,7 @@ from zmqtrain.wire.messages import (
     Shutdown,
 )
 
-Clients = Callable[..., Any]  # of conftest.py, as Within
-Within = Callable[[Any], Any]
-Worker = Any
+Clients = Callable[..., Client]
 
 ADDRESS = "tcp://ps-0:2222"
 PUSH = Push(1, 0, 7, 32, 0.5)
@@ -96,16 +96,14 @@ Run = Callable[[Actor], asyncio.Task[int]]
 
 
 @pytest.fixture
-async def ps(transport: MemoryTransport, timing: Timing, run: Run, within: Within) -> Ps:
+async def ps(transport: MemoryTransport, timing: Timing, run: Run) -> Ps:
     ps = Ps(transport, timing)
     ps.life = run(ps)
     await within(ps.listening.wait())
     return ps
 
 
-async def test_request_is_answered_to_its_sender_alone(
-    ps: Ps, client: Clients, within: Within
-) -> None:
+async def test_request_is_answered_to_its_sender_alone(ps: Ps, client: Clients) -> None:
     clients = [client(ADDRESS, index=index) for index in range(3)]
     for index, peer in enumerate(clients):
         peer.send(GetStatus(), request_id=10 + index)
@@ -120,9 +118,7 @@ async def test_request_is_answered_to_its_sender_alone(
         assert len(peer.received) == 1
 
 
-async def test_failed_actor_answers_nothing_while_it_ends(
-    ps: Ps, client: Clients, within: Within
-) -> None:
+async def test_failed_actor_answers_nothing_while_it_ends(ps: Ps, client: Clients) -> None:
     """What it would need for that may never have been there."""
     failed, ended = asyncio.Event(), asyncio.Event()
 
@@ -146,7 +142,7 @@ async def test_failed_actor_answers_nothing_while_it_ends(
     assert not peer.received
 
 
-async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Within) -> None:
+async def test_refused_request_harms_nobody(ps: Ps, client: Clients) -> None:
     peer, other = client(ADDRESS), client(ADDRESS, index=1)
     peer.send(Leave(""), request_id=7)
     (refusal,) = await peer.first(Refusal)
@@ -158,9 +154,7 @@ async def test_refused_request_harms_nobody(ps: Ps, client: Clients, within: Wit
     assert not ps.life.done()
 
 
-async def test_refused_message_that_asked_for_no_reply_gets_none(
-    ps: Ps, client: Clients, within: Within
-) -> None:
+async def test_refused_message_that_asked_for_no_reply_gets_none(ps: Ps, client: Clients) -> None:
     peer = client(ADDRESS)
     peer.send(Leave(""), request_id=0)
     peer.send(Pull(), request_id=0)
@@ -169,9 +163,7 @@ async def test_refused_message_that_asked_for_no_reply_gets_none(
     assert len(peer.received) == 1
 
 
-async def test_message_that_the_task_does_not_take_is_refused(
-    ps: Ps, client: Clients, within: Within
-) -> None:
+async def test_message_that_the_task_does_not_take_is_refused(ps: Ps, client: Clients) -> None:
     peer = client(ADDRESS, index=5)
     peer.send(Pull(), request_id=3)
     (refusal,) = await peer.first(Refusal)
@@ -209,7 +201,6 @@ async def test_message_that_the_task_does_not_take_is_refused(
 async def test_undecodable_message_is_refused_and_counted(
     ps: Ps,
     client: Clients,
-    within: Within,
     frames: list[bytes],
     request_id: int,
     text: str,
@@ -226,9 +217,7 @@ async def test_undecodable_message_is_refused_and_counted(
     assert not ps.life.done()
 
 
-async def test_bug_in_a_handler_ends_the_actor_with_it(
-    ps: Ps, client: Clients, within: Within
-) -> None:
+async def test_bug_in_a_handler_ends_the_actor_with_it(ps: Ps, client: Clients) -> None:
     peer = client(ADDRESS)
     peer.send(Read(), request_id=1)
     with pytest.raises(Bug) as caught:
@@ -238,7 +227,7 @@ async def test_bug_in_a_handler_ends_the_actor_with_it(
 
 
 async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
-    transport: MemoryTransport, timing: Timing, run: Run, client: Clients, within: Within
+    transport: MemoryTransport, timing: Timing, run: Run, client: Clients
 ) -> None:
     ended: list[str] = []
 
@@ -266,9 +255,7 @@ async def test_stopped_actor_ends_with_the_first_code_and_leaves_nothing(
     assert len(peer.received) == 1
 
 
-async def test_links_are_closed_with_the_actor(
-    ps: Ps, start_worker: Callable[..., Any], within: Within
-) -> None:
+async def test_links_are_closed_with_the_actor(ps: Ps, start_worker: Callable[..., Any]) -> None:
     worker = await start_worker()
     link = worker.ps
     worker.stop(0)
@@ -283,7 +270,7 @@ async def fail(error: Exception) -> None:
 
 
 async def test_failed_background_task_ends_the_actor_with_its_error(
-    ps: Ps, within: Within, transport: MemoryTransport
+    ps: Ps, transport: MemoryTransport
 ) -> None:
     lost = PeerLostError("ps 1 is gone")
     ps.spawn(fail(lost))
@@ -309,9 +296,7 @@ async def test_background_task_needs_a_running_actor(
     coroutine.close()
 
 
-async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
-    ps: Ps, worker: Worker, within: Within
-) -> None:
+async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(ps: Ps, worker: Worker) -> None:
     asked = worker.ask(PUSH, reason="it has not answered push 1", sequence=1)
     push = await within(ps.pushes.get())
     while not (waits := (await within(ps.beats.get())).waits):
@@ -323,9 +308,7 @@ async def test_heartbeats_tell_the_ps_what_the_worker_waits_for(
 
 
 @pytest.mark.parametrize("size", [0, 5, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE])
-async def test_reply_brings_an_array_of_any_size(
-    ps: Ps, worker: Worker, within: Within, size: int
-) -> None:
+async def test_reply_brings_an_array_of_any_size(ps: Ps, worker: Worker, size: int) -> None:
     flat = np.arange(size, dtype=np.float32)
     out = np.full(size, -1, np.float32)
     ps.handlers[GetStatus] = lambda request, _: request.reply_with(Parameters(3), flat)
@@ -336,7 +319,7 @@ async def test_reply_brings_an_array_of_any_size(
 
 
 async def test_push_answered_twice_harms_not_the_next_one(
-    ps: Ps, start_worker: Callable[..., Any], within: Within
+    ps: Ps, start_worker: Callable[..., Any]
 ) -> None:
     worker = await start_worker(
         joined=False

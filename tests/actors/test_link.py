@@ -10,7 +10,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from tests.actors.conftest import FakePs, Worker
 from tests.clock import Clock
+from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.errors import (
     CheckpointError,
@@ -34,9 +36,6 @@ from zmqtrain.wire.messages import (
     Refusal,
 )
 
-Worker = Any  # of conftest.py, as FakePs and Within
-FakePs = Any
-Within = Callable[[Any], Any]
 StartWorker = Callable[..., Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
@@ -44,9 +43,7 @@ RELEASE = PushReply(1, "applied", 1)
 GRADIENT = np.arange(4, dtype=np.float32)
 
 
-async def test_reply_is_what_the_request_returns(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_reply_is_what_the_request_returns(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, tensors=(Tensor.of(GRADIENT),), sequence=1)
     (request,) = await ps.first(Push)
     assert (request.message, request.sender, request.generation) == (
@@ -61,16 +58,14 @@ async def test_reply_is_what_the_request_returns(
     assert reply.tensors[0].array().tolist() == [0, 2, 4, 6]
 
 
-async def test_replies_find_their_requests_in_any_order(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_replies_find_their_requests_in_any_order(worker: Worker, ps: FakePs) -> None:
     asked = [worker.ask(GetStatus(seen=number)) for number in range(5)]
     for request in reversed(await ps.first(GetStatus, 5)):
         ps.reply(request, Done(str(request.message.seen)))
     assert [(await within(task)).message.text for task in asked] == list("01234")
 
 
-async def test_refusal_raises_the_peers_error(worker: Worker, ps: FakePs, within: Within) -> None:
+async def test_refusal_raises_the_peers_error(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(Pull(), sequence=0)
     (request,) = await ps.first(Pull)
     ps.reply(request, Refusal("CheckpointError", "not now"))
@@ -81,7 +76,7 @@ async def test_refusal_raises_the_peers_error(worker: Worker, ps: FakePs, within
 
 @pytest.mark.parametrize("is_listening", [True, False])
 async def test_deadline_names_the_peer_its_address_and_the_reason(
-    worker: Worker, start_ps: Callable[[], FakePs], within: Within, is_listening: bool
+    worker: Worker, start_ps: Callable[[], FakePs], is_listening: bool
 ) -> None:
     if is_listening:
         start_ps()
@@ -101,9 +96,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-async def test_silent_peer_is_given_up(
-    clock: Clock, start_worker: StartWorker, ps: FakePs, within: Within
-) -> None:
+async def test_silent_peer_is_given_up(clock: Clock, start_worker: StartWorker, ps: FakePs) -> None:
     worker = await start_worker(peer_timeout_s=2.5)
     worker.on_beat = clock.tick
     await ps.first(Heartbeat, 2)
@@ -119,7 +112,7 @@ async def test_silent_peer_is_given_up(
 
 
 async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
-    clock: Clock, start_worker: StartWorker, ps: FakePs, within: Within
+    clock: Clock, start_worker: StartWorker, ps: FakePs
 ) -> None:
     worker = await start_worker(peer_timeout_s=2.5)
     worker.on_beat = clock.tick
@@ -131,7 +124,7 @@ async def test_peer_that_shows_life_may_take_as_long_as_it_likes(
 
 
 async def test_link_is_alive_while_its_peer_was_heard_of_lately(
-    clock: Clock, worker: Worker, ps: FakePs, within: Within
+    clock: Clock, worker: Worker, ps: FakePs
 ) -> None:
     asked = worker.ask(Leave(""))
     ps.reply((await ps.first(Leave))[0], Done())
@@ -142,7 +135,7 @@ async def test_link_is_alive_while_its_peer_was_heard_of_lately(
 
 
 async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
-    start_worker: StartWorker, ps: FakePs, within: Within
+    start_worker: StartWorker, ps: FakePs
 ) -> None:
     worker = await start_worker(joined=False)
     with pytest.raises(PeerLostError):
@@ -154,9 +147,7 @@ async def test_heartbeats_begin_when_the_peer_has_welcomed_us(
     assert beat.message.saved_step == 7
 
 
-async def test_refused_heartbeat_fences_whatever_is_asked(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_refused_heartbeat_fences_whatever_is_asked(worker: Worker, ps: FakePs) -> None:
     ps.alive = None
     asked = [worker.ask(PUSH, sequence=1), worker.ask(Leave(""))]
     await ps.first(Push)
@@ -169,7 +160,7 @@ async def test_refused_heartbeat_fences_whatever_is_asked(
 
 
 async def test_refused_heartbeat_of_the_life_before_is_nothing_new(
-    worker: Worker, ps: FakePs, within: Within
+    worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = None
     (beat,) = await ps.next(Heartbeat)
@@ -195,7 +186,7 @@ async def test_heartbeat_of_the_life_before_that_is_refused_late_does_not_fence_
 
 
 async def test_bytes_that_are_no_message_are_counted_and_forgotten(
-    worker: Worker, ps: FakePs, within: Within
+    worker: Worker, ps: FakePs
 ) -> None:
     asked = worker.ask(Leave(""))
     (request,) = await ps.first(Leave)
@@ -207,7 +198,7 @@ async def test_bytes_that_are_no_message_are_counted_and_forgotten(
 
 
 async def test_peer_that_speaks_something_else_ends_the_wait_for_its_welcome(
-    start_worker: StartWorker, ps: FakePs, within: Within
+    start_worker: StartWorker, ps: FakePs
 ) -> None:
     worker = await start_worker(joined=False)
     asked = worker.ask(Leave(""), timeout_s=10)
@@ -221,7 +212,7 @@ async def test_peer_that_speaks_something_else_ends_the_wait_for_its_welcome(
     )
 
 
-async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs, within: Within) -> None:
+async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1)
     await ps.first(Push)
     worker.ps.close()
@@ -234,7 +225,7 @@ async def test_closed_link_ends_its_requests(worker: Worker, ps: FakePs, within:
 
 @pytest.mark.parametrize("ps_answers", [True, False])
 async def test_end_waits_for_last_words_unless_the_peer_was_never_there(
-    ps_answers: bool, start_worker: Callable[..., Any], ps: FakePs, within: Within
+    ps_answers: bool, start_worker: Callable[..., Any], ps: FakePs
 ) -> None:
     worker = await start_worker(joined=False)
     asked = worker.ask(Leave(""))
@@ -249,7 +240,7 @@ async def test_end_waits_for_last_words_unless_the_peer_was_never_there(
     assert ps_answers or isinstance(asked.exception(), PeerLostError)
 
 
-async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs, within: Within) -> None:
+async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1, reason="it has not answered push 1")
     other = worker.ask(Leave(""), reason="goodbye", timeout_s=10)
     await ps.first(Leave)
@@ -270,9 +261,7 @@ async def test_wait_is_shown_while_it_lasts(worker: Worker, ps: FakePs, within: 
     assert worker.waits.snapshot() == ()
 
 
-async def test_cancelled_request_waits_for_nobody(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_cancelled_request_waits_for_nobody(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(Leave(""), timeout_s=10)
     (request,) = await ps.first(Leave)
     asked.cancel()
@@ -284,9 +273,7 @@ async def test_cancelled_request_waits_for_nobody(
     assert ps.of(Refusal) == []
 
 
-async def test_traffic_and_durations_are_measured(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_traffic_and_durations_are_measured(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1, tensors=(Tensor.of(np.zeros(5000, np.float32)),))
     ps.reply((await ps.first(Push))[0], RELEASE, (Tensor.of(np.zeros(7000, np.float32)),))
     await within(asked)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.actors.conftest import FakePs, Worker
 from tests.clock import Clock
+from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.errors import ProtocolError
@@ -29,10 +31,6 @@ from zmqtrain.wire.messages import (
     PushReply,
     Read,
 )
-
-Worker = Any  # of conftest.py, as FakePs and Within
-FakePs = Any
-Within = Callable[[Any], Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 RELEASE = PushReply(1, "applied", 1)
@@ -88,7 +86,7 @@ async def settled(ps: FakePs) -> list[int]:
 
 
 async def test_chunks_stop_at_the_window_go_on_when_taken_and_the_message_is_last(
-    worker: Worker, ps: FakePs, within: Within
+    worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = 3 * NBYTES
@@ -115,7 +113,7 @@ async def test_chunks_stop_at_the_window_go_on_when_taken_and_the_message_is_las
 @pytest.mark.parametrize("taken_at_once", [NBYTES // 4, NBYTES, 5 * NBYTES // 2])
 @pytest.mark.parametrize("window_nbytes", [0, NBYTES, 5 * NBYTES // 2, 1 << 30])
 async def test_no_more_than_the_window_is_under_way_and_no_less_than_one_chunk(
-    worker: Worker, ps: FakePs, within: Within, window_nbytes: int, taken_at_once: int
+    worker: Worker, ps: FakePs, window_nbytes: int, taken_at_once: int
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = window_nbytes
@@ -135,7 +133,7 @@ async def test_no_more_than_the_window_is_under_way_and_no_less_than_one_chunk(
 
 @pytest.mark.parametrize("lost", [{0}, {2}, {1, 3}, {0, 1, 2, 3}, {-1}])
 async def test_push_of_which_something_was_lost_begins_again_with_its_first_chunk(
-    worker: Worker, ps: FakePs, within: Within, lost: set[int]
+    worker: Worker, ps: FakePs, lost: set[int]
 ) -> None:
     to_lose = set(lost)
 
@@ -164,7 +162,7 @@ async def test_push_of_which_something_was_lost_begins_again_with_its_first_chun
 
 
 async def test_answer_to_a_heartbeat_sent_before_the_last_chunks_proves_nothing(
-    worker: Worker, ps: FakePs, within: Within
+    worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = None
     worker.ps.window_nbytes = NBYTES
@@ -183,7 +181,7 @@ async def test_answer_to_a_heartbeat_sent_before_the_last_chunks_proves_nothing(
 
 
 async def test_chunks_that_found_the_queue_full_are_sent_later(
-    worker: Worker, start_ps: Callable[[], FakePs], within: Within
+    worker: Worker, start_ps: Callable[[], FakePs]
 ) -> None:
     worker.ps.joined = False
     worker.ps.window_nbytes = 1 << 30
@@ -210,7 +208,6 @@ async def test_chunks_that_found_the_queue_full_are_sent_later(
 async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(
     worker: Worker,
     ps: FakePs,
-    within: Within,
     message: Message,
     options: dict[str, Any],
     reply: Message,
@@ -225,7 +222,7 @@ async def test_chunks_ahead_of_a_reply_are_taken_in_before_it(
 
 @pytest.mark.parametrize("lost", [{0}, {2}, {0, 1}, {0, 1, 2}])
 async def test_answer_without_all_chunks_is_lost_and_the_push_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within, lost: set[int]
+    worker: Worker, ps: FakePs, lost: set[int]
 ) -> None:
     out = nothing(3)
     asked = worker.ask(PUSH, sequence=1, out=out)
@@ -240,7 +237,7 @@ async def test_answer_without_all_chunks_is_lost_and_the_push_is_sent_again(
 
 
 async def test_read_without_all_chunks_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "RESEND_S", 0.01)
     out = nothing(3)
@@ -255,7 +252,7 @@ async def test_read_without_all_chunks_is_sent_again(
 
 @pytest.mark.parametrize("version", [1, 2])
 async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
-    worker: Worker, ps: FakePs, within: Within, version: int
+    worker: Worker, ps: FakePs, version: int
 ) -> None:
     asked = worker.ask(PUSH, sequence=1, out=nothing(3))
     (push,) = await ps.first(Push)
@@ -265,9 +262,7 @@ async def test_chunks_of_an_earlier_answer_count_if_their_version_is_the_same(
     assert (await within(asked)).message.version == {1: 1, 2: 3}[version]
 
 
-async def test_who_is_told_to_stop_gets_no_parameters(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_who_is_told_to_stop_gets_no_parameters(worker: Worker, ps: FakePs) -> None:
     asked = worker.ask(PUSH, sequence=1, out=nothing(3))
     (push,) = await ps.first(Push)
     stop = PushReply(1, "applied", 1, stop=True)
@@ -277,7 +272,7 @@ async def test_who_is_told_to_stop_gets_no_parameters(
 
 @pytest.mark.parametrize(("count", "tensors"), [(1, 0), (1, 2), (3, 1)])
 async def test_answer_with_more_or_less_inline_than_the_parameters_fails(
-    worker: Worker, ps: FakePs, within: Within, count: int, tensors: int
+    worker: Worker, ps: FakePs, count: int, tensors: int
 ) -> None:
     out = nothing(count)
     asked = worker.ask(Read(), out=out)
@@ -305,7 +300,6 @@ ONE = (Tensor.of(np.zeros(NBYTES // 4, np.float32)),)
 async def test_chunk_that_is_not_wanted_fails_the_request_alone(
     worker: Worker,
     ps: FakePs,
-    within: Within,
     message: Message,
     options: dict[str, Any],
     out: Flat | None,
@@ -327,7 +321,7 @@ async def test_chunk_that_is_not_wanted_fails_the_request_alone(
 
 @pytest.mark.parametrize("late", [Chunk(1, 1), ChunksReceived(NBYTES)], ids=["chunk", "taken"])
 async def test_what_comes_behind_a_reply_is_dropped(
-    worker: Worker, ps: FakePs, within: Within, late: Message
+    worker: Worker, ps: FakePs, late: Message
 ) -> None:
     out = nothing(2)
     asked = worker.ask(PUSH, sequence=1, chunks=chunks(2), out=out)
@@ -343,7 +337,7 @@ async def test_what_comes_behind_a_reply_is_dropped(
 
 
 async def test_request_that_is_being_answered_is_not_sent_again(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(link_module, "time", clock)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.actors.conftest import FakePs, Worker
+from tests.limits import within
 from zmqtrain.actors import link as link_module
 from zmqtrain.wire.buffers import Tensor
 from zmqtrain.wire.codec import Envelope
@@ -20,10 +22,6 @@ from zmqtrain.wire.messages import (
     Push,
     PushReply,
 )
-
-Worker = Any  # of conftest.py, as FakePs and Within
-FakePs = Any
-Within = Callable[[Any], Any]
 
 PUSH = Push(1, 0, 7, 32, 0.5)
 RELEASE = PushReply(1, "applied", 1)
@@ -44,9 +42,7 @@ def dropped(kind: type, times: int) -> Callable[[Envelope], bool]:
     return ignores
 
 
-async def test_push_that_never_arrived_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_push_that_never_arrived_is_sent_again(worker: Worker, ps: FakePs) -> None:
     ps.ignores = dropped(Push, 2)
     asked = worker.ask(PUSH, sequence=1, tensors=(Tensor.of(GRADIENT),))
     (request,) = await ps.first(Push)
@@ -57,9 +53,7 @@ async def test_push_that_never_arrived_is_sent_again(
     assert worker.count("rpc_retries") >= 2
 
 
-async def test_push_whose_reply_was_lost_is_sent_again(
-    worker: Worker, ps: FakePs, within: Within
-) -> None:
+async def test_push_whose_reply_was_lost_is_sent_again(worker: Worker, ps: FakePs) -> None:
     ps.alive = HeartbeatReply(received=1, answered=1)
     asked = worker.ask(PUSH, sequence=1)
     first, again = await ps.first(Push, 2)
@@ -69,7 +63,7 @@ async def test_push_whose_reply_was_lost_is_sent_again(
 
 
 async def test_push_that_the_peer_holds_is_not_sent_again(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "RESEND_S", 0.0)
     ps.alive = HeartbeatReply(received=1, answered=0)
@@ -82,7 +76,7 @@ async def test_push_that_the_peer_holds_is_not_sent_again(
 
 
 async def test_answer_to_a_heartbeat_sent_before_the_push_proves_nothing(
-    worker: Worker, ps: FakePs, within: Within
+    worker: Worker, ps: FakePs
 ) -> None:
     ps.alive = None
     (before,) = await ps.next(Heartbeat)
@@ -97,7 +91,7 @@ async def test_answer_to_a_heartbeat_sent_before_the_push_proves_nothing(
 
 
 async def test_other_requests_are_sent_again_from_time_to_time(
-    worker: Worker, ps: FakePs, within: Within, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, ps: FakePs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "RESEND_S", 0.0)
     asked = worker.ask(Leave("done"))
@@ -132,7 +126,6 @@ async def test_lost_request_is_sent_again_before_it_is_given_up_with_its_peer(
 async def test_request_that_found_the_queue_full_is_sent_later(
     worker: Worker,
     start_ps: Callable[[], FakePs],
-    within: Within,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker.ps.joined = False

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.clock import Clock
+from tests.limits import within
 from zmqtrain.compute import offload as offload_module
 from zmqtrain.compute.offload import LONG_S, Offload
 
-Within = Callable[[Any], Any]
 SHORT_S = LONG_S / 2
 
 
@@ -32,7 +32,7 @@ def offload(clock: Clock) -> Iterator[Offload]:
 
 
 @pytest.fixture
-def chunk(offload: Offload, clock: Clock, within: Within) -> Callable[[float], Any]:
+def chunk(offload: Offload, clock: Clock) -> Callable[[float], Any]:
     """Do a chunk of work that takes so long; return whether it had a thread of its own."""
 
     async def run(duration_s: float) -> bool:
@@ -58,7 +58,6 @@ async def test_work_moves_to_where_the_last_piece_would_have_belonged(
 async def test_error_of_the_work_is_raised_and_measured_too(
     offload: Offload,
     clock: Clock,
-    within: Within,
     chunk: Callable[[float], Any],
     duration_s: float,
 ) -> None:
@@ -72,7 +71,7 @@ async def test_error_of_the_work_is_raised_and_measured_too(
     assert await chunk(SHORT_S) is (duration_s > LONG_S)
 
 
-async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within) -> None:
+async def test_loop_stays_free_while_work_runs(offload: Offload) -> None:
     may_end = threading.Event()
     task = asyncio.get_running_loop().create_task(offload.run(may_end.wait))
     await asyncio.sleep(0)
@@ -82,7 +81,7 @@ async def test_loop_stays_free_while_work_runs(offload: Offload, within: Within)
 
 
 async def test_short_work_waits_for_what_the_thread_does(
-    offload: Offload, within: Within, chunk: Callable[[float], Any]
+    offload: Offload, chunk: Callable[[float], Any]
 ) -> None:
     assert [await chunk(SHORT_S), await chunk(SHORT_S)] == [True, False]
     may_end = threading.Event()

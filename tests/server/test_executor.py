@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.asking import Asked
+from tests.limits import within
 from tests.server.conftest import SIZE, add_push, add_worker, make_state
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.observe.metrics import Metrics
@@ -193,7 +194,7 @@ async def test_worker_that_reads_its_slices_elsewhere_is_sent_none(
 
 
 async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
-    executor: Executor, state: ShardState, tmp_path: Path, within: Callable[[Any], Any]
+    executor: Executor, state: ShardState, tmp_path: Path
 ) -> None:
     """So nothing is answered that the checkpoint does not hold."""
     add_worker(state)
@@ -223,7 +224,7 @@ async def test_ps_that_leaves_carries_out_nothing_after_the_next_snapshot(
 
 
 async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_out(
-    executor: Executor, state: ShardState, tmp_path: Path, within: Callable[[Any], Any]
+    executor: Executor, state: ShardState, tmp_path: Path
 ) -> None:
     add_worker(state)
     request = Asked()
@@ -242,7 +243,7 @@ async def test_orders_that_came_while_a_new_generation_waited_are_not_carried_ou
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_version_that_is_asked_for_is_copied_before_the_next_update(
-    ears: Ears, within: Callable[[Any], Any], average: bool, copies: int
+    ears: Ears, average: bool, copies: int
 ) -> None:
     state = make_state(moving_average=0.9, copies=copies)
     executor = make_executor(state, ears)
@@ -266,7 +267,7 @@ async def test_version_that_is_asked_for_is_copied_before_the_next_update(
 
 
 async def test_copy_is_kept_until_another_version_is_asked_for(
-    state: ShardState, executor: Executor, within: Callable[[Any], Any]
+    state: ShardState, executor: Executor
 ) -> None:
     add_worker(state)
     add_push(state, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.asking import Asked
+from tests.limits import within
 from tests.server.conftest import add_push, add_worker, make_state
 from zmqtrain.coordination.hand_over import OrderLog
 from zmqtrain.errors import RefusedError
@@ -152,7 +153,7 @@ async def test_orders_that_come_again_beside_new_ones_are_logged_once(follow: Fo
 
 
 async def test_push_is_ordered_once_though_its_release_waits_before_those_orders(
-    state: ShardState, follow: Follow, within: Callable[[Any], Any]
+    state: ShardState, follow: Follow
 ) -> None:
     """The leader counted it before the switch; here it comes while something takes long."""
     request, follower, done = Asked(), follow("hogwild"), asyncio.Event()

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.clock import Clock
+from tests.limits import within
 from zmqtrain.errors import ConfigError
 from zmqtrain.server import work_queue as work_queue_module
 from zmqtrain.server.work_queue import LONG_S, WorkQueue
 
-Within = Callable[[Any], Any]
 Make = Callable[[bool], Any]
 
 
@@ -125,7 +125,7 @@ async def test_failed_long_piece_is_told_and_the_next_is_done(
 
 
 async def test_failed_short_piece_behind_a_long_one_is_told_and_the_next_is_done(
-    make: Make, log: Log, within: Within
+    make: Make, log: Log
 ) -> None:
     queue = await make(True)
     do(queue, log.note("long"), log.note("work"))
@@ -151,7 +151,7 @@ async def test_failed_short_piece_is_the_error_of_run_and_the_next_is_done(
     assert log.names == ["work", "next"]
 
 
-async def test_closed_queue_does_nothing_more(make: Make, log: Log, within: Within) -> None:
+async def test_closed_queue_does_nothing_more(make: Make, log: Log) -> None:
     queue = await make(True)
     began, may_end = threading.Event(), threading.Event()
 

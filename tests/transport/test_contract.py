@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.base import COPIED_NBYTES, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
-
-Lane = Any  # of conftest.py
 
 
 def numbered(count: int) -> list[list[Buffer]]:

@@ -9,18 +9,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 
+from tests.transport.conftest import Lane
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import router_dealer
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security
 
-Lane = Any  # of conftest.py
 Deaf: TypeAlias = Callable[[], AbstractContextManager[None]]
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

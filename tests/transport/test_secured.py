@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.transport.conftest import Keyed
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import authenticator, handshake, router_dealer
 from zmqtrain.transport.base import UnreachableError
@@ -18,7 +19,6 @@ from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security, is_local
 
-Keyed = Any  # of conftest.py
 PS, WORKER, OTHER = Owner("ps"), Owner("worker", 0), Owner("worker", 1)
 LIMIT_S = 10.0
 

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.transport.conftest import Troubles
+from tests.transport.conftest import Lane, Troubles
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES, MAX_FRAMES, Incoming, heading
 from zmqtrain.transport.unix import UnixTransport
 from zmqtrain.wire.buffers import FRAME_NBYTES, Buffer
-
-Lane = Any  # of conftest.py
 
 GARBAGE = {
     "no message": b"GET / HTTP/1.1\r\n\r\n" * 100,
