@@ -204,6 +204,11 @@ async def test_worker_leaves_to_the_chief(worker: Alone, fields: dict[str, Any])
     assert await worker.ask(12, **fields) == []
 
 
+@pytest.mark.parametrize("part", [-1, PARTS])
+async def test_part_that_is_not_there_is_left_alone(part: int) -> None:
+    assert await Alone().ask(part) == []
+
+
 @pytest.mark.parametrize("event", ["a step begins", "it is over", "another one begins"])
 async def test_worker_gives_up_what_is_not_wanted_any_more(event: str) -> None:
     worker = Alone()

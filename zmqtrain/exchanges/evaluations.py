@@ -81,10 +81,14 @@ class Evaluations:
 
     def on_evaluate(self, request: Request, message: Evaluate) -> None:
         if not message.parts:
-            self._current, self._known = "", ("", {})
+            self.stop()
         elif not isinstance(self._job.model, Meeting):  # the user's loop uses it at any time
             self._current = message.evaluation
             self._spawn(self._measure(request, message))
+
+    def stop(self) -> None:
+        """Measure no more of the evaluation that is under way."""
+        self._current, self._known = "", ("", {})
 
     async def _measure(self, request: Request, message: Evaluate) -> None:
         try:
@@ -125,9 +129,13 @@ class Evaluations:
 
     def _sums(self, message: Evaluate, part: int, parameters: Parameters) -> PartSums | None:
         job, rows = self._job, rows_of(self._job.batch_size)
-        examples = parts_of(len(self._dataset), rows)[part]
+        parts = parts_of(len(self._dataset), rows)
+        if not 0 <= part < len(parts):
+            raise ProtocolError(f"there is no part {part}; expected 0 to {len(parts) - 1}")
         is_over = partial(self._is_over, message)
-        return measure(job.model, parameters, self._dataset, examples, job.metrics, rows, is_over)
+        return measure(
+            job.model, parameters, self._dataset, parts[part], job.metrics, rows, is_over
+        )
 
     def _is_over(self, message: Evaluate) -> bool:
         return self._current != message.evaluation or self._loop.is_computing

@@ -78,6 +78,8 @@ class Worker(JobActor):
                 exchange.leave(self._failure)  # otherwise its lease would have to expire
             raise
         finally:
+            if self._evaluations is not None:
+                self._evaluations.stop()
             loop.close()
 
     async def _run(self, loop: TrainingLoop) -> None:
