@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Literal, TypeAlias
 
 import pytest
@@ -54,38 +55,37 @@ class Guest(JobActor):
         return 0
 
 
-def on_ps(ps: int, lane: Literal["memory", "tcp"], *, board: bool = False) -> OpenExchange:
-    @asynccontextmanager
-    async def open_exchange(job: Job) -> AsyncIterator[Exchange]:
-        transport = MemoryTransport()
+@asynccontextmanager
+async def on_ps(
+    job: Job, *, ps: int, lane: Literal["memory", "tcp"], board: bool = False
+) -> AsyncIterator[Exchange]:
+    transport = MemoryTransport()
 
-        def config(role: Role, index: int = 0) -> TaskConfig:
-            addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps))
-            return TaskConfig(
-                role=role, job="job", index=index, ps=addresses, workers=1, lane=lane, board=board
-            )
+    def config(role: Role, index: int = 0) -> TaskConfig:
+        addresses = tuple(f"ipc://memory/{shard}" for shard in range(ps))
+        return TaskConfig(
+            role=role, job="job", index=index, ps=addresses, workers=1, lane=lane, board=board
+        )
 
-        guest = Guest(config(Role.WORKER), job, transport)
-        chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
-        servers = [ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)]
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            for actor in (*servers, guest, chief):
-                group.create_task(actor.run())
-            try:
-                yield await guest.exchange
-            finally:
-                guest.stop(0)
-                chief.stop(int(ExitCode.INTERRUPTED))
-        transport.close()
-
-    return open_exchange
+    guest = Guest(config(Role.WORKER), job, transport)
+    chief = Chief(config(Role.CHIEF), job, transport, lambda status: None)
+    servers = [ParameterServer(config(Role.PS, index), job, transport) for index in range(ps)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for actor in (*servers, guest, chief):
+            group.create_task(actor.run())
+        try:
+            yield await guest.exchange
+        finally:
+            guest.stop(0)
+            chief.stop(int(ExitCode.INTERRUPTED))
+    transport.close()
 
 
 KINDS: dict[str, OpenExchange] = {
     "local": local,
-    "1 ps, in place": on_ps(1, "memory"),
-    "2 ps, by messages": on_ps(2, "tcp"),
-    "over the board": on_ps(1, "memory", board=True),
+    "1 ps, in place": partial(on_ps, ps=1, lane="memory"),
+    "2 ps, by messages": partial(on_ps, ps=2, lane="tcp"),
+    "over the board": partial(on_ps, ps=1, lane="memory", board=True),
 }
 
 

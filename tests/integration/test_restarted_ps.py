@@ -15,18 +15,8 @@ PS = 2
 
 def counting_job(stage: Stage, **fields: Any) -> str:
     """Write a job whose parameters count how often each example was learned from."""
-    return stage.job(
-        "counting_job",
-        gated=True,
-        policy="sync-replicas:aggregate=1",
-        aggregate=1,
-        examples=100,
-        batch_size=7,
-        steps=STEPS,
-        partition_nbytes=64,
-        logdir=str(stage.logdir),
-        **fields,
-    )
+    common = {"policy": "sync-replicas:aggregate=1", "steps": STEPS, "logdir": str(stage.logdir)}
+    return stage.job("counting_job", gated=True, **common, **fields)
 
 
 def test_killed_ps_goes_on_where_it_was(stage: Stage) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import runpy
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import zmqtrain
+from tests.integration.jobs import counting_job, digits_job
 from zmqtrain import Job, Summary
 from zmqtrain.chief.chief import Chief
 from zmqtrain.data import Arrays
@@ -37,8 +37,6 @@ from zmqtrain.wire.buffers import Buffer
 from zmqtrain.wire.codec import Envelope, Sender, decode, encode
 from zmqtrain.wire.messages import Done, GetStatus, Message, Status, SwitchPolicy
 
-JOBS = runpy.run_path(str(Path(__file__).parents[1] / "integration/jobs.py"), run_name="jobs")
-
 POLICIES = [
     "hogwild",
     "bounded-staleness:0",
@@ -47,10 +45,6 @@ POLICIES = [
     "sync-replicas:aggregate=1",
     "sync-replicas:aggregate=4",
 ]
-
-
-def digits_job(**fields: Any) -> Job:
-    return JOBS["digits_job"](**fields)
 
 
 def undisturbed(job: Job, gradients: int) -> dict[str, NDArray[np.float32]]:
@@ -117,7 +111,7 @@ def test_parameters_are_those_of_one_loop_over_the_joined_batches(
 def test_every_example_of_a_finished_pass_is_counted_once(
     tmp_path: Path, policy: str, gradients: int, ps: int
 ) -> None:
-    job = JOBS["counting_job"](
+    job = counting_job(
         policy=policy, aggregate=gradients, steps=90, examples=100, logdir=str(tmp_path)
     )
     summary = zmqtrain.run(job, workers=3, ps=ps)
@@ -151,7 +145,7 @@ def test_job_goes_on_without_ps_and_back_with_other_workers_and_every_example_co
         (27, 2, 0, {}),
         (36, 1, 2, {}),
     ):
-        job = JOBS["counting_job"](
+        job = counting_job(
             policy="sync-replicas:aggregate=2",
             aggregate=2,
             steps=steps,
@@ -249,7 +243,7 @@ def test_last_checkpoint_holds_pushes_that_come_late_to_a_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", LatePushes)
-    job = JOBS["counting_job"](steps=steps, logdir=str(tmp_path))
+    job = counting_job(steps=steps, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2, on_progress=interrupt)
     check_counts(job, summary)
     assert parameters_sha256(read_checkpoint(summary)) == summary.parameters_sha256
@@ -272,7 +266,7 @@ def test_pushes_behind_a_switch_wait_for_shards_that_hear_of_it_late(
         return transport
 
     monkeypatch.setattr("zmqtrain.local.in_process.MemoryTransport", make_transport)
-    job = JOBS["counting_job"](steps=600, logdir=str(tmp_path))
+    job = counting_job(steps=600, logdir=str(tmp_path))
     summary = zmqtrain.run(job, workers=3, ps=2)
     assert switching[0].result() == [Done(spec) for spec in specs]
     check_counts(job, summary)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import runpy
 import signal
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import zmqtrain
+from tests.integration import jobs
 from tests.local.test_in_process import interrupt
 from zmqtrain import Job, Summary
 from zmqtrain.data import NoisyLine
@@ -28,11 +28,9 @@ from zmqtrain.policies import Decision, Held
 from zmqtrain.store.manifest import read_manifest
 from zmqtrain.wire.messages import Status
 
-JOBS = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "jobs.py"), run_name="jobs")
-
 
 def digits_job(**fields: Any) -> Job:
-    return JOBS["digits_job"](**{"steps": 40} | fields)
+    return jobs.digits_job(**{"steps": 40} | fields)
 
 
 def figures(summary: Summary) -> dict[str, Any]:
