@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from simulation.loop import current_process
+from simulation.model import CountingModel
 from simulation.rules import delay, duplicate
 from simulation.schedule import WIDE, Fault
 from tests.traces import ON_A_BOARD, calm, held, trace_of
 from zmqtrain.errors import ExitCode
+from zmqtrain.models.base import Batch, Gradients
 from zmqtrain.wire.messages import Close, Parameters
 
 POLICIES = ("hogwild", "bounded-staleness:1", "sync-replicas")
+DIRECT: dict[str, Any] = {"ps": 0, "workers": 3, "lane": "tcp", "in_chunks": True}
 AT_S = 0.5
 
 
@@ -33,6 +39,33 @@ def test_member_of_a_board_killed_anywhere_costs_no_step(name: str) -> None:
     for lines in range(1, 700, 70):
         report = held(calm(**ON_A_BOARD, faults=(kill(name, lines=lines),)))
         assert report.killed == (name,)
+
+
+@pytest.mark.parametrize("fields", [ON_A_BOARD, DIRECT], ids=["board", "direct"])
+@pytest.mark.parametrize("lines", [0, 100, 250, 400])
+def test_one_death_restarts_nobody_else_and_no_survivor_computes_a_batch_again(
+    fields: dict[str, Any], lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[tuple[str, int]] = []
+    compute = CountingModel.loss_and_gradients
+
+    def noted(model: CountingModel, parameters: Any, batch: Batch, out: Gradients) -> float:
+        process = current_process()
+        assert process is not None
+        computed.append((process.name, int(batch[0][0])))
+        return compute(model, parameters, batch, out)
+
+    monkeypatch.setattr(CountingModel, "loss_and_gradients", noted)
+    trace = trace_of(calm(**fields, steps=20, faults=(kill("worker 1", lines=lines),)))
+    lives = {
+        worker: {line.split("incarnation ")[1] for line in trace.of(f"{worker} joined")}
+        for worker in ("worker 0", "worker 1", "worker 2")
+    }
+    assert {worker: len(found) for worker, found in lives.items()} == {
+        "worker 0": 1, "worker 1": 2, "worker 2": 1,
+    }  # fmt: skip
+    survivors = [each for each in computed if each[0] != "worker 1"]
+    assert len(survivors) >= 2 * 20 and len(set(survivors)) == len(survivors)
 
 
 @pytest.mark.parametrize("lasts_s", [0.3, 20.0], ids=["shortly", "longer than others wait"])
