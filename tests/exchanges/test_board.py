@@ -133,6 +133,18 @@ def test_bits_do_not_depend_on_who_holds_which_rows(fields: dict[str, Any], work
     assert outcome(workers, ps=3, **cut) == expected
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_member_with_an_empty_batch_at_the_end_of_a_pass_changes_no_bit(workers: int) -> None:
+    passes, batches = 3, 11  # of which the last has 2 rows
+    fields = {"epochs": passes, "batch_size": 9, "partition_nbytes": CUT}
+    assert batches % workers and batches == -(-ROWS // 9)
+    expected = outcome(workers, **fields)
+    assert expected[1:3] == (passes * -(-batches // workers), passes * ROWS)
+    assert expected[3]["applied"] == passes * batches
+    for exchange in ("board", "direct", "to-one", "one-shot"):
+        assert outcome(workers, ps=0, exchange=exchange, **fields) == expected
+
+
 def test_one_owner_gives_a_rule_that_looks_at_whole_variables_the_bits_of_one_ps() -> None:
     lamb = {"optimizer": LAMB(0.01), "partition_nbytes": CUT}
     expected = outcome(2, **lamb)
