@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 NAMESPACES = Path("/var/run/netns")
+INTERFACE = "eth0"  # of each host
 # What is programmed into the switch to lose a packet: return TC_ACT_SHOT. Unlike netem's loss,
 # most kernels have it; and the host that sends does not notice, as it would if its own queue lost.
 LOSE = ("bpf", "direct-action", "bytecode", "1,6 0 0 2,")
@@ -64,11 +65,11 @@ class Hosts:
             own, port = self.namespace(host), _port(host)
             run("ip", "netns", "add", own)
             wire = ("type", "veth", "peer", "name", port, "netns", self._switch)
-            run("ip", "-n", own, "link", "add", "eth0", *wire)
+            run("ip", "-n", own, "link", "add", INTERFACE, *wire)
             run("ip", "-n", self._switch, "link", "set", "dev", port, "master", "bridge", "up")
             run("tc", "-n", self._switch, "qdisc", "add", "dev", port, "clsact")
-            run("ip", "-n", own, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
+            run("ip", "-n", own, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
+            for device in ("lo", INTERFACE):
                 run("ip", "-n", own, "link", "set", "dev", device, "up")
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class Hosts:
 
     def _queue(self, host: int, *discipline: str) -> None:
         """Have packets wait so, at both ends of a host's link, before they go through."""
-        for namespace, device in ((self.namespace(host), "eth0"), (self._switch, _port(host))):
+        for namespace, device in ((self.namespace(host), INTERFACE), (self._switch, _port(host))):
             run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *discipline)
 
     def _path(self, namespace: str) -> Path:

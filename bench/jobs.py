@@ -17,7 +17,7 @@ import numpy as np
 from bench.workload import items_of
 from zmqtrain import Job, optim
 from zmqtrain.data import Arrays
-from zmqtrain.models.base import Model
+from zmqtrain.models.base import Model, written
 
 # For parameters that stand for nothing: they move, but not far.
 RULES: dict[str, optim.Rule] = {
@@ -59,12 +59,16 @@ class Blob:
     """Parameters of so many megabytes in all, cut into ``parts``, moved in a mode of
     `bench.workload`.
 
-    Remembers when each step began, and calls ``on_step`` with its number.
+    Remembers when each step began, and calls ``on_step`` with its number. With ``compute_ms`` a
+    gradient takes so long, as on a GPU: nothing is computed here. Its last part is complete first.
     """
 
-    def __init__(self, megabytes: float, mode: str, parts: int = 1) -> None:
+    def __init__(
+        self, megabytes: float, mode: str, parts: int = 1, compute_ms: float | None = None
+    ) -> None:
         self.size, self.mode, self.parts = items_of(megabytes), mode, parts
         self.began_at: list[float] = []
+        self._part_s = (compute_ms or 0.0) / parts / 1e3
         self.on_step: Callable[[int], object] = lambda step: None
         self._sources: dict[str, Any] = {}  # beside parameters and gradients, wherever these lie
         self._sinks: dict[str, Any] = {}
@@ -80,23 +84,31 @@ class Blob:
     def loss_and_gradients(self, parameters: Any, batch: Any, out: Any) -> float:
         self.began_at.append(time.perf_counter())
         self.on_step(len(self.began_at))
-        if not self._sinks:
+        if self.mode == "touched" and not self._sinks:
             self._sources = {name: np.full_like(value, 1e-3) for name, value in out.items()}
             self._sinks = {name: np.empty_like(value) for name, value in parameters.items()}
-        if self.mode == "touched" or len(self.began_at) == 1:
-            for name, source in self._sources.items():
-                self._sinks[name][...] = parameters[name]
-                out[name][...] = source
+        for name, source in self._sources.items():
+            self._sinks[name][...] = parameters[name]
+            out[name][...] = source
+        if len(self.began_at) == 1:
+            for name, gradient in out.items():
+                gradient.fill(1e-3)
+                parameters[name].max()
+        for name in reversed(list(out)) if self._part_s else ():
+            time.sleep(self._part_s)
+            written(out, name)
         return 0.0
 
     def metrics(self, parameters: Any, batch: Any) -> dict[str, float]:
         return {"loss": 0.0}
 
 
-def blob_job(megabytes: float, steps: int, rule: str, mode: str = "in_place", **fields: str) -> Job:
-    """Return the job that moves ``megabytes`` in each direction ``steps`` times."""
+def blob_job(
+    megabytes: float, steps: int, rule: str, mode: str = "in_place", parts: int = 1, **fields: str
+) -> Job:
+    """Return the job that moves ``megabytes``, in ``parts``, in each direction ``steps`` times."""
     return dataless_job(
-        Blob(megabytes, mode),
+        Blob(megabytes, mode, parts),
         steps,
         optimizer=RULES[rule],
         prefetch=0,

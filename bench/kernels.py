@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -80,6 +81,19 @@ def _steps(rule: str, size: int) -> dict[str, Callable[[], object]]:
         for way in TORCH[rule][2] if rule in TORCH else ():
             steps[f"torch {way}"] = _torch_step(rule, way, size)
     return steps
+
+
+def times(rule: str, megabytes: float, cores: int, steps: int) -> list[float]:
+    """Return when updates began, of which each core makes its share; the last is the end."""
+    share = -(-items_of(megabytes) // cores)
+    shares = [_our_step(Update(RULES[rule]), *_arrays(share)) for _ in range(cores)]
+    began_at = []
+    with ThreadPoolExecutor(cores) as threads:
+        for _ in range(steps + 1):
+            began_at.append(time.perf_counter())
+            for made in [threads.submit(step) for step in shares]:
+                made.result()
+    return began_at
 
 
 def _our_step(

@@ -1,4 +1,4 @@
-"""What a ps holds in memory after many pushes, beside what its shard needs."""
+"""What a ps, or workers without one, hold in memory after many pushes, beside what they need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import click
 
 from bench.cluster import Plan, pid_of, train
 from bench.jobs import RULES, USUAL_RULES, blob_job, description
-from bench.options import json_option, lanes_option, list_of, size_type, steps_for
+from bench.options import LANES, json_option, lanes_option, list_of, size_type, steps_for
 from bench.output import report
 from bench.workload import ITEM_NBYTES, items_of
 from zmqtrain.config.cluster import Role
@@ -27,11 +29,13 @@ ALLOWANCE_NBYTES = 64 << 20  # for all that is not the shard: interpreter, libra
 EMPTY_MEGABYTES = 0.0003
 EMPTY_STEPS = 200
 PS = "ps 0"
+LANES_OF = {"ps": LANES, "board": ("shm",), "direct": ("tcp",)}
 STOPS = 3  # of a slow ps
 STOP_S = 2.0  # less than a lease, or workers would be taken for dead
 
 COLUMNS = (
-    *("lane", "rule", "workers", "pushes", "stops", "rss_mb", "anon_shmem_mb", "file_mb"),
+    *("lane", "rule", "workers", "exchange", "pushes", "stops"),
+    *("rss_mb", "anon_shmem_mb", "file_mb"),
     *("formula_mb", "over_mb", "over_without_file_mb", "empty_mb", "own_peak_mb", "ceiling_mb"),
 )
 LEGEND = """\
@@ -44,31 +48,54 @@ formula     parameters + optimizer slots + a gradient for each worker + 64 MiB
 over        rss - formula; over_without_file: anon_shmem - formula
 empty       rss of a ps whose shard has 300 bytes
 own_peak    the highest rss of the whole run - empty
-ceiling     what the ps says at its start that shard and messages take at most"""
+ceiling     what the ps says at its start that shard and messages take at most
+Sizes of workers alone (board, direct) are of all together: what several processes map counts once,
+the formula has 64 MiB for each and, with direct, what each has of parameters and gradient by tcp;
+the peak is of looks a few times a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a ps is to hold, for whom, and how gradients come to it."""
+    """What a ps is to hold, for whom, and how gradients come to it.
+
+    ``exchange``: ps, of which there is one; board or direct of workers that have none.
+    """
 
     lane: str
     rule: str
     megabytes: float
     workers: int
+    exchange: str
+
+    @property
+    def has_ps(self) -> bool:
+        return self.exchange == "ps"
+
+    @property
+    def parts(self) -> int:
+        """How many ps there are; and variables, so that each of these is whole."""
+        return self.workers if self.exchange == "direct" else 1
+
+    @property
+    def by_tcp_nbytes(self) -> int:
+        """What workers that are counted have of parameters and gradient by tcp."""
+        workers = self.workers if self.exchange == "direct" else 0
+        return workers * 2 * items_of(self.megabytes) * ITEM_NBYTES
 
     @property
     def formula_nbytes(self) -> int:
         """Parameters, slots of the rule, a gradient for each worker, and the allowance."""
         arrays = 1 + len(RULES[self.rule].slots) + self.workers
-        return arrays * items_of(self.megabytes) * ITEM_NBYTES + ALLOWANCE_NBYTES
+        allowance = ALLOWANCE_NBYTES * (1 if self.has_ps else self.workers)
+        return arrays * items_of(self.megabytes) * ITEM_NBYTES + self.by_tcp_nbytes + allowance
 
     @property
     def ceiling_nbytes(self) -> int:
-        """What the ps says at its start that shard and messages take at most."""
-        job = blob_job(self.megabytes, 1, self.rule)
-        (layout,) = job.layouts(1)
-        segment = segment_layout(layout, job.update())
-        return segment.nbytes(self.workers) + self.workers * MESSAGES_NBYTES
+        """What all ps say at their start that shards and messages take at most."""
+        job = blob_job(self.megabytes, 1, self.rule, parts=self.parts)
+        segments = [segment_layout(layout, job.update()) for layout in job.layouts(self.parts)]
+        messages = self.parts * self.workers * MESSAGES_NBYTES
+        return sum(each.nbytes(self.workers) for each in segments) + messages + self.by_tcp_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +142,26 @@ class Watch:
             os.kill(pid, signal.SIGCONT)
 
 
+class WatchOfWorkers(Watch):
+    """Reads what all workers hold together, a page that several map in parts; see proc(5), Pss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._peak = 0
+
+    def __call__(self, status: Status) -> None:
+        workers = [task for task in status.tasks if task.role == Role.WORKER]
+        pids = [pid_of(status, task.task) for task in workers]
+        rollup = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
+        found: Counter[str] = Counter()
+        for name, kilobytes in re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE):
+            found[name] += 1024 * int(kilobytes)
+        self._peak = max(self._peak, found["Pss"])
+        kinds = found["Pss_Anon"], found["Pss_Shmem"], found["Pss_File"]
+        self.reading = Reading(found["Pss"], *kinds, self._peak)
+        self.pushes = sum(task.step for task in workers)
+
+
 def measure(shard: Shard, steps: int, stops: int = 0) -> dict[str, Any]:
     """Run an empty shard, then the one asked for; return one row."""
     empty = _run(replace(shard, megabytes=EMPTY_MEGABYTES), EMPTY_STEPS)
@@ -146,11 +193,12 @@ def sizes(shard: Shard, full: Reading, empty: Reading) -> dict[str, float]:
 
 def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
     """Train with a ps that holds the shard."""
-    watch = Watch(stops)
+    watch = Watch(stops) if shard.has_ps else WatchOfWorkers()
     arguments = {"megabytes": shard.megabytes, "steps": steps, "rule": shard.rule}
     plan = Plan(
-        LocalCluster(workers=shard.workers, lane=shard.lane),
-        description(blob_job, **arguments),
+        LocalCluster(ps=int(shard.has_ps), workers=shard.workers, lane=shard.lane),
+        description(blob_job, **arguments, parts=shard.parts),
+        overrides={} if shard.has_ps else {"exchange": shard.exchange},
     )
     train(plan, watch)
     return watch
@@ -167,6 +215,13 @@ def _run(shard: Shard, steps: int, stops: int = 0) -> Watch:
 @click.option("--megabytes", type=size_type, default=13.0, help="size of the parameters")
 @click.option("--workers", type=click.IntRange(1, 64), default=2)
 @click.option(
+    "--exchange",
+    "exchanges",
+    type=list_of(click.Choice(list(LANES_OF)), "exchange"),
+    default="ps",
+    help="ps, one of them; board, of workers alone, on lane shm; direct, of workers alone, on tcp",
+)
+@click.option(
     "--steps", type=click.IntRange(1), help="global steps; default: some seconds' worth of them"
 )
 @click.option(
@@ -180,6 +235,7 @@ def memory_command(
     rules: tuple[str, ...],
     megabytes: float,
     workers: int,
+    exchanges: tuple[str, ...],
     steps: int | None,
     slow_ps: bool,
     as_json: bool,
@@ -193,11 +249,16 @@ def memory_command(
     \b
     Examples:
       python -m bench memory
+      python -m bench memory --exchange board,direct --workers 4 --megabytes 100
       python -m bench memory --slow-ps --lane tcp --rule sgd --workers 4 --megabytes 40
     """
     count = steps or workers * steps_for(megabytes)
     stops = STOPS if slow_ps else 0
-    shards = [Shard(lane, rule, megabytes, workers) for lane in lanes for rule in rules]
+    shards = [
+        Shard(lane, rule, megabytes, workers, exchange)
+        for exchange, lane, rule in product(exchanges, lanes, rules)
+        if lane in LANES_OF[exchange]
+    ]
     rows = (measure(shard, count, stops) for shard in shards)
     report(rows, as_json=as_json, columns=COLUMNS)
     if not as_json:

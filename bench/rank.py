@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.hosts import Hosts
+from bench.hosts import INTERFACE, Hosts
 from bench.processes import json_lines_of
 from bench.workload import items_of
 from zmqtrain.config.options import flags_of
 
 WARM_UP = 5  # steps not counted
+LAYERS = 8  # of a gradient that takes time
 TIMEOUT_S = 240.0
-INTERFACE = "eth0"  # of a host, see bench.hosts
 COUNTER = Path(f"/sys/class/net/{INTERFACE}/statistics/tx_bytes")
 PORT = 2222  # of every rank
 GLOO_PORT = 2323  # where rank 0 is met
@@ -67,7 +67,8 @@ def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int
 
     clock = Clock()
     # A variable for each worker: so each of them is whole with one, and left where it lies.
-    blob = Blob(arguments.megabytes, "in_place", len(addresses))
+    parts = LAYERS if arguments.compute_ms else len(addresses)
+    blob = Blob(arguments.megabytes, "in_place", parts, arguments.compute_ms)
     blob.on_step = clock.begin
     job = dataless_job(
         blob,
@@ -76,6 +77,7 @@ def step_by_messages(arguments: argparse.Namespace, addresses: list[str]) -> int
         prefetch=0,
         exchange=arguments.kind,
         copies=arguments.copies,
+        overlap=arguments.overlap,
     )
     code, _ = _worker(job, arguments.index, addresses)
     clock.tell(arguments.index)
@@ -157,6 +159,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rule", default="sgd")
     parser.add_argument("--copies", type=int, default=1, help="of each part")
+    parser.add_argument("--compute-ms", type=float, help="of a gradient")
+    parser.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--job", help="that is trained")
     parser.add_argument("--overrides", help="fields of it, as JSON")
     arguments = parser.parse_args()

