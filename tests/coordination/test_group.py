@@ -85,6 +85,33 @@ def test_who_is_not_a_member_is_taken_in_but_has_no_say() -> None:
     assert found == Group(3, (0, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("heard_at", "may"),
+    [
+        ({}, False),
+        ({2: -LEASE_S}, True),
+        ({2: 0.1 - LEASE_S}, False),
+        ({2: -LEASE_S, 7: -1.0}, False),  # it has computed with the group
+        ({2: -LEASE_S, 7: -LEASE_S}, True),
+    ],
+)
+def test_who_was_silent_for_a_lease_before_is_not_waited_for(
+    heard_at: dict[int, float], may: bool
+) -> None:
+    gathering = Gathering(0, Group(1, (0, 1, 2)), LEASE_S, 0.0, heard_at)
+    assert gathering.proposal(0.0) is None
+    gathering.note(1, (0,), 0.0)
+    assert gathering.proposal(0.0) == (Group(2, (0, 1)) if may else None)
+    gathering.note(2, (), 0.0)
+    assert gathering.proposal(0.0) is None  # it comes
+
+
+def test_what_is_said_again_is_news_after_a_lease() -> None:
+    gathering = Gathering(0, Group(1, (0, 1, 2)), LEASE_S, 0.0)
+    told = [((), 0.0), ((0,), 0.0), ((0,), 1.0), ((0,), 1.0 + LEASE_S)]
+    assert [gathering.note(1, *each) for each in told] == [True, True, False, True]
+
+
 @dataclass
 class World:
     """Workers that gather over a network that loses, delays and repeats; they die and return."""
@@ -123,7 +150,8 @@ def test_each_group_has_one_successor_and_that_shares_a_quorum_with_it(
     random = Random(seed)
     world = World(random, {1: Group(1, tuple(range(count)))})
     for worker in range(count):
-        world.gatherings[worker] = Gathering(worker, world.decided[1], LEASE_S, 0.0)
+        heard_at = {each: -random.uniform(0, 2 * LEASE_S) for each in range(count)}
+        world.gatherings[worker] = Gathering(worker, world.decided[1], LEASE_S, 0.0, heard_at)
     cut: set[int] = set()
     for now in range(60):
         if random.random() < 0.1:

@@ -21,7 +21,7 @@ from zmqtrain.roles import launch, regroup
 from zmqtrain.roles.regroup import Gatherer, claim, may_regroup
 from zmqtrain.store.logdir import claimed, forget_groups, newest_group, write_group
 from zmqtrain.transport.memory import MemoryTransport
-from zmqtrain.wire.codec import Envelope, Sender
+from zmqtrain.wire.codec import Envelope, Sender, decode
 from zmqtrain.wire.messages import Gather
 
 MEMBERS = ("a:1", "b:1", "c:1")
@@ -96,6 +96,32 @@ async def test_worker_without_a_part_goes_back_once_all_parts_go_on(
     for role, index, message in heard:
         hear(gatherer, role, index, message)
     assert gatherer.found == (Group(heard[-1][2].group, heard[-1][2].members) if goes_on else None)
+
+
+@pytest.mark.parametrize("hears", [(), (0,), (2,)])
+async def test_who_is_not_known_to_be_heard_is_told_at_once(hears: tuple[int, ...]) -> None:
+    """The worker's own connection to it may take longer."""
+    gatherer = Gatherer(CONFIG, JOB, MemoryTransport(), Group(1, (0, 1, 2)))
+    end, message = Mock(), Gather(1, (0, 1, 2), True, hears)
+    envelope = Envelope(message, Sender("worker", 1), 0)
+    gatherer.on_gather(Request(gatherer, end, b"", envelope), message)
+    told = [decode(call.args[0]).message for call in end.send.call_args_list]
+    assert told == ([] if 0 in hears else [Gather(1, (0, 1, 2), True, (1,))])
+
+
+async def test_workers_that_find_one_another_do_not_wait_for_a_heartbeat(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    given = {"members": ("ipc://a", "ipc://b"), "heartbeat_s": 3600.0, "lease_s": 7200.0}
+    job, transport = JOB.model_copy(update={"logdir": str(tmp_path)}), MemoryTransport()
+    gatherers = [
+        Gatherer(CONFIG.model_copy(update=given | {"index": i}), job, transport, Group(1, (0, 1)))
+        for i in range(2)
+    ]
+    running = [asyncio.ensure_future(gatherer.run()) for gatherer in gatherers]
+    await asyncio.wait_for(running[0], 20)
+    assert gatherers[0].found == Group(2, (0, 1))
+    gatherers[1].stop(ExitCode.TERMINATED)
+    assert await asyncio.wait_for(running[1], 20) == ExitCode.TERMINATED
 
 
 async def test_logdir_that_cannot_be_written_for_a_moment_is_tried_again(

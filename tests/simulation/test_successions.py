@@ -12,6 +12,7 @@ from simulation.schedule import Fault, Schedule
 from tests.traces import Trace, calm, trace_of
 from zmqtrain.wire.messages import HandedOver, HandOver, Orders
 
+LEASE_S = calm().timing.lease_s
 NEVER_S = 1000.0  # between two checkpoints: what is not handed on is lost
 
 
@@ -30,10 +31,20 @@ def goes_on_at(trace: Trace) -> int:
     return int(step)
 
 
+def seconds(trace: Trace, pattern: str) -> float:
+    """Return when the last line with this pattern was said."""
+    return float(trace.of(pattern)[-1].split()[0])
+
+
 @pytest.mark.parametrize("worker", range(3))
 @pytest.mark.parametrize("policy", ["sync-replicas", "bounded-staleness:1", "hogwild:whole"])
 def test_group_without_one_host_goes_on_where_it_was(policy: str, worker: int) -> None:
     assert goes_on_at(trace_of(lost(worker, policy=policy))) > 2
+
+
+def test_who_has_been_silent_for_long_is_not_waited_for() -> None:
+    trace = trace_of(lost(2, policy="sync-replicas"))
+    assert seconds(trace, "goes on at") - seconds(trace, "looking for") < LEASE_S
 
 
 @pytest.mark.parametrize("small", [False, True])

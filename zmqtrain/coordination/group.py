@@ -9,7 +9,7 @@ of two proposals counts is decided where all look, in the logdir: whoever writes
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -30,18 +30,36 @@ class Group:
 class Gathering:
     """What one worker knows while its group is given up. Times are of the monotonic clock."""
 
-    def __init__(self, worker: int, group: Group, lease_s: float, now: float) -> None:
-        """``lease_s``: who is silent for so long is not heard; a circle stands for so long."""
+    def __init__(
+        self,
+        worker: int,
+        group: Group,
+        lease_s: float,
+        now: float,
+        heard_at: Mapping[int, float] | None = None,
+    ) -> None:
+        """``lease_s``: who is silent for so long is not heard, nor waited for.
+
+        ``heard_at``: when other workers were last heard in the group; a member of which that is
+        not known counts as heard now.
+        """
         self.worker = worker
         self.group = group
         self._lease_s = lease_s
+        self._heard_at = dict.fromkeys(group.members, now) | dict(heard_at or {})
         self._hears: dict[int, tuple[float, Collection[int]]] = {}  # when it said so, and whom
         self._circle: tuple[int, ...] = (worker,)
         self._since = now  # when the circle became this one
 
-    def note(self, worker: int, hears: Collection[int], now: float) -> None:
-        """Another worker says that it gives this group up, and whom it hears."""
+    def note(self, worker: int, hears: Collection[int], now: float) -> bool:
+        """Another worker says that it gives this group up, and whom it hears; say if that is new.
+
+        It is not if it has said the same within a lease.
+        """
+        is_known = worker in self.heard(now) and self._hears[worker][1] == hears
         self._hears[worker] = now, hears
+        self._heard_at[worker] = now
+        return not is_known
 
     def heard(self, now: float) -> tuple[int, ...]:
         """Return the others that have been heard within a lease."""
@@ -52,8 +70,9 @@ class Gathering:
     def proposal(self, now: float) -> Group | None:
         """Return the next group, if this worker is to propose one now.
 
-        Its circle (itself, and others that all hear one another) is a quorum of the group, has been
-        the same for a lease, and nobody in it is lower.
+        Its circle (itself, and others that all hear one another) is a quorum of the group, and
+        nobody in it is lower. It has been the same for a lease, or everybody else is silent for so
+        long: then there is nobody to wait for.
         """
         circle = [self.worker]
         for other in self.heard(now):
@@ -62,9 +81,14 @@ class Gathering:
         found = tuple(sorted(circle))
         if found != self._circle:
             self._circle, self._since = found, now
-        stands = now - self._since >= self._lease_s and found[0] == self.worker
-        may_decide = stands and self.group.is_quorum(found)
+        stands = now - self._since >= self._lease_s or not self._may_come(found, now)
+        may_decide = stands and found[0] == self.worker and self.group.is_quorum(found)
         return Group(self.group.number + 1, found) if may_decide else None
+
+    def _may_come(self, circle: Collection[int], now: float) -> bool:
+        """Say whether someone who is not in the circle has been heard within a lease."""
+        late = (at for who, at in self._heard_at.items() if who not in circle)
+        return any(now - at < self._lease_s for at in late)
 
     def _mutual(self, other: int, one: int) -> bool:
         hears_one = one in self._hears[other][1]

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -35,7 +35,7 @@ from zmqtrain.errors import (
 from zmqtrain.job import Job
 from zmqtrain.observe.logs import StateLogger
 from zmqtrain.roles.succession import Succession
-from zmqtrain.server.remains import Remains
+from zmqtrain.server.members import within
 from zmqtrain.server.server import ParameterServer
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.store.logdir import claimed, last_generation, newest_group, write_group
@@ -88,19 +88,20 @@ class Gatherer(JobActor):
         job: Job,
         transport: Transport,
         group: Group,
-        remains: Remains | None = None,
+        server: ParameterServer | None = None,
         fingerprint: Mapping[str, str] | None = None,
     ) -> None:
-        """``remains``: of the ps that it hosted; ``fingerprint``: of the job, in that group."""
+        """``server``: which it hosted in that group; ``fingerprint``: of the job, there."""
         super().__init__(config, job, transport)
         self.found: Group | None = None
         hosts = group.members[: job.shards_on(len(group.members))]
+        remains = server.remains if server is not None else None
         self._succession = Succession(self, hosts, remains, fingerprint or self.fingerprint)
         self._saving: asyncio.Future[None] | None = None
         self._saved_with: tuple[int, ...] = ()  # the workers that were asked for what they hold
         self._config, self._logdir = config, job.logdir or ""
-        self._give_up(group)
-        self._is_found = asyncio.Event()
+        self._give_up(group, server.heard_at if server is not None else {})
+        self._has_news = asyncio.Event()
         self.handlers = dict.fromkeys(get_args(Message), self._answer) | {
             Gather: self.on_gather,
             HandOver: self._succession.on_hand_over,
@@ -121,16 +122,11 @@ class Gatherer(JobActor):
                 self.link(Task(Role.WORKER, worker), connect_endpoint(address))
         # Others may be restarted meanwhile, and first wait to join the group that is over.
         until = time.monotonic() + timing.join_timeout_s + 3 * timing.lease_s
-        stopped = asyncio.ensure_future(self.stopping.wait())
-        found = asyncio.ensure_future(self._is_found.wait())
         try:
-            while not (stopped.done() or found.done()):
+            while not (self.stopping.is_set() or self.found):
+                self._has_news.clear()
                 for link in self.links:
                     link.send(self._state())
-                await asyncio.wait(
-                    [stopped, found], timeout=timing.heartbeat_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )  # fmt: skip
                 is_late = time.monotonic() > until
                 try:
                     await self._propose()
@@ -140,11 +136,15 @@ class Gatherer(JobActor):
                     states.state("logdir", f"{error}; trying again", logging.WARNING)
                 if not self.found and is_late and self._saving is None:
                     raise PeerLostError(self._lack())
+                await within(timing.heartbeat_s, self._has_news)
         finally:
-            for each in (stopped, found, self._saving):
-                if each is not None:
-                    each.cancel()
+            if self._saving is not None:
+                self._saving.cancel()
         return self.stop_code
+
+    def stop(self, exit_code: int) -> None:
+        super().stop(exit_code)
+        self._has_news.set()
 
     async def _propose(self) -> None:
         if self._saving is not None:
@@ -158,22 +158,23 @@ class Gatherer(JobActor):
         if proposal.members != self._saved_with:
             self._saved_with = proposal.members
             self._saving = asyncio.ensure_future(self._succession.save(proposal.members))
+            self._saving.add_done_callback(lambda _: self._has_news.set())
         else:
             members = self._config.members
             addresses = [members[worker] for worker in proposal.members]
             await asyncio.to_thread(write_group, self._logdir, proposal.number, addresses)
             self._find(await asyncio.to_thread(_newest, self._logdir, members))
 
-    def _give_up(self, group: Group) -> None:
+    def _give_up(self, group: Group, heard_at: Mapping[int, float]) -> None:
         self._known = group
         self._going_on: set[int] = set()  # who says of its part that it goes on in this group
         self._gathering = Gathering(
-            self._config.index, group, self.timing.lease_s, time.monotonic()
+            self._config.index, group, self.timing.lease_s, time.monotonic(), heard_at
         )
 
     def _find(self, group: Group) -> None:
         self.found = group
-        self._is_found.set()
+        self._has_news.set()
 
     def _state(self) -> Gather:
         hears, last = self._gathering.heard(time.monotonic()), self._succession.last
@@ -205,11 +206,14 @@ class Gatherer(JobActor):
             if theirs.number > self._known.number or self._all_go_on(request.sender):
                 self._find(theirs)
         elif theirs.number > self._known.number:
-            self._give_up(theirs)
+            self._give_up(theirs, {})
         if message.gives_up and theirs == self._known:
             self._going_on.discard(request.sender.index)
-            self._gathering.note(request.sender.index, message.hears, time.monotonic())
             self._succession.note(request.sender.index, message.last)
+            if self._gathering.note(request.sender.index, message.hears, time.monotonic()):
+                self._has_news.set()
+            if self._config.index not in message.hears:
+                self._answer(request, message)
 
     def _all_go_on(self, sender: Sender) -> bool:
         """Say whether all parts have said that they go on, now that the sender does.
@@ -269,9 +273,10 @@ async def serve_groups(
             if any(actor.stopping.is_set() for actor in actors):
                 raise  # a signal, or the end of the job, came first
             log.warning("%s; looking for the workers that are left", lost)
-            remains = next(filter(None, map(_remains_of, actors)), None)
             fingerprint = actors[-1].fingerprint  # of the worker, who knows the data
-            gatherer = Gatherer(of_all, job, transport(of_all), group, remains, fingerprint)
+            gatherer = Gatherer(
+                of_all, job, transport(of_all), group, _server_among(actors), fingerprint
+            )
             try:
                 code = await gather(gatherer)
             except PeerLostError as lack:
@@ -280,12 +285,13 @@ async def serve_groups(
                 return code
             group = gatherer.found
         finally:
-            for remains in filter(None, map(_remains_of, actors)):
-                remains.close()
+            server = _server_among(actors)
+            if server is not None and server.remains is not None:
+                server.remains.close()
 
 
-def _remains_of(actor: JobActor) -> Remains | None:
-    return actor.remains if isinstance(actor, ParameterServer) else None
+def _server_among(actors: Iterable[JobActor]) -> ParameterServer | None:
+    return next((actor for actor in actors if isinstance(actor, ParameterServer)), None)
 
 
 def _newest(logdir: str, addresses: Sequence[str]) -> Group:

@@ -170,6 +170,12 @@ class ParameterServer(JobActor):
         """How the chief has ended the run, once it has."""
         return self._shutdown
 
+    @property
+    def heard_at(self) -> dict[int, float]:
+        """When each worker that has joined was last heard, by the monotonic clock."""
+        peers = self.peers if self._executor is not None else ()
+        return {peer.index: peer.heard_at for peer in peers if peer.is_worker}
+
     def _on_join(self, request: Request, message: Join) -> None:
         if message.group == self.group:
             self._members.on_join(request, message)
