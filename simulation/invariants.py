@@ -83,6 +83,8 @@ def _wrong_summary(schedule: Schedule, summary: Summary) -> Iterator[str]:
     interrupted = summary.exit_code == ExitCode.INTERRUPTED and schedule.has("interrupt")
     if schedule.hosts and summary.exit_code == ExitCode.PEER_LOST:
         return  # it had not all of its workers yet, and waits for no more
+    if schedule.has("interrupt") and not summary.global_step:
+        return  # it was interrupted before it began, and the next chief found some workers gone
     if summary.exit_code != ExitCode.OK and not interrupted:
         yield f"the run ended with exit code {summary.exit_code}: {summary.ended}"
     elif schedule.epochs and not interrupted:
