@@ -91,6 +91,8 @@ def training() -> Status:
         event=3,
         initialised=True,
         policy="sync-replicas",
+        strategy="parameter-server",
+        exchange="direct",
         switching="",
         step=1200,
         steps=3000,

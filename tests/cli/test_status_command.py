@@ -30,6 +30,7 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
         "digits.py at 127.0.0.1:2222",
         "  state      training for 12 s",
         "  step       1200 of 3000 (40.0 %), 100 steps/s, about 18 s left",
+        "  strategy   parameter-server, exchange direct",
         "  policy     sync-replicas",
         "  loss       0.2500 at the last push",
         "  examples   120000",
@@ -48,7 +49,7 @@ def test_status_is_a_few_figures_and_a_table(training: Status) -> None:
 def test_group_and_rosters_are_told_where_there_are_any(training: Status) -> None:
     changed = replace(training, group=2, group_members=(1, 2), rosters=7)
     lines = text_of(status_view(changed, "digits.py"), 80).splitlines()
-    assert lines[8:10] == ["  group      2 (worker 1, worker 2)", "  rosters    7"]
+    assert lines[9:11] == ["  group      2 (worker 1, worker 2)", "  rosters    7"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role
-from zmqtrain.config.strategy import strategy_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import (
     RETRYABLE,
@@ -451,12 +450,9 @@ class Chief(JobActor):
         final = await self.status()
         self._on_progress(final)
         last, average = await self.read_parameters(), self.job.evaluate_average
-        asked = self.job.exchange_of_workers
         self.summary = Summary.of(
             final,
             job=self.job_name,
-            strategy=strategy_of(self.job, self.workers, hosted=self.hosted),
-            exchange="board" if self.board else {"auto": "direct"}.get(asked, asked),
             ps=0 if self.hosted else self.shards,
             workers=self.workers,
             last=last,

@@ -81,6 +81,7 @@ def _figures(status: Status) -> Table:
     rows = {
         "state": cell(state_of(status), "red" if status.failure else ""),
         "step": cell(_progress(status)),
+        "strategy": cell(f"{status.strategy}, exchange {status.exchange}"),
         "policy": cell(status.policy + change),
         "loss": cell(f"{loss_of(status.loss)} at the last push"),
         "examples": cell(status.examples),

@@ -153,6 +153,12 @@ def strategy_of(job: Job, workers: int, *, hosted: bool) -> str:
     return MIRRORED if job.devices and workers == 1 else MULTI_WORKER_MIRRORED
 
 
+def exchange_of(job: Job, *, board: bool) -> str:
+    """Return by which exchange gradients become parameters; ``board``: workers have one."""
+    asked = job.exchange_of_workers
+    return "board" if board else {"auto": "direct"}.get(asked, asked)
+
+
 def is_mirrored(job: Job, *, alone: bool) -> bool:
     """Say whether one worker trains the job on its devices; ``alone``: no cluster is given."""
     return job.strategy == MIRRORED or (job.strategy == "auto" and bool(job.devices) and alone)

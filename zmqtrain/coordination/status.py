@@ -29,6 +29,8 @@ class HostStatus:
     started_at: float  # of the monotonic clock
     group: int = 0  # of the workers that carry the job
     group_members: tuple[int, ...] = ()
+    strategy: str = ""
+    exchange: str = ""
 
 
 def status_of(
@@ -69,6 +71,8 @@ def status_of(
         learning_rate=coordinator.learning_rate,
         group=host.group,
         group_members=host.group_members,
+        strategy=host.strategy,
+        exchange=host.exchange,
     )
 
 

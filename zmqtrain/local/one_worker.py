@@ -257,6 +257,8 @@ class LocalRun:
             staleness=exchange.staleness.summary(),
             tasks=(worker,),
             waits=(),
+            strategy=MIRRORED if job.devices else "local",
+            exchange="nccl" if job.exchange == "nccl" else "local",
         )
 
     async def _end(self) -> Summary:
@@ -290,8 +292,6 @@ class LocalRun:
             parameters=await self.read_parameters(True) if average else last,
             history=self.history,
             job=self._job.name,
-            strategy=MIRRORED if self._job.devices else "local",
-            exchange="nccl" if self._job.exchange == "nccl" else "local",
             ps=0,
             workers=1,
             checkpoint=self._saver.last,

@@ -67,6 +67,8 @@ class Summary:
         """
         return cls(
             policy=status.policy,
+            strategy=status.strategy,
+            exchange=status.exchange,
             rosters=status.rosters,
             global_step=status.step,
             seconds=status.seconds,

@@ -18,6 +18,7 @@ from zmqtrain.actors.actor import Request
 from zmqtrain.actors.joining import join_all
 from zmqtrain.actors.task import JobActor
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.strategy import exchange_of, strategy_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.coordination.admin_api import AdminApi
 from zmqtrain.coordination.delivery import OrderDelivery
@@ -450,4 +451,6 @@ class ParameterServer(JobActor):
             self._chief.began_at,
             self.group,
             self.hosts if self.group else (),
+            strategy_of(self.job, self.workers, hosted=self.hosted),
+            exchange_of(self.job, board=self.board),
         )

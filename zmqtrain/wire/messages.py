@@ -628,6 +628,8 @@ class Status:
     rosters: int = 0  # that workers made steps in by themselves
     group: int = 0  # number of that of workers without ps; 0: they do not go on without a lost one
     group_members: tuple[int, ...] = ()  # of it
+    strategy: str = ""  # by which the job is trained, as in the summary
+    exchange: str = ""
 
 
 Message = (
