@@ -6,6 +6,7 @@ Sizes are those around which a tensor travels, or is updated, in another way.
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from zmqtrain.wire.codec import INLINE_NBYTES
 
 STEPS = 4
 INLINE_SIZE = INLINE_NBYTES // 4
-EVERY = KINDS | {"1 ps, by messages": on_ps(1, "tcp")}
+EVERY = KINDS | {"1 ps, by messages": partial(on_ps, ps=1, lane="tcp")}
 
 
 class Vector:
