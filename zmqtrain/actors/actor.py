@@ -173,9 +173,11 @@ class Actor:
     def crash(self, error: Exception) -> None:
         """End the actor with an error that a callback raised."""
         if not self.spawn(_raise(error)):
-            bug = None if isinstance(error, ZmqTrainError) else error
             text = "%s met another error while it ended: %s"
-            log.error(text, self.task, error, exc_info=bug)
+            if isinstance(error, ZmqTrainError):  # often another word about what ends it
+                log.info(text, self.task, error)
+            else:
+                log.error(text, self.task, error, exc_info=error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> bool:
         """Run a background task while the actor lives; False if it is ending: nothing starts."""
