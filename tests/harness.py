@@ -156,11 +156,15 @@ class Stage:
         return "\n".join(map(str, self.processes))
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
-        """Return the first value of ``condition`` that is true, while some process runs."""
+        """Return the first value of ``condition`` that is true, while some process runs.
+
+        On an engine none is started here.
+        """
 
         def found() -> Found:
             value = condition()
-            if not value and all(p.popen.poll() is not None for p in self.processes):
+            ended = [process.popen.poll() is not None for process in self.processes]
+            if not value and ended and all(ended):
                 raise AssertionError(f"{what}: every process has ended\n{self.report}")
             return value
 
