@@ -353,5 +353,5 @@ def test_check_tells_of_initial_values_that_no_seed_decides(
     (tmp_path / "job.py").write_text(JOB.format(model=UNSEEDED[framework]))
     code = main(["check", "--job", f"{tmp_path}/job.py"])
     said = capsys.readouterr()
-    assert code == ExitCode.OK
+    assert code == ExitCode.OK, said.err
     assert re.search("begins with other values of [a-z/]*bias each time", said.out + said.err)
