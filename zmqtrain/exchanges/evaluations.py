@@ -24,7 +24,7 @@ from zmqtrain.wire.messages import Evaluate, Evaluated
 
 log = logging.getLogger(__name__)
 
-Read: TypeAlias = Callable[[bool], Awaitable[tuple[Parameters, list[int]]]]
+ReadVariables: TypeAlias = Callable[[bool], Awaitable[tuple[Parameters, list[int]]]]
 """Returns the current variables, or their moving averages, and the version of each shard."""
 
 SUMS_DTYPE = "<f8"
@@ -68,7 +68,7 @@ class Evaluations:
         job: Job,
         dataset: Dataset,
         loop: TrainingLoop,
-        read: Read,
+        read: ReadVariables,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         """``dataset``: the evaluation set. ``read`` is told whether averages are wanted."""

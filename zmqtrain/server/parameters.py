@@ -6,8 +6,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 from zmqtrain.actors.actor import Request
+from zmqtrain.compute.arrays import Flat
 from zmqtrain.coordination.membership import PeerTable
 from zmqtrain.errors import ConfigError, FencedError, RefusedError, ZmqTrainError
 from zmqtrain.job import Job
@@ -43,6 +46,7 @@ class ParameterAccess:
         self._executor = executor
         self._metrics = metrics
         self._job = job
+        self._copies: WeakValueDictionary[Any, Flat] = WeakValueDictionary()  # on their way
 
     def on_initialize(self, request: Request, message: Initialize) -> None:
         self._peers.member(request)
@@ -80,12 +84,23 @@ class ParameterAccess:
 
     def _show(self, request: Request, message: Read) -> None:
         shown = Parameters(self._state.version)
-        if message.values:  # as a copy, for updates go on while it is on its way
-            shard = self._state.shard
-            part = slice(None) if message.copies else shard.layout.owned
-            request.reply_with(shown, shard.copy(part, average=message.average))
+        if message.values:
+            request.reply_with(shown, self._copy(message))
         else:
             request.reply(shown)
+
+    def _copy(self, message: Read) -> Flat:
+        """Return a copy of what is asked for: updates go on while it is on its way.
+
+        Who asks for the same meanwhile gets the same copy, as workers do at the end of an epoch.
+        """
+        state, shard = self._state, self._state.shard
+        key = state.generation, state.version, message.average, message.copies
+        copy = self._copies.get(key)
+        if copy is None:
+            part = slice(None) if message.copies else shard.layout.owned
+            copy = self._copies[key] = shard.copy(part, average=message.average)
+        return copy
 
     def _initialize(self, request: Request, message: Initialize) -> None:
         """Begin a generation, unless it has begun; no order of the one before is under way."""

@@ -112,7 +112,7 @@ def note_alive(segment: Segment) -> None:
 
 
 def copies_nbytes(layout: ShardLayout, job: Job) -> int:
-    """Return the most bytes of copies of what it owns: one goes to the chief, one is kept."""
+    """Return the most bytes of copies of what it owns: one is on its way to readers, one kept."""
     owned = len(range(layout.size)[layout.owned])
     return owned * ITEM_NBYTES * (2 if job.evaluate_every else 1)
 
@@ -122,7 +122,7 @@ def log_memory(shard: Shard, address: str, workers: int, job: Job) -> None:
     layout, segment = shard.layout, shard.segment
     log.info(
         "listening at %s: %s of parameters; with %s its memory is at most %s%s, %s for messages, "
-        "and %s for copies that the chief reads",
+        "and %s for copies that are read",
         address,
         data_size(layout.nbytes),
         counted(workers, "worker"),
