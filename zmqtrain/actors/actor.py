@@ -116,8 +116,8 @@ class Actor:
         self.links: list[Link] = []
         self.stopping = asyncio.Event()
         self.stop_code = 0
-        # Whether what it has said is still sent when it fails: to a lost host that takes seconds.
-        self.has_last_words = True
+        # Whether what is on its way is still sent when it fails: to a lost host that takes seconds.
+        self.lingers = True
         self._listeners: list[Endpoint] = []
         self._background: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -142,7 +142,7 @@ class Actor:
                     return await self.main()
                 except BaseException:
                     # Who asks now shall ask the next life.
-                    self._stop_listening(discard=not self.has_last_words)
+                    self._stop_listening(discard=not self.lingers)
                     raise
                 finally:
                     for task in self._background:
@@ -155,7 +155,7 @@ class Actor:
             raise
         finally:
             self.on_end(error)
-            discard = isinstance(error, PeerLostError) and not self.has_last_words
+            discard = isinstance(error, PeerLostError) and not self.lingers
             for link in self.links:
                 link.close(discard=discard)
             self._stop_listening()

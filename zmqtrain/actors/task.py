@@ -38,7 +38,7 @@ class JobActor(Actor):
         self.hosted = config.hosted
         self.instead_of_ps = instead_of_ps(config.cluster)
         self.group, self.hosts = config.group, config.hosts
-        self.has_last_words = not config.group  # the next group begins anew
+        self.lingers = not config.group  # the next group begins anew
         self._owner_of = config.owner_of
         self.board = config.board
         self.lane = config.lane

@@ -8,7 +8,6 @@ checkpoint before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +21,7 @@ from zmqtrain.chief.saving import Saver
 from zmqtrain.config.cluster import Role, Task
 from zmqtrain.coordination.hand_over import left_of, newest
 from zmqtrain.errors import CheckpointError, ZmqTrainError
+from zmqtrain.server.members import within
 from zmqtrain.server.remains import Remains
 from zmqtrain.store.checkpoint import checkpoints_directory
 from zmqtrain.wire.messages import HandedOver, HandOver, LastOrders, Saved, ShardFile
@@ -105,8 +105,7 @@ class Succession:
                 if link.peer in names:
                     link.send(message)
             self._is_answered.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_answered.wait(), actor.timing.heartbeat_s)
+            await within(actor.timing.heartbeat_s, self._is_answered)
         return replace(saved, files=tuple(map(self._file, hosts)))
 
     def _file(self, host: int) -> ShardFile:
