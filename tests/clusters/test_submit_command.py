@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import stat
@@ -15,10 +16,10 @@ import yaml
 
 from tests.clusters.conftest import Answer, Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
+from zmqtrain.cli import keys as keys_command
 from zmqtrain.cli import submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
-from zmqtrain.clusters import kubectl as kubectl_engine
 from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
@@ -42,6 +43,14 @@ SUBMIT = (
     *("submit", str(ROOT / JOB), "--on", "kubernetes", "--image", "i", "--name", "digits"),
     *("--workers", "2", "--max-workers", "4", "--ps-memory", "1Gi"),
 )
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have commands wait for no time; return how long they would have waited."""
+    slept: list[float] = []
+    monkeypatch.setattr(keys_command, "time", SimpleNamespace(sleep=slept.append))
+    return slept
 
 
 def submitted(kubectl: Kubectl, *options: str) -> None:
@@ -321,33 +330,93 @@ def test_options_of_a_script_count_more_than_the_variables_of_who_submits(
     assert len(words) == 2 and all("--partition=main" in each for each in words)
 
 
-def test_new_keys_are_there_before_the_registry_that_demands_them(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def sent_keys(kubectl: Kubectl) -> list[dict[str, str]]:
+    """Return the files of keys in each replacement of Secrets."""
+    return [
+        {
+            name: value
+            for item in yaml.safe_load_all(text)
+            for name, value in item["stringData"].items()
+        }
+        for _, text in kubectl.calls("replace")
+    ]
+
+
+def states_in(registry: str) -> list[tuple[str, str]]:
+    """Return owner and state of each key."""
+    words = [line.split() for line in registry.splitlines() if not line.startswith("#")]
+    return [(f"{role} {index}", state) for role, index, state, _ in words]
+
+
+def test_former_keys_are_revoked_after_all_tasks_have_had_time_to_get_the_new_ones(
+    kubectl: Kubectl, at_once: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     submitted(kubectl)
     keys = Path(submitted_jobs()[0].keys)
     before = {path.name: path.read_text() for path in keys.iterdir()}
-    monkeypatch.setattr(kubectl_engine, "SECRET_S", 0.0)
     assert main(["keys", "rotate", "digits"]) == ExitCode.OK
-    sent = [list(yaml.safe_load_all(text)) for _, text in kubectl.calls("replace")]
-    *secrets, (registry,) = [[item["metadata"]["name"] for item in items] for items in sent]
-    assert secrets == [[f"digits-{role}" for role in ("ps", "chief", "worker", "client")]]
-    assert registry == "digits-registry"
-    changed = {path.name for path in keys.iterdir() if path.read_text() != before[path.name]}
-    assert changed == set(before) - {"ps-0.secret"}
+    assert at_once == [120.0]
+    both, after = sent_keys(kubectl)
+    rotated = [owner for owner, _ in states_in(before["registry"]) if owner != "ps 0"]
+    assert states_in(both["registry"]) == [
+        ("ps 0", "allowed"),
+        *((owner, "expiring") for owner in rotated),
+        *((owner, "allowed") for owner in sorted(rotated)),
+    ]
+    assert states_in(after["registry"]) == [
+        (owner, "revoked" if state == "expiring" else state)
+        for owner, state in states_in(both["registry"])
+    ]
+    changed = {name for name in before if both[name] != before[name]}
+    assert changed == set(before) - {"ps-0.secret", "client-0.secret"}
+    assert {name for name in before if after[name] != both[name]} == {"registry", "client-0.secret"}
+    assert {name: (keys / name).read_text() for name in before} == after
     told = capsys.readouterr().out
-    assert not any((keys / name).read_text().strip() in told for name in changed)
+    assert not any(after[name].strip() in told for name in after)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_interrupted_rotation_goes_on_when_it_is_repeated(
+    kubectl: Kubectl, at_once: list[float], capsys: pytest.CaptureFixture[str], fails: int
+) -> None:
+    submitted(kubectl)
+    later = [(*said("", "replace")[:4], True)] * fails
+    kubectl.answers(*later, refused(AWAY, "replace"))
+    assert main(["keys", "rotate", "digits"]) == ExitCode.PEER_LOST
+    kubectl.answers(*WILLING)
+    assert main(["keys", "rotate", "digits"]) == ExitCode.OK
+    sent = sent_keys(kubectl)
+    if fails == 0:  # the same keys are sent once more
+        assert sent[0] == sent[1]
+    for former, latter in itertools.pairwise(sent):
+        for task in ("chief 0", "worker 0", "worker 1"):
+            assert admitted(former["registry"], task) & admitted(latter["registry"], task)
+
+
+def admitted(registry: str, task: str) -> set[str]:
+    words = [line.split() for line in registry.splitlines() if line.startswith(task)]
+    return {public for _, _, state, public in words if state != "revoked"}
+
+
+def test_revoked_key_whose_registry_is_elsewhere_is_said_to_be_valid_there(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submitted(kubectl)
+    keys = submitted_jobs()[0].keys
+    for words in (["revoke", "worker", "2"], ["add", "worker", "2"]):
+        capsys.readouterr()
+        assert main(["keys", *words, "--keys", keys]) == ExitCode.OK
+        assert "zmqtrain keys rotate digits" in capsys.readouterr().err
 
 
 def test_secrets_of_revoked_keys_do_not_stay_on_kubernetes(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
+    kubectl: Kubectl, at_once: list[float]
 ) -> None:
     """Objects are replaced as wholes, one that holds no more secrets too."""
     submitted(kubectl)
     keys = submitted_jobs()[0].keys
     for task in (["chief"], ["worker", "2"]):
         assert main(["keys", "revoke", *task, "--keys", keys]) == ExitCode.OK
-    monkeypatch.setattr(kubectl_engine, "SECRET_S", 0.0)
     kubectl.answers(said("", "replace"))
     assert main(["keys", "rotate", "digits"]) == ExitCode.OK
     held = {

@@ -192,8 +192,10 @@ class Keyed:
         self._transports.append(transport)
         return transport
 
-    def listen(self, *, keyed: bool = True) -> tuple[Endpoint, Inbox, Troubles]:
-        directory = self.directory if keyed else None
+    def listen(
+        self, directory: Path | None = None, *, keyed: bool = True
+    ) -> tuple[Endpoint, Inbox, Troubles]:
+        directory = (directory or self.directory) if keyed else None
         transport = self.transport(Security(Owner("ps"), directory))
         endpoint, inbox, troubles = transport.bind("tcp://127.0.0.1:0"), Inbox(), Troubles()
         self.servers[endpoint.address] = Owner("ps")
@@ -202,11 +204,18 @@ class Keyed:
         return endpoint, inbox, troubles
 
     def peer(
-        self, address: str, owner: Owner, directory: Path | None = None, *, keyed: bool = True
+        self,
+        address: str,
+        owner: Owner,
+        directory: Path | None = None,
+        *,
+        keyed: bool = True,
+        patience_s: float = 0.0,
     ) -> tuple[Endpoint, Inbox, Troubles]:
         """Connect with the secret that a directory, by default the job's, has for a task."""
         known = (directory or self.directory) if keyed else None
-        transport = self.transport(Security(owner, known, servers=self.servers))
+        security = Security(owner, known, servers=self.servers, patience_s=patience_s)
+        transport = self.transport(security)
         endpoint, inbox, troubles = transport.connect(address), Inbox(), Troubles()
         endpoint.start(inbox)
         endpoint.on_failure(troubles)

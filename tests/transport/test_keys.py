@@ -7,32 +7,40 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, OccupiedError
 from zmqtrain.transport import keys as module
 from zmqtrain.transport.curve import make_pair
 from zmqtrain.transport.keys import (
+    ALLOWED,
+    EXPIRING,
+    REVOKED,
     Entry,
     Owner,
     Pair,
     add_keys,
     allowed_key,
+    concluded,
     owner_of,
     public_key,
     read_registry,
     read_secret,
-    renew_keys,
     revoke_key,
+    rotated,
+    rotation,
     secret_path,
     secrets_in,
 )
+from zmqtrain.transport.registry import Registry
+from zmqtrain.transport.security import Security
 
-PS, WORKER = Owner("ps"), Owner("worker", 3)
-A, B, C = ("a" * 64, "b" * 64, "c" * 64)
+PS, WORKER, PERSON = Owner("ps"), Owner("worker", 3), Owner("client")
+A, B, C, D, E = ("a" * 64, "b" * 64, "c" * 64, "d" * 64, "e" * 64)
 
 
 @pytest.fixture
@@ -72,7 +80,7 @@ def test_new_keys_are_private_and_can_be_read_back(directory: Path) -> None:
 def test_revoked_key_stays_known_and_makes_room_for_another(directory: Path) -> None:
     add_keys(directory, {WORKER: Pair(A, B)})
     assert revoke_key(directory, WORKER) == A
-    assert read_registry(directory) == (Entry(WORKER, A, revoked=True),)
+    assert read_registry(directory) == (Entry(WORKER, A, REVOKED),)
     assert secrets_in(directory) == []
     with pytest.raises(ConfigError, match="allows no key of worker 3"):
         allowed_key(directory, WORKER)
@@ -80,20 +88,137 @@ def test_revoked_key_stays_known_and_makes_room_for_another(directory: Path) -> 
     assert allowed_key(directory, WORKER).hex() == B
 
 
-def test_renewed_key_replaces_the_former_one(directory: Path) -> None:
+def test_rotated_key_expires_until_everyone_has_its_successor(directory: Path) -> None:
+    add_keys(directory, {PS: Pair(A, A), WORKER: Pair(B, B), PERSON: Pair(D, D)})
+    with rotation(directory, lambda: {WORKER: Pair(C, C), PERSON: Pair(E, E)}) as owners:
+        assert owners == [WORKER, PERSON]
+        assert read_registry(directory) == (
+            Entry(PS, A),
+            Entry(WORKER, B, EXPIRING),
+            Entry(PERSON, D, EXPIRING),
+            Entry(WORKER, C),
+            Entry(PERSON, E),
+        )
+        assert read_secret(directory, WORKER).hex() == C
+        assert read_secret(directory, PERSON).hex() == D  # ps that lag behind know no other
+    assert [entry.state for entry in read_registry(directory)] == [
+        ALLOWED, REVOKED, REVOKED, ALLOWED, ALLOWED,
+    ]  # fmt: skip
+    assert allowed_key(directory, PS).hex() == read_secret(directory, PS).hex() == A
+    assert read_secret(directory, WORKER).hex() == allowed_key(directory, WORKER).hex() == C
+    assert read_secret(directory, PERSON).hex() == allowed_key(directory, PERSON).hex() == E
+    assert secrets_in(directory) == [PERSON, PS, WORKER]
+    assert {mode(path) for path in directory.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("at", ["first", "second"])
+def test_interrupted_rotation_locks_nobody_out_and_goes_on(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It is killed before the registry has the new keys, or before their secrets are in place."""
     add_keys(directory, {PS: Pair(A, A), WORKER: Pair(B, B)})
-    renew_keys(directory, {WORKER: Pair(C, C)})
-    assert {entry for entry in read_registry(directory) if entry.owner == WORKER} == {
-        Entry(WORKER, B, revoked=True),
-        Entry(WORKER, C),
+    replaced, left = os.replace, {"first": 0, "second": 1}[at]
+
+    def killed(*paths: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        replaced(*paths)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        rotation(directory, lambda: {WORKER: Pair(C, C)}),
+    ):
+        pass
+    monkeypatch.undo()
+    assert read_secret(directory, WORKER).hex() == B
+    assert Registry(directory).find(B), "the key that the task has is not admitted"
+    with rotation(directory, lambda: {WORKER: Pair(D, D)}) as owners:
+        assert owners == [WORKER]
+    new = read_secret(directory, WORKER).hex()
+    assert new == {"first": D, "second": C}[at]
+    registry = Registry(directory)
+    assert registry.find(new) and not registry.find(B)
+    assert not list(directory.glob("*.next"))
+
+
+def test_rotation_that_fails_on_the_way_goes_on_with_the_same_keys(directory: Path) -> None:
+    add_keys(directory, {WORKER: Pair(B, B)})
+    with (
+        pytest.raises(ConfigError, match="no engine"),
+        rotation(directory, lambda: {WORKER: Pair(C, C)}),
+    ):
+        raise ConfigError("no engine")
+    assert all(map(Registry(directory).find, (B, C)))
+    with rotation(directory, lambda: {WORKER: Pair(D, D)}):
+        assert read_secret(directory, WORKER).hex() == C
+    assert read_registry(directory) == (Entry(WORKER, B, REVOKED), Entry(WORKER, C))
+
+
+def test_second_rotation_at_the_same_time_is_refused(directory: Path) -> None:
+    add_keys(directory, {WORKER: Pair(B, B)})
+    with rotation(directory, lambda: {WORKER: Pair(C, C)}):
+        with (
+            pytest.raises(OccupiedError, match="another rotation of the keys"),
+            rotation(directory, lambda: {WORKER: Pair(D, D)}),
+        ):
+            raise AssertionError("two rotations at once")
+        assert read_secret(directory, WORKER).hex() == C
+    with rotation(directory, lambda: {WORKER: Pair(D, D)}):
+        assert read_secret(directory, WORKER).hex() == D
+
+
+def test_key_that_is_revoked_during_a_rotation_stays_so(directory: Path) -> None:
+    add_keys(directory, {PS: Pair(A, A), WORKER: Pair(B, B)})
+    with rotation(directory, lambda: {WORKER: Pair(C, C)}):
+        assert revoke_key(directory, WORKER) == C
+        registry = Registry(directory)
+        assert not registry.find(B) and not registry.find(C)
+    registry = Registry(directory)
+    assert not registry.find(B) and not registry.find(C)
+    assert registry.find(A) and secrets_in(directory) == [PS]
+
+
+REGISTRIES = {
+    "before": [Entry(PS, A), Entry(WORKER, B)],
+    "both": [Entry(PS, A), Entry(WORKER, B, EXPIRING), Entry(WORKER, C)],
+    "after": [Entry(PS, A), Entry(WORKER, B, REVOKED), Entry(WORKER, C)],
+}
+
+
+def test_neighbouring_phases_of_a_rotation_admit_a_common_key() -> None:
+    """So a task is admitted by all ps, whichever of two phases each of them has."""
+    assert rotated(REGISTRIES["before"], {WORKER: C}) == REGISTRIES["both"]
+    assert concluded(REGISTRIES["both"]) == REGISTRIES["after"]
+    admitted = {
+        phase: {entry.public for entry in entries if not entry.revoked} - {A}
+        for phase, entries in REGISTRIES.items()
     }
-    assert read_secret(directory, WORKER).hex() == C
-    assert allowed_key(directory, PS).hex() == A
-    assert {path.name for path in directory.iterdir()} == {
-        "registry",
-        "ps-0.secret",
-        "worker-3.secret",
-    }
+    assert admitted == {"before": {B}, "both": {B, C}, "after": {C}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "public", "was_admitted", "expected"),
+    [
+        ("before", B, False, False),  # a plain mistake: it never was in their registry
+        ("before", B, True, True),  # ours is late
+        ("both", C, False, True),  # theirs is late
+        ("both", B, True, False),  # the next life has the new one
+        ("after", C, False, True),
+        ("after", B, True, False),
+        ("before", D, True, False),
+    ],
+)
+def test_refusal_is_temporary_only_while_registries_may_differ(
+    directory: Path, phase: str, public: str, was_admitted: bool, expected: bool
+) -> None:
+    directory.mkdir(mode=0o700)
+    (directory / "registry").write_text("".join(f"{entry}\n" for entry in REGISTRIES[phase]))
+    (directory / "registry").chmod(0o600)
+    security = Security(WORKER, directory)
+    assert security.may_be_admitted(public, was_admitted=was_admitted) is expected
 
 
 @pytest.mark.parametrize(
@@ -204,7 +329,7 @@ def test_directory_that_is_open_to_others_gets_no_keys(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("worker 3 allowed " + A[1:], "expected role, index, allowed or revoked, and a public key"),
+        ("worker 3 allowed " + A[1:], "expected role, index, allowed, expiring or revoked, and"),
         ("worker 3 maybe " + A, "registry, line 2: 'worker 3 maybe"),
         ("somebody 3 allowed " + A, "correct the line, or remove it"),
         ("worker -3 allowed " + A, "correct the line"),
@@ -264,7 +389,7 @@ entries = st.lists(
         Entry,
         st.builds(Owner, st.sampled_from(module.ROLES), st.integers(0, 10**6)),
         st.binary(min_size=32, max_size=32).map(bytes.hex),
-        st.booleans(),
+        st.sampled_from([ALLOWED, EXPIRING, REVOKED]),
     ),
     unique_by=(lambda entry: entry.owner, lambda entry: entry.public),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,16 @@ from tests.transport.conftest import Keyed
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport import authenticator, handshake, router_dealer
 from zmqtrain.transport.base import UnreachableError
-from zmqtrain.transport.curve import secure_peer
-from zmqtrain.transport.keys import Owner, Pair, add_keys, allowed_key, read_secret, revoke_key
+from zmqtrain.transport.curve import make_pair, secure_peer
+from zmqtrain.transport.keys import (
+    Owner,
+    Pair,
+    add_keys,
+    allowed_key,
+    read_secret,
+    revoke_key,
+    rotation,
+)
 from zmqtrain.transport.registry import KnownPeer
 from zmqtrain.transport.router_dealer import ZmqTransport
 from zmqtrain.transport.security import Security, is_local
@@ -159,6 +169,76 @@ async def test_key_revoked_live_is_neither_heard_nor_spoken_to_again(
     await reach(listener, inbox, other, other_answers, b"theirs again")
     assert all(message[0].startswith((b"mine", b"theirs")) for message in inbox.messages)
     assert len(answers.messages) == 1
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registries are read, and refused keys tried, many times a second."""
+    monkeypatch.setattr(authenticator, "REFRESH_S", 0.01)
+    monkeypatch.setattr(handshake, "RETRY_S", 0.01)
+
+
+def rotate(directory: Path) -> None:
+    with rotation(directory, lambda: {WORKER: make_pair()}):
+        pass
+
+
+def bring_registry(source: Path, target: Path) -> None:
+    """Replace the registry of another host, as whatever brings it there does."""
+    draft = target / "draft"
+    shutil.copy(source / "registry", draft)
+    draft.replace(target / "registry")
+
+
+async def test_new_key_is_tried_until_every_ps_has_its_registry(
+    keyed: Keyed, hurried: None
+) -> None:
+    """Two ps get the registry of a rotation one after the other; a worker restarts in between."""
+    late = shutil.copytree(keyed.directory, keyed.directory.with_name("late"))
+    listeners = [keyed.listen(), keyed.listen(late)]
+    rotate(keyed.directory)
+    peers = [
+        keyed.peer(listener.address, WORKER, patience_s=LIMIT_S) for listener, _, _ in listeners
+    ]
+    await reach(*listeners[0][:2], *peers[0][:2], b"new")
+    text, is_final = await peers[1][2].first()
+    assert text.startswith("it does not admit the key of worker 0") and not is_final
+    bring_registry(keyed.directory, late)
+    async with asyncio.timeout(LIMIT_S):
+        while not listeners[1][1].messages:
+            knock(peers[1][0])
+            await asyncio.sleep(0.01)
+    await reach(*listeners[1][:2], *peers[1][:2], b"new")
+    assert not any(is_final for _, is_final in peers[1][2].told)
+
+
+async def test_new_key_that_no_registry_ever_gets_is_refused_in_the_end(
+    keyed: Keyed, hurried: None
+) -> None:
+    late = shutil.copytree(keyed.directory, keyed.directory.with_name("late"))
+    listener, inbox, _ = keyed.listen(late)
+    rotate(keyed.directory)
+    _, _, told = keyed.peer(listener.address, WORKER, patience_s=0.05)
+    assert (await told.last())[1]
+    assert len(told.told) > 1 and inbox.messages == []
+
+
+async def test_refused_former_key_ends_its_task_once_the_next_one_is_there(
+    keyed: Keyed, hurried: None
+) -> None:
+    """The ps has the registry first; the task waits, and ends when its host has the new key."""
+    host = shutil.copytree(keyed.directory, keyed.directory.with_name("host"))
+    listener, inbox, _ = keyed.listen()
+    peer, answers, told = keyed.peer(listener.address, WORKER, host, patience_s=LIMIT_S)
+    await reach(listener, inbox, peer, answers, b"former")
+    rotate(keyed.directory)
+    async with asyncio.timeout(LIMIT_S):
+        while not told.told:
+            knock(peer)
+            await asyncio.sleep(0.01)
+    assert not told.told[0][1]
+    bring_registry(keyed.directory, host)
+    assert (await told.last())[1]
 
 
 async def test_key_added_while_the_job_runs_is_let_in(keyed: Keyed) -> None:

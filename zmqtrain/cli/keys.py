@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
 from rich.console import RenderableType
 
 from zmqtrain.cli.output import NOTHING, cell, show, show_json, table
-from zmqtrain.clusters.engines import engine_of
-from zmqtrain.clusters.submitted import submitted_job
+from zmqtrain.clusters.engines import engine_named, engine_of
+from zmqtrain.clusters.submitted import submitted_job, submitted_jobs
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.options import names_of, option_of
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.errors import ConfigError
 from zmqtrain.transport.curve import make_keys, make_pair
 from zmqtrain.transport.keys import (
+    ALLOWED,
     REGISTRY,
     Entry,
     Owner,
@@ -24,11 +26,11 @@ from zmqtrain.transport.keys import (
     owner_of,
     public_key,
     read_registry,
-    renew_keys,
     revoke_key,
+    rotation,
     secrets_in,
 )
-from zmqtrain.units import counted
+from zmqtrain.units import counted, duration
 
 _keys_option = option_of(TaskConfig, "keys", help="directory of keys; required")
 _role_argument = click.argument("role", metavar="ps|chief|worker|client")
@@ -107,6 +109,7 @@ def add_command(*, role: str, index: int, keys: str | None, public: str | None) 
     pair = make_pair() if public is None else Pair(public_key(public), None)
     add_keys(_directory(keys), {owner: pair})
     click.echo(pair.public)
+    _tell_what_is_left(_directory(keys))
 
 
 @keys_command.command("revoke")
@@ -126,6 +129,20 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
     owner = owner_of(role, index)
     public = revoke_key(_directory(keys), owner)
     click.echo(f"the key of {owner} ({public}) is revoked")
+    _tell_what_is_left(_directory(keys))
+
+
+def _tell_what_is_left(directory: Path) -> None:
+    """Say which submitted jobs have copies of this registry, and how they get the changed one."""
+    for job in submitted_jobs():
+        engine = engine_named(job.engine)
+        if Path(job.keys).absolute() != directory.absolute() or engine.reads_our_keys:
+            continue
+        if job.ps and engine.rotates_keys:
+            then = f"bring them this one with zmqtrain keys rotate {job.name}"
+        else:
+            then = "stop it, and submit it again: it goes on from its checkpoint"
+        click.echo(f"the tasks of {job.name} still have the former registry; {then}", err=True)
 
 
 @keys_command.command("rotate")
@@ -135,7 +152,10 @@ def rotate_command(*, name: str) -> None:
 
     Also brings the registry to its tasks, after a revoke or an add in its directory of keys (see
     zmqtrain jobs --json). Tasks with new keys are started again by their supervisors within
-    seconds; nothing is lost. On Kubernetes the command takes two minutes. If it fails, repeat it.
+    seconds; nothing is lost.
+
+    The former keys are valid until all tasks have the new ones, on Kubernetes for two minutes. A
+    rotation that was interrupted leaves both valid: repeat the command, and it goes on.
 
     The ps keep their keys, by which all know them; so do all tasks on Ray, or without ps.
 
@@ -150,10 +170,19 @@ def rotate_command(*, name: str) -> None:
             f"{name} is {'on Ray' if job.ps else 'without ps'}; expected a job whose keys can "
             "change; stop it, and submit it again: it goes on from its checkpoint, with new keys"
         )
-    pairs = {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
-    renew_keys(directory, pairs)
+    with rotation(directory, lambda: _new_pairs(directory)) as owners:
+        engine.send_keys(job)
+        if engine.keys_arrive_s:
+            waits = duration(engine.keys_arrive_s)
+            click.echo(f"the new keys are sent; the former ones are revoked in {waits}")
+        time.sleep(engine.keys_arrive_s)
     engine.send_keys(job)
-    click.echo(f"{len(pairs)} tasks and people of {name} have new keys")
+    click.echo(f"{len(owners)} tasks and people of {name} have new keys")
+
+
+def _new_pairs(directory: Path) -> dict[Owner, Pair]:
+    """Return new keys for all whose secrets are here but the ps, by whose keys all know them."""
+    return {owner: make_pair() for owner in secrets_in(directory) if owner.role != Role.PS}
 
 
 @keys_command.command("list")
@@ -181,7 +210,7 @@ def _row(entry: Entry, held: set[Owner]) -> dict[str, object]:
         "role": entry.owner.role,
         "index": entry.owner.index,
         "revoked": entry.revoked,
-        "secret": not entry.revoked and entry.owner in held,
+        "secret": entry.state == ALLOWED and entry.owner in held,
         "public": entry.public,
     }
 
@@ -190,7 +219,7 @@ def _view(entries: tuple[Entry, ...], held: set[Owner]) -> RenderableType:
     rows = [
         (
             entry.owner,
-            cell("revoked", "red") if entry.revoked else "allowed",
+            cell(entry.state, "red" if entry.revoked else ""),
             "here" if _row(entry, held)["secret"] else NOTHING,
             entry.public,
         )

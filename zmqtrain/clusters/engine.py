@@ -65,6 +65,12 @@ class Engine(ABC):
     rotates_keys: ClassVar[bool] = True
     """Whether the keys of a job can change while it runs."""
 
+    reads_our_keys: ClassVar[bool] = False
+    """Whether tasks read the job's own directory of keys, so that nothing has to be sent."""
+
+    keys_arrive_s: ClassVar[float] = 0.0
+    """How long after :meth:`send_keys` all tasks have the keys."""
+
     @classmethod
     @abstractmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -130,10 +136,7 @@ class Engine(ABC):
         """
 
     def send_keys(self, job: Submitted) -> None:  # noqa: B027
-        """Bring the job's keys to its tasks: all secrets, then the registry.
-
-        Nothing is to be done where tasks read the job's own directory.
-        """
+        """Bring the job's secrets and registry to its tasks."""
 
     @abstractmethod
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:

@@ -43,9 +43,6 @@ KUBECTL = "kubectl"
 WEBHOOK_S = 60.0
 """A controller that was just installed answers after so many seconds at most."""
 
-SECRET_S = 120.0
-"""After this time every pod has a Secret that was changed: the kubelets look once a minute."""
-
 SHARED_MODE = "ReadWriteMany"
 
 _LATER = r"failed calling webhook|no endpoints available"
@@ -131,6 +128,7 @@ class Kubernetes(Engine):
     """A namespace of a cluster; an engine of jobs."""
 
     has_our_paths: ClassVar[bool] = False
+    keys_arrive_s: ClassVar[float] = 120.0  # kubelets look for changed Secrets every 60 to 90 s
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:
@@ -188,10 +186,8 @@ class Kubernetes(Engine):
             self._scale_jobset(job, size)
 
     def send_keys(self, job: Submitted) -> None:
-        *of_tasks, registry = secrets(job.name, job.key_files())
-        self._make(of_tasks, "replace")  # to apply them would leave secrets of revoked keys there
-        time.sleep(SECRET_S)
-        self._make([registry], "replace")
+        # To apply them would leave secrets of revoked keys there.
+        self._make(secrets(job.name, job.key_files()), "replace")
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         pod = self._pod(job.name, task, running=False)

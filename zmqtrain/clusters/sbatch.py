@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from zmqtrain.clusters.engine import (
     ENDED,
@@ -90,6 +90,8 @@ class Part:
 
 class Slurm(Engine):
     """The cluster that this host belongs to; an engine of jobs, with the directory of logs."""
+
+    reads_our_keys: ClassVar[bool] = True
 
     @classmethod
     def chosen(cls, asked: Submission) -> Self:

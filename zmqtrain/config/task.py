@@ -43,7 +43,7 @@ from zmqtrain.config.timing import Timing
 from zmqtrain.errors import ConfigError, expectation
 from zmqtrain.job import Job
 from zmqtrain.transport.keys import Owner
-from zmqtrain.transport.security import PREDECESSOR_S, Security
+from zmqtrain.transport.security import PATIENCE_S, Security
 
 ENVIRON: Mapping[str, str] = os.environ
 """The variables of this process."""
@@ -343,7 +343,7 @@ class TaskConfig(SharedConfig):
                 connect_endpoint(address): self.owner_of(Role.PS.value, index)
                 for index, address in enumerate(self.ps)
             },
-            PREDECESSOR_S,
+            PATIENCE_S,
         )
 
     @property

@@ -36,6 +36,11 @@ def make_keys(directory: Path, counts: Mapping[str, int]) -> int:
     return len(owners)
 
 
+def public_of(secret: bytes) -> bytes:
+    """Return the public half of a key."""
+    return z85.decode(zmq.curve_public(z85.encode(secret)))
+
+
 def secure_listener(socket: zmq.Socket[bytes], secret: bytes) -> None:
     """Make a socket accept only encrypted connections that ZAP admits.
 
@@ -53,7 +58,7 @@ def secure_peer(socket: zmq.Socket[bytes], secret: bytes, server: bytes) -> None
     """Make a socket connect, with its own key, to the holder of the public key ``server``."""
     _check_available()
     socket.set(zmq.CURVE_SERVERKEY, server)
-    socket.set(zmq.CURVE_PUBLICKEY, z85.decode(zmq.curve_public(z85.encode(secret))))
+    socket.set(zmq.CURVE_PUBLICKEY, public_of(secret))
     socket.set(zmq.CURVE_SECRETKEY, secret)
 
 

@@ -10,12 +10,14 @@ import contextlib
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 
 import zmq
 
 from zmqtrain.transport.base import Endpoint, OnFailure, RoutingId, ignore_failure
 from zmqtrain.wire.buffers import Buffer
 
+RETRY_S = 1.0  # from a refusal of a key that may soon be admitted to the next attempt
 BROKEN = 3  # handshakes broken off, one soon after the other, before the reason is looked for
 BROKEN_WITHIN_S = 5.0  # less than it takes an end that gives no answer to run out of time
 GREETING_S = 10.0  # as libzmq waits for one
@@ -51,22 +53,35 @@ class PeerWatch:
     """Finds out why a listener does not take this end's connection."""
 
     def __init__(
-        self, events: Endpoint, endpoint: str, mechanism: str, own_key: str, patience_s: float = 0.0
+        self,
+        events: Endpoint,
+        endpoint: str,
+        mechanism: str,
+        own_key: str,
+        patience_s: float = 0.0,
+        *,
+        may_be_admitted: Callable[[bool], bool] = lambda _: False,
+        reconnect: Callable[[], None] = lambda: None,
     ) -> None:
         """``mechanism`` is this end's, ``own_key`` says whose key it shows.
 
-        ``patience_s``: a first key that is not the expected one is final only after so long.
+        ``may_be_admitted``: whether a refusal of our key may be temporary, given whether it was
+        admitted before; then ``reconnect`` tries again. ``patience_s``: such a refusal, and a first
+        key that is not the expected one, are final only after so long.
         """
         self._events = events
         self._endpoint = endpoint
         self._mechanism = mechanism
         self._own_key = own_key
+        self._reconnect = reconnect
+        self._may_be_admitted = may_be_admitted
         self._patience_s = patience_s
         self._on_failure: OnFailure = ignore_failure
         self._broken: deque[float] = deque(maxlen=BROKEN)
         self._explained = False  # why the present connection will end
         self._was_right = False  # the expected key was there before
-        self._wrong_since: float | None = None  # another key is there
+        self._wrong_since: float | None = None  # another key is there, or ours is refused
+        self._retry: asyncio.TimerHandle | None = None
         self._inquiry: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -78,6 +93,8 @@ class PeerWatch:
     def close(self) -> None:
         self._on_failure = ignore_failure
         self._events.close()
+        if self._retry is not None:
+            self._retry.cancel()
         if self._inquiry is not None:
             self._inquiry.cancel()
 
@@ -86,13 +103,9 @@ class PeerWatch:
         was_explained, self._explained = self._explained, event != _ENDED
         if event == _SUCCEEDED:
             self._broken.clear()
-            self._was_right = True
+            self._was_right, self._wrong_since = True, None
         elif event == _AUTH and value == _DENIED:
-            self._on_failure(
-                f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
-                "look at zmqtrain keys list where it runs",
-                True,
-            )
+            self._on_denied()
         elif event == _PROTOCOL or (event == _ENDED and not was_explained):
             self._inquire_soon()  # at once: libzmq gives up
         elif event == _NO_DETAIL:
@@ -101,6 +114,17 @@ class PeerWatch:
             if len(self._broken) == BROKEN and now - self._broken[0] < BROKEN_WITHIN_S:
                 self._broken.clear()
                 self._inquire_soon()
+
+    def _on_denied(self) -> None:
+        """Our key is not admitted; libzmq does not try again by itself."""
+        waits = self._may_be_admitted(self._was_right) and self._has_patience()
+        self._on_failure(
+            f"it does not admit {self._own_key}, which is not in its registry or was revoked; "
+            "look at zmqtrain keys list where it runs",
+            not waits,
+        )
+        if waits:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._reconnect)
 
     def _inquire_soon(self) -> None:
         if self._inquiry is None:
@@ -112,14 +136,15 @@ class PeerWatch:
         if theirs is None or (theirs == self._mechanism == NULL):  # it may have gone, or come
             self._on_failure("it closes every connection immediately", False)
         else:
-            is_final = not (self._mechanism == theirs == CURVE and self._may_be_a_predecessor())
+            may_be_a_predecessor = self._mechanism == theirs == CURVE and not self._was_right
+            is_final = not (may_be_a_predecessor and self._has_patience())
             self._on_failure(_REASONS.get((self._mechanism, theirs), _NO_PS), is_final)
 
-    def _may_be_a_predecessor(self) -> bool:
+    def _has_patience(self) -> bool:
         now = time.monotonic()
         if self._wrong_since is None:
             self._wrong_since = now
-        return not self._was_right and now - self._wrong_since < self._patience_s
+        return now - self._wrong_since < self._patience_s
 
     def _inquired(self, _: asyncio.Task[None]) -> None:
         self._inquiry = None

@@ -12,26 +12,31 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, OccupiedError
 
 REGISTRY = "registry"
 ROLES = ("ps", "chief", "worker", "client")
 """Roles that have keys; a client is a person who queries or controls a running job."""
 
-ALLOWED, REVOKED = "allowed", "revoked"
+ALLOWED, EXPIRING, REVOKED = "allowed", "expiring", "revoked"
+"""States of a key. An expiring key is admitted until a rotation has brought its successor to all
+tasks."""
 
 MAX_INDEX = 999_999_999
+_STAGED = ".next"
+"""Ending of a secret that counts once the registry has its key."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"({'|'.join(ROLES)})-(\d{{1,9}})\.secret")
 _LINE = re.compile(
-    rf"({'|'.join(ROLES)}) +(\d{{1,9}}) +({ALLOWED}|{REVOKED}) +([0-9a-f]{{64}}) *", re.ASCII
+    rf"({'|'.join(ROLES)}) +(\d{{1,9}}) +({ALLOWED}|{EXPIRING}|{REVOKED}) +([0-9a-f]{{64}}) *",
+    re.ASCII,
 )
 _HEADING = "# task, state and public key; changed by zmqtrain keys, read again when it changes\n"
 _OTHERS_WRITE = 0o022
@@ -55,10 +60,14 @@ class Entry:
 
     owner: Owner
     public: str
-    revoked: bool = False
+    state: str = ALLOWED
+
+    @property
+    def revoked(self) -> bool:
+        return self.state == REVOKED
 
     def __str__(self) -> str:
-        return f"{self.owner} {REVOKED if self.revoked else ALLOWED} {self.public}"
+        return f"{self.owner} {self.state} {self.public}"
 
 
 class Pair(NamedTuple):
@@ -129,7 +138,7 @@ def allowed_key(directory: Path, owner: Owner) -> bytes:
         ConfigError: it has none, or the registry cannot be read.
     """
     for entry in read_registry(directory):
-        if entry.owner == owner and not entry.revoked:
+        if entry.owner == owner and entry.state == ALLOWED:
             return bytes.fromhex(entry.public)
     raise ConfigError(
         f"{directory / REGISTRY} allows no key of {owner}; expected one; add it by zmqtrain keys "
@@ -208,47 +217,122 @@ def add_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
         raise
 
 
-def renew_keys(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
-    """Revoke the keys of tasks and allow others; the new secrets are there first.
+@contextmanager
+def rotation(directory: Path, pairs: Callable[[], Mapping[Owner, Pair]]) -> Iterator[list[Owner]]:
+    """Replace keys in two phases: the former keys expire in the block, and are revoked after it.
 
-    So a task that is no longer admitted finds its next key.
+    Yields the owners. The block has to bring the registry and the secrets to all tasks: at its end
+    everyone admits both keys of an owner. ``pairs`` makes the new keys. A rotation that was
+    interrupted goes on with the keys that it has made.
 
     Raises:
         ConfigError: the directory cannot be written.
+        OccupiedError: another rotation of these keys is under way.
     """
-    with _changing(directory) as entries:
-        for number, entry in enumerate(entries):
-            if entry.owner in pairs:
-                entries[number] = replace(entry, revoked=True)
-        for owner, pair in pairs.items():
-            _replace(secret_path(directory, owner), f"{pair.secret}\n")
-            entries.append(Entry(owner, pair.public))
+    with _only_rotation(directory):
+        if not expiring(read_registry(directory)):
+            _stage(directory, pairs())
+        _take_staged(directory, people=False)
+        yield expiring(read_registry(directory))
+        _take_staged(directory, people=True)  # who asks from here is known by now
+        with _changing(directory) as entries:
+            entries[:] = concluded(entries)
+
+
+def rotated(entries: Iterable[Entry], publics: Mapping[Owner, str]) -> list[Entry]:
+    """Return the registry in which the keys of tasks expire, and others are allowed. Pure."""
+    former = [
+        replace(entry, state=EXPIRING)
+        if entry.owner in publics and entry.state == ALLOWED
+        else entry
+        for entry in entries
+    ]
+    return former + [Entry(owner, public) for owner, public in publics.items()]
+
+
+def concluded(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the registry in which the expiring keys are revoked. Pure."""
+    return [replace(each, state=REVOKED) if each.state == EXPIRING else each for each in entries]
+
+
+def expiring(entries: Iterable[Entry]) -> list[Owner]:
+    """Return the owners of expiring keys. Pure."""
+    return [entry.owner for entry in entries if entry.state == EXPIRING]
+
+
+def is_new(entries: Sequence[Entry], public: str) -> bool:
+    """Say whether a key has replaced another one, so that some hosts may not know it yet. Pure."""
+    owners = [each.owner for each in entries if each.public == public and each.state == ALLOWED]
+    return sum(entry.owner in owners for entry in entries) > 1
 
 
 def revoke_key(directory: Path, owner: Owner) -> str:
-    """Revoke the key of a task and remove its secret if it is here; return the public key.
+    """Revoke the keys of a task and remove its secret if it is here; return the public key.
 
     Raises:
         ConfigError: the task has no key, or the directory cannot be written.
     """
     with _changing(directory) as entries:
-        for number, entry in enumerate(entries):
-            if entry.owner == owner and not entry.revoked:
-                entries[number] = replace(entry, revoked=True)
-                break
-        else:
+        held = [entry for entry in entries if entry.owner == owner and not entry.revoked]
+        if not held:
             raise ConfigError(
                 f"{directory} has no allowed key of {owner}; expected one of those that zmqtrain "
                 "keys list shows"
             )
+        entries[:] = [
+            replace(entry, state=REVOKED) if entry.owner == owner else entry for entry in entries
+        ]
     secret_path(directory, owner).unlink(missing_ok=True)
-    return entry.public
+    _staged_path(directory, owner).unlink(missing_ok=True)
+    return held[-1].public
+
+
+@contextmanager
+def _only_rotation(directory: Path) -> Iterator[None]:
+    with _writing(directory):
+        descriptor = os.open(directory / ".rotation", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise OccupiedError(
+            f"another rotation of the keys in {directory} is under way; expected one at a time; "
+            "wait until it has ended"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _stage(directory: Path, pairs: Mapping[Owner, Pair]) -> None:
+    """Store new secrets beside the present ones, then let the present keys expire.
+
+    In this order nothing is lost if the process is killed: staged secrets count once the registry
+    has their keys.
+    """
+    with _changing(directory) as entries:
+        for path in directory.glob(f"*{_STAGED}"):
+            path.unlink()
+        for owner, pair in pairs.items():
+            _write_private(_staged_path(directory, owner), f"{pair.secret}\n")
+        entries[:] = rotated(entries, {owner: pair.public for owner, pair in pairs.items()})
+
+
+def _take_staged(directory: Path, *, people: bool) -> None:
+    """Put the staged secrets of tasks, or those of people, in place."""
+    with _writing(directory):
+        for path in directory.glob(f"*{_STAGED}"):
+            if path.name.startswith("client-") is people:
+                os.replace(path, path.with_suffix(""))
+
+
+def _staged_path(directory: Path, owner: Owner) -> Path:
+    return directory / f"{secret_name(owner)}{_STAGED}"
 
 
 @contextmanager
 def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
     """Yield the registry's entries under a lock; write them back afterwards."""
-    try:
+    with _writing(directory):
         if make:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_open(directory, _OTHERS_WRITE, "700")
@@ -262,6 +346,12 @@ def _changing(directory: Path, *, make: bool = False) -> Iterator[list[Entry]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"{error.filename or directory}: {error.strerror or error}; expected a directory of "
@@ -312,10 +402,10 @@ def _refuse_open(path: Path, mask: int, mode: str) -> None:
 def _parsed(line: str, where: str) -> Entry:
     if entry := _LINE.fullmatch(line):
         role, index, state, public = entry.groups()
-        return Entry(Owner(role, int(index)), public, state == REVOKED)
+        return Entry(Owner(role, int(index)), public, state)
     raise ConfigError(
-        f"{where}: {line!r:.120}; expected role, index, {ALLOWED} or {REVOKED}, and a public key "
-        "of 64 hexadecimal digits; correct the line, or remove it"
+        f"{where}: {line!r:.120}; expected role, index, {ALLOWED}, {EXPIRING} or {REVOKED}, and a "
+        "public key of 64 hexadecimal digits; correct the line, or remove it"
     )
 
 
@@ -328,10 +418,10 @@ def _check_registry(entries: Iterable[Entry], path: Path) -> None:
                 f"{path}: one key for {publics[entry.public]} and {entry.owner}; expected a key "
                 "of its own for each; leave one out, or make another by zmqtrain keys add"
             )
-        if not entry.revoked and entry.owner in allowed:
+        if entry.state == ALLOWED and entry.owner in allowed:
             raise ConfigError(
                 f"{path}: two keys of {entry.owner}; expected one; revoke the other first "
                 f"(zmqtrain keys revoke {entry.owner})"
             )
         publics[entry.public] = entry.owner
-        allowed |= set() if entry.revoked else {entry.owner}
+        allowed |= {entry.owner} if entry.state == ALLOWED else set()

@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import zmq
 
@@ -28,7 +28,7 @@ from zmqtrain.transport.base import (
     RoutingId,
     UnreachableError,
 )
-from zmqtrain.transport.curve import secure_listener, secure_peer
+from zmqtrain.transport.curve import public_of, secure_listener, secure_peer
 from zmqtrain.transport.framing import MAX_FRAME_NBYTES
 from zmqtrain.transport.handshake import CURVE, NULL, PeerWatch, watch
 from zmqtrain.transport.registry import KnownPeer, Registry
@@ -212,14 +212,21 @@ class ZmqTransport:
         with contextlib.ExitStack() as undo:
             socket = self._socket(zmq.DEALER, address)
             undo.callback(socket.close, linger=0)
+            public = ""
             if is_keyed:
-                secure_peer(socket, security.secret(), security.server_key(address))
+                secret = security.secret()
+                public = public_of(secret).hex()
+                secure_peer(socket, secret, security.server_key(address))
             monitor = PeerWatch(
                 self._events_of(socket),
                 address,
                 CURVE if is_keyed else NULL,
                 f"the key of {security.owner}",
                 security.patience_s,
+                may_be_admitted=lambda before: security.may_be_admitted(
+                    public, was_admitted=before
+                ),
+                reconnect=partial(_reconnect, socket, address),
             )
             undo.callback(monitor.close)
             try:
@@ -276,6 +283,12 @@ class ZmqTransport:
         socket.set(zmq.TCP_KEEPALIVE, 1)
         socket.set(zmq.TCP_KEEPALIVE_IDLE, 60)
         return socket
+
+
+def _reconnect(socket: zmq.Socket[bytes], address: str) -> None:
+    """Have libzmq connect once more, after a refusal at which it has given up."""
+    socket.disconnect(address)
+    socket.connect(address)
 
 
 @cache

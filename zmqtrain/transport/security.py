@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
 from zmqtrain.errors import ConfigError
-from zmqtrain.transport.keys import Owner, allowed_key, read_secret
+from zmqtrain.transport.keys import (
+    ALLOWED,
+    Owner,
+    allowed_key,
+    is_new,
+    read_registry,
+    read_secret,
+)
 
 _REMEDY = (
     "make keys (zmqtrain keys new --keys DIR) and give every task --keys DIR (or ZMQTRAIN_KEYS), "
@@ -16,9 +24,9 @@ _REMEDY = (
 )
 
 
-PREDECESSOR_S = 60.0
-"""For so long a task takes another key for that of who had the address before: an engine may not
-have ended it, nor renewed the name."""
+PATIENCE_S = 120.0
+"""How long a task waits for keys and addresses that were changed to arrive at all hosts: an engine
+may not have ended the former task at an address, nor brought the registry to every ps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +35,9 @@ class Security:
 
     With a directory of keys every tcp connection is encrypted and both of its ends prove who they
     are. Without one only this host is trusted, unless ``insecure``. ``owner`` is the task that the
-    process is, ``servers`` the task expected to listen at each endpoint. For ``patience_s`` another
-    key there is put up with, unless the right one was there before.
+    process is, ``servers`` the task expected to listen at each endpoint. For ``patience_s`` a task
+    retries where another key is found, unless the right one was there before, and where its own key
+    is refused although our registry says that it has just been changed.
     """
 
     owner: Owner | None = None
@@ -60,6 +69,18 @@ class Security:
         if self.owner is None:
             raise ConfigError("a process that is no task of a job has no key")
         return read_secret(self.keys(), self.owner)
+
+    def may_be_admitted(self, public: str, *, was_admitted: bool) -> bool:
+        """Say whether a listener that refuses this key of ours may only have another registry yet.
+
+        So it is if our registry allows the key, and it has replaced another one, or the listener
+        has admitted it before. A key that has been revoked here is refused for good.
+        """
+        with contextlib.suppress(ConfigError):
+            entries = read_registry(self.keys())
+            allowed = {entry.public for entry in entries if entry.state == ALLOWED}
+            return public in allowed and (was_admitted or is_new(entries, public))
+        return False
 
     def server_key(self, endpoint: str) -> bytes:
         """Return the public key of the task that listens there.
