@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from tests.chief.test_progress import STATUS
 from tests.exchanges.test_contract import make_job
+from zmqtrain.actors.client import Client
 from zmqtrain.actors.link import Link
 from zmqtrain.chief.chief import Chief
 from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
+from zmqtrain.errors import ExitCode
+from zmqtrain.server.server import ParameterServer
 from zmqtrain.transport.memory import MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
-from zmqtrain.wire.messages import Message, Parameters, Status
+from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, RequestStop, Status
 
 
 class Shard:
@@ -43,6 +47,50 @@ class ToldChief(Chief):
     async def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         step, delivered = self._told.pop(0)
         return replace(STATUS, step=step, all_delivered=delivered)
+
+
+def task_of(role: Role, **more: Any) -> TaskConfig:
+    timing = {"join_timeout_s": 60.0, "grace_s": 1.0, "heartbeat_s": 0.1}
+    return TaskConfig.model_validate({"role": role, "job": "job", "workers": 1} | timing | more)
+
+
+@pytest.mark.parametrize(
+    ("on_term", "code", "missing"),
+    [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)],
+)
+async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
+    on_term: str, code: ExitCode, missing: int
+) -> None:
+    """Engines restart what ends with another code. Nothing was learned that could be saved."""
+    addresses = tuple(f"ipc://memory/{index}" for index in range(3))
+    where = {"ps": addresses, "on_term": on_term, "lane": "tcp"}
+    transport, job = MemoryTransport(), make_job()
+    servers = [
+        ParameterServer(task_of(Role.PS, index=index, **where), job, transport)
+        for index in range(3)
+        if index != missing
+    ]
+    chief = Chief(task_of(Role.CHIEF, **where), job, transport, lambda status: None)
+    running = [asyncio.ensure_future(actor.run()) for actor in (*servers, chief)]
+    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
+    try:
+        async with asyncio.timeout(30.0):
+            status = (await link.request(GetStatus(), reason="")).expect(Status)
+            while not any(task.role == Role.CHIEF for task in status.tasks):
+                await asyncio.sleep(0.01)
+                status = (await link.request(GetStatus(), reason="")).expect(Status)
+            assert not status.initialised
+            reply = await link.request(RequestStop(), reason="")
+            ended = "stopped by zmqtrain stop before the job began: nothing to save"
+            assert reply.expect(Done).text == ended
+            assert await running[-1] == code
+            assert {await each for each in running} == {code}
+    finally:
+        link.close()
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        transport.close()
 
 
 @pytest.mark.parametrize(

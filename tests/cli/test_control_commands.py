@@ -141,6 +141,17 @@ def test_stop_prints_how_the_job_ended(
     assert ps.asked[-1] == ("127.0.0.1:2222", RequestStop(), 7.0)
 
 
+def test_stop_without_a_chief_says_that_a_chief_ends_the_job(
+    ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = replace(training, initialised=False, tasks=())
+    ps.replies = {GetStatus: [alone], RequestStop: [PeerLostError("no answer")]}
+    assert main(["stop"]) == ExitCode.PEER_LOST
+    told = capsys.readouterr().err
+    assert "the chief, which saves and ends, has not joined; a chief that joins ends it" in told
+    assert "--force" not in told  # no engine could
+
+
 def test_job_that_does_not_end_in_time_is_told_with_who_computes(
     ps: Any, training: Status, capsys: pytest.CaptureFixture[str]
 ) -> None:

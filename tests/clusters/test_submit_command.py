@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -14,18 +15,20 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chief.test_progress import STATUS
 from tests.clusters.conftest import Answer, Kubectl, given, refused, said
 from tests.clusters.examples import JOB, ROOT
 from zmqtrain.cli import keys as keys_command
-from zmqtrain.cli import submit
+from zmqtrain.cli import remote, submit
 from zmqtrain.cli.main import main
 from zmqtrain.clusters import engine
 from zmqtrain.clusters.kubectl import Kubernetes
 from zmqtrain.clusters.sbatch import LOST
 from zmqtrain.clusters.submitted import Submitted, submitted_jobs
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ExitCode, PeerLostError
 from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import read_registry
+from zmqtrain.wire.messages import GetStatus, Message, RequestStop, Status, TaskStatus
 
 VIEW = {"contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
 CONTEXT = given(VIEW, "config", "view")
@@ -667,6 +670,64 @@ def test_job_that_does_not_end_is_removed_by_force_alone(kubectl: Kubectl) -> No
     assert submitted_jobs() and not kubectl.calls("delete")
     assert main(["stop", "digits", "--force"]) == ExitCode.OK
     assert kubectl.calls("delete") and not submitted_jobs()
+
+
+CHIEF = TaskStatus(
+    role="chief", index=0, state="alive", incarnation=1, step=0, silent_s=0.0, leases=(),
+    loss=0.0, process="h:1", metrics="", lanes="",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "code"),
+    [
+        (replace(STATUS, initialised=False, tasks=()), [GetStatus], ExitCode.OK),
+        (replace(STATUS, initialised=False, tasks=(replace(CHIEF, state="left"),)), [GetStatus], 0),
+        (
+            replace(STATUS, initialised=False, tasks=(CHIEF,)),
+            [GetStatus, RequestStop, GetStatus],
+            ExitCode.OK,
+        ),
+        (
+            replace(STATUS, tasks=(CHIEF,)),
+            [GetStatus, RequestStop, GetStatus],
+            ExitCode.PEER_LOST,
+        ),
+        (replace(STATUS, tasks=()), [GetStatus, RequestStop, GetStatus], ExitCode.PEER_LOST),
+    ],
+    ids=["no chief", "a chief that left", "no ps 1", "begun, and slow", "begun, and no chief"],
+)
+def test_job_that_has_not_begun_is_stopped_and_one_that_has_is_not_lost(
+    kubectl: Kubectl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: Status,
+    asked: list[type],
+    code: int,
+) -> None:
+    """Whichever task is pending: a job without parameters has nothing to save."""
+    submitted(kubectl)
+    questions = []
+
+    def ask(address: str, message: Message, **how: Any) -> Message:
+        questions.append(type(message))
+        if isinstance(message, RequestStop):
+            raise PeerLostError("no answer")
+        return status
+
+    monkeypatch.setattr(remote, "ask", ask)
+    line = "Forwarding from 127.0.0.1:1 -> 2222\n"
+    item = {"kind": "JobSet", "metadata": {"name": "digits"}, "status": {}}
+    pods = given({"items": [pod("ps", 0)]}, "pods")
+    kubectl.answers(said(line, "port-forward"), pods, given({"items": [item]}, "get"), *WILLING)
+    assert main(["stop", "digits"]) == code
+    assert questions == asked
+    assert bool(kubectl.calls("delete")) == (code == ExitCode.OK) == (not submitted_jobs())
+    told = capsys.readouterr()
+    if code:
+        assert "zmqtrain stop digits --force" in told.err
+    else:
+        assert "the job has not begun: there is nothing to save" in told.out
 
 
 def test_job_that_ends_while_it_is_told_to_is_removed(

@@ -101,6 +101,7 @@ class Chief(JobActor):
         self._epochs: Epochs | None = None  # if the job has epochs
         self._epochs_failure: ZmqTrainError | None = None  # of a callback or an evaluation
         self._is_ending = False
+        self._stopped_by = "a signal"
         self._chosen: dict[str, Any] = {}  # weights that a callback has set at the end
         self._helpers = Helpers(job, lambda message: self.leader.send(message), self._idle_workers)
         self.handlers = {Gather: self.on_gather, Evaluated: self._helpers.on_evaluated}
@@ -141,7 +142,8 @@ class Chief(JobActor):
                 return self._leave()
             # Tasks that know this chief may wait for it. A later chief saves what was learned.
             if self.incarnation and not self._may_have_begun:
-                await self._broadcast_shutdown(self.stop_code, "stopped by a signal")
+                reason = f"stopped by {self._stopped_by} before the job began: nothing to save"
+                await self._broadcast_shutdown(self.stop_code, reason)
             return self.stop_code
         for link in self._links:
             self.spawn(link.silence())
@@ -226,11 +228,30 @@ class Chief(JobActor):
 
     async def _begin_first(self) -> None:
         """Begin; once more if a ps is restarted meanwhile."""
-        while True:
-            try:
-                return await self._begin()
-            except FencedError as error:
-                log.warning("%s; joining again", error)
+        watching = asyncio.ensure_future(self._watch_for_stop())
+        try:
+            while True:
+                try:
+                    return await self._begin()
+                except FencedError as error:
+                    log.warning("%s; joining again", error)
+        finally:
+            watching.cancel()
+
+    async def _watch_for_stop(self) -> None:
+        """Stop if that is asked for before the job begins, as while a ps has not come."""
+        while not self._may_have_begun:
+            await asyncio.sleep(WATCH_S)
+            if self.leader.joined:
+                with contextlib.suppress(ZmqTrainError):  # whoever begins learns of it, too
+                    status = await self.status()
+                    if status.stop_wanted and not self._may_have_begun:
+                        self._stop_as_asked()
+
+    def _stop_as_asked(self) -> None:
+        """End the job; an engine starts again what does not end well."""
+        self._stopped_by = "zmqtrain stop"
+        self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
 
     async def _begin(self, *, again: bool = False) -> None:
         """Take over a running job, else restore its newest checkpoint, else initialise it.
@@ -302,8 +323,7 @@ class Chief(JobActor):
                 raise FencedError(f"{self.leader.peer} was restarted")
             self._on_progress(status)
             if status.stop_wanted:
-                # An engine starts again what does not end well.
-                self.stop(ExitCode.OK if self._leaves_on_term else ExitCode.INTERRUPTED)
+                self._stop_as_asked()
             if status.failure or status.stop_code or self.stopping.is_set():
                 return status
             if self._epochs is not None and not await self._follow_epochs(
@@ -502,7 +522,7 @@ class Chief(JobActor):
             return ExitCode.OK, self._epochs.ended
         if status.stop:
             return ExitCode.OK, status.stop
-        return self.stop_code, f"stopped by {'zmqtrain stop' if status.stop_wanted else 'a signal'}"
+        return self.stop_code, f"stopped by {self._stopped_by}"
 
     async def _wait_for_shards(self, patience_s: float = 0.0) -> None:
         """Wait until every shard has applied the last update, if it can.

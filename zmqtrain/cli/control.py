@@ -18,6 +18,7 @@ from zmqtrain.units import duration
 from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
 
 WAIT_S = 60.0
+NOT_BEGUN = "the job has not begun: there is nothing to save"
 
 
 @click.command("policy")
@@ -100,10 +101,10 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     supervisors nor engines restart them. Prints how the job ended. The job ends even if this
     command stops waiting.
 
-    A submitted job is also removed from its engine, with its keys. Of one that does not run, or
-    has ended, nothing else is left to do. One that cannot end, as when its chief is pending, is
-    removed with --force; nothing is saved then. If its engine does not answer either, as when it
-    is gone for good, the job is only forgotten here.
+    A submitted job is also removed from its engine, with its keys. Of one that does not run, has
+    not begun, or has ended, nothing else is left to do. One that cannot end, as when its chief is
+    pending, is removed with --force; nothing is saved then. If its engine does not answer either,
+    as when it is gone for good, the job is only forgotten here.
 
     \b
     Examples:
@@ -128,20 +129,37 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
 def _stopped(job: RemoteJob, wait_s: float) -> str:
     """Stop a job; say how it ended."""
     try:
-        job.status()
+        status = job.status()
+        if job.submitted is not None and not status.initialised and not _has_chief(status):
+            return NOT_BEGUN  # no task is there to end it, and its engine removes it
         return job.ask(RequestStop(), Done, wait_s).text
     except PeerLostError:
         if job.has_ended():
             return "the job has ended"
+        status = job.status()
+        if job.submitted is not None and not status.initialised:
+            return NOT_BEGUN
         then = "it will end when they are done"
-        raise late("the job has not ended", wait_s, job.status(), then) from None
+        if not _has_chief(status):
+            then = "a chief that joins ends it; start one, or end the tasks with SIGTERM"
+        if job.submitted is not None:
+            then += f"; zmqtrain stop {job.name} --force removes it at once, and saves nothing"
+        raise late("the job has not ended", wait_s, status, then) from None
+
+
+def _has_chief(status: Status) -> bool:
+    return _chief_state(status) not in ("", "left")
+
+
+def _chief_state(status: Status) -> str:
+    return next((task.state for task in status.tasks if task.role == Role.CHIEF), "")
 
 
 def late(what: str, waited_s: float, status: Status, then: str) -> PeerLostError:
     """Return the error of a command that has waited in vain, with what holds the job up."""
     names = ", ".join(task.task for task in status.tasks if task.state == "computing")
     computing = f"still computing: {names}; " if names else ""
-    state = next((task.state for task in status.tasks if task.role == Role.CHIEF), "")
+    state = _chief_state(status)
     chief = {"": "has not joined", "left": "has left"}.get(state, f"is {state}")
     return PeerLostError(
         f"{what} within {duration(waited_s)}; {computing}the chief, which saves and ends, {chief}; "
