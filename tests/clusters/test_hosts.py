@@ -204,6 +204,25 @@ def test_secrets_are_in_no_command_line_and_print_asks_no_host(
     assert job.directory.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        ("ps-0 running\nchief-0 running\nworker-0 running\nworker-1 running\n", ExitCode.OK),
+        ("ps-0 running\nchief-0 running\nworker-0 running\n", ExitCode.PEER_LOST),
+    ],
+)
+def test_worker_that_a_host_does_not_start_is_named_by_scale(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], states: str, code: int
+) -> None:
+    facts = f"cpus 1\nprotocol {PROTOCOL_VERSION}\njob {digest()}\n"
+    kubectl.answers(ADDRESS, said(facts))
+    hosts = ["--hosts", "a:2", "--workers", "1", "--max-workers", "2"]
+    assert main([*SUBMIT, *hosts]) == ExitCode.OK
+    kubectl.answers(ADDRESS, said(states))
+    assert main(["scale", "digits", "--workers", "2"]) == code
+    assert ("worker 1 did not start" in capsys.readouterr().err) == bool(code)
+
+
 def digest() -> str:
     program = ["sha256sum", str(ROOT / JOB)]
     return subprocess.run(program, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -36,6 +36,7 @@ SHARED = given({"spec": {"accessModes": ["ReadWriteMany"]}}, "pvc")
 CHECKED = said("", "--dry-run=server")
 MADE = said("secret/digits-registry\njobset.jobset.x-k8s.io/digits\n", "apply")
 NOTHING = given({"items": []}, "get")
+NO_PODS = given({"items": []}, "pods")
 OVER = {"conditions": [{"type": "Completed", "status": "True"}]}
 COMPLETED = given(
     {"items": [{"kind": "JobSet", "metadata": {"name": "digits"}, "status": OVER}]}, "get"
@@ -59,6 +60,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def submitted(kubectl: Kubectl, *options: str) -> None:
     kubectl.answers(*WILLING)
     assert main([*SUBMIT, *options]) == ExitCode.OK
+
+
+PARTS = {"spec": {"replicatedJobs": [{"name": "ps"}, {"name": "chief"}, {"name": "worker"}]}}
+SIZE_3 = {"spec": {"completions": 3, "parallelism": 3}}
 
 
 def pod(role: str, index: int, phase: str = "Running", **status: Any) -> dict[str, Any]:
@@ -478,8 +483,9 @@ def test_scale_changes_the_number_of_workers(
     kubectl: Kubectl, kind: str, target: str, number: int
 ) -> None:
     submitted(kubectl, "--as", kind)
-    parts = [{"name": "ps"}, {"name": "chief"}, {"name": "worker"}]
-    kubectl.answers(given({"spec": {"replicatedJobs": parts}}, "jobset/digits"), NOTHING, *WILLING)
+    replicas = {"spec": {"tfReplicaSpecs": {"Worker": {"replicas": 3}}}}
+    changed = given(replicas if kind == "tfjob" else SIZE_3, target)
+    kubectl.answers(given(PARTS, "jobset/digits", "get"), *DONE, changed, NOTHING)
     assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
     ((words, _),) = kubectl.calls("patch")
     assert target in words
@@ -489,11 +495,60 @@ def test_scale_changes_the_number_of_workers(
 
 def test_jobset_that_cannot_change_has_its_job_scaled(kubectl: Kubectl) -> None:
     submitted(kubectl)
-    parts = {"spec": {"replicatedJobs": [{"name": "worker"}]}}
     immutable = refused('The JobSet "digits" is invalid: field is immutable', "patch", once=True)
-    kubectl.answers(given(parts, "jobset/digits", "get"), NOTHING, immutable, *WILLING)
+    changed = given(SIZE_3, "job/digits-worker-0")
+    kubectl.answers(given(PARTS, "jobset/digits", "get"), immutable, *DONE, changed, NOTHING)
     assert main(["scale", "digits", "--workers", "3"]) == ExitCode.OK
     assert "job/digits-worker-0" in kubectl.calls("patch")[-1][0]
+
+
+MADE_JOB = {"kind": "Job", "metadata": {"name": "digits-worker-0"}}
+
+
+def test_job_of_a_jobset_is_scaled_back_to_the_submitted_number(kubectl: Kubectl) -> None:
+    """The JobSet still has this number, so to patch it changes nothing."""
+    submitted(kubectl)
+    listed = given({"items": [MADE_JOB]}, "get", "-l")
+    changed = given({"spec": {"completions": 2, "parallelism": 2}}, "job/digits-worker-0")
+    kubectl.answers(given(PARTS, "jobset/digits", "get"), *DONE, NO_PODS, listed, changed)
+    assert main(["scale", "digits", "--workers", "2"]) == ExitCode.OK
+    targets = [next(word for word in words if "/" in word) for words, _ in kubectl.calls("patch")]
+    assert targets == ["jobset/digits", "job/digits-worker-0"]
+    assert json.loads(kubectl.calls("patch")[-1][0][-1])["spec"]["parallelism"] == 2
+
+
+@pytest.mark.parametrize("kind", ["jobset", "jobs", "tfjob"])
+def test_number_that_the_cluster_accepts_and_does_not_take_is_an_error(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    submitted(kubectl, "--as", kind)
+    listed = given({"items": [MADE_JOB]}, "get", "-l")
+    replicas = {"tfReplicaSpecs": {"Worker": {"replicas": 3}}}
+    unchanged = given({"spec": SIZE_3["spec"] | replicas}, "get")
+    kubectl.answers(given(PARTS, "jobset/digits", "get"), *DONE, NO_PODS, listed, unchanged)
+    assert main(["scale", "digits", "--workers", "4"]) == ExitCode.PEER_LOST
+    told = capsys.readouterr()
+    assert "expected 4" in told.err and "will have" not in told.out
+    assert [job.workers for job in submitted_jobs()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [("9|1|digits-worker|PENDING|None|\n", ExitCode.OK), ("", ExitCode.PEER_LOST)],
+    ids=["listed", "not listed"],
+)
+def test_slurm_has_the_workers_that_scale_speaks_of(
+    kubectl: Kubectl, capsys: pytest.CaptureFixture[str], after: str, code: int
+) -> None:
+    job = Submitted("digits", "slurm", "job.py", 1, 1, 2, "keys")
+    job.save()
+    (job.directory / "digits.worker.sbatch").write_text("#!/bin/bash\n")
+    one = "8|0|digits-worker|RUNNING|None|n1\n"
+    before = [(*said(one, "--noheader")[:4], True)] * 2  # as state and scale ask
+    kubectl.answers(*before, said(one + after, "--noheader"), said("9", "--parsable"))
+    assert main(["scale", "digits", "--workers", "2"]) == code
+    assert ("expected 2" in capsys.readouterr().err) == bool(code)
+    assert [job.workers for job in submitted_jobs()] == [1 if code else 2]
 
 
 def test_job_that_is_over_gets_no_workers(

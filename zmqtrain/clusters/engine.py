@@ -129,10 +129,11 @@ class Engine(ABC):
 
     @abstractmethod
     def scale(self, job: Submitted, workers: int) -> None:
-        """Change the number of workers.
+        """Change the number of workers, and look whether the engine has done so.
 
         Raises:
             ConfigError: this job's number cannot change.
+            PeerLostError: the engine has accepted it, and not done so.
         """
 
     def send_keys(self, job: Submitted) -> None:  # noqa: B027
@@ -170,6 +171,15 @@ def summary(job: Submitted, states: Mapping[Task, str]) -> str:
 def tally(states: Sequence[str]) -> str:
     """Return how many are in each state, such as ``1 pending, 3 running``."""
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+
+
+def not_scaled(what: str, job: Submitted, workers: int) -> PeerLostError:
+    """Return the error of an engine that has accepted another number of workers in vain."""
+    return PeerLostError(
+        f"the engine accepted {workers} workers, but {what}; expected {workers}; repeat zmqtrain "
+        f"scale {job.name} --workers {workers}, or stop the job and submit it again: it goes on "
+        "from its checkpoint"
+    )
 
 
 def not_running(task: Task, name: str) -> PeerLostError:

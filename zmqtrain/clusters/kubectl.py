@@ -19,6 +19,7 @@ from zmqtrain.clusters.engine import (
     call,
     meant,
     not_running,
+    not_scaled,
     serving,
     shown,
     tally,
@@ -179,9 +180,9 @@ class Kubernetes(Engine):
             )
         if job.kind == "tfjob":
             replicas = {"tfReplicaSpecs": {"Worker": {"replicas": workers}}}
-            self._patch(f"tfjob/{job.name}", {"spec": replicas}, "merge")
+            self._resize(job, f"tfjob/{job.name}", replicas, workers)
         elif job.kind == "jobs":
-            self._patch(f"job/{job.name}-worker", {"spec": size}, "merge")
+            self._resize(job, f"job/{job.name}-worker", size, workers)
         else:
             self._scale_jobset(job, size)
 
@@ -198,7 +199,11 @@ class Kubernetes(Engine):
         self._call("delete", kinds, "-l", _selector(job.name), "--wait=false")
 
     def _scale_jobset(self, job: Submitted, size: Mapping[str, int]) -> None:
-        """Patch the JobSet; before its version 0.12 only the Job that it has made can change."""
+        """Patch the JobSet, and the Job that it has made.
+
+        Before JobSet 0.12 only the Job can change, and a patch that gives the JobSet the number
+        with which it was submitted changes nothing. Later versions change the Job by themselves.
+        """
         jobset = self._json("get", f"jobset/{job.name}")
         names = [part["name"] for part in jobset["spec"]["replicatedJobs"]]
         path = f"/spec/replicatedJobs/{names.index(Role.WORKER)}/template/spec"
@@ -206,10 +211,25 @@ class Kubernetes(Engine):
             {"op": "replace", "path": f"{path}/{key}", "value": value}
             for key, value in size.items()
         ]
+        made = f"{job.name}-worker-0"
         try:
             self._patch(f"jobset/{job.name}", patch, "json")
         except ConfigError:
-            self._patch(f"job/{job.name}-worker-0", {"spec": dict(size)}, "merge")
+            is_made = True  # so it is immutable
+        else:
+            is_made = any(_title(item) == f"Job {made}" for item in self._objects(job))
+        if is_made:
+            self._resize(job, f"job/{made}", size, size["parallelism"])
+
+    def _resize(self, job: Submitted, what: str, spec: Mapping[str, Any], workers: int) -> None:
+        """Have an object specify a number of workers.
+
+        Raises:
+            PeerLostError: it specifies another one afterwards.
+        """
+        self._patch(what, {"spec": dict(spec)}, "merge")
+        if not _holds(self._json("get", what).get("spec"), spec):
+            raise not_scaled(f"{what} still has another number", job, workers)
 
     def _patch(self, what: str, patch: Any, kind: str) -> None:
         self._call("patch", what, f"--type={kind}", "-p", json.dumps(patch))
@@ -301,6 +321,14 @@ def state_of(job: Submitted, objects: Sequence[Mapping[str, Any]]) -> str:
     if own.get(f"{KINDS[job.kind]} {name}", set()) & {"Complete", "Completed", "Succeeded"}:
         return COMPLETED
     return "suspended" if any("Suspended" in found for found in own.values()) else ""
+
+
+def _holds(found: Any, wanted: Any) -> bool:
+    """Say whether an object has all values of a patch."""
+    if isinstance(wanted, Mapping):
+        found = found if isinstance(found, Mapping) else {}
+        return all(_holds(found.get(key), value) for key, value in wanted.items())
+    return bool(found == wanted)
 
 
 def _conditions(item: Mapping[str, Any]) -> set[str]:

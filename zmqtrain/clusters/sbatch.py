@@ -16,6 +16,7 @@ from zmqtrain.clusters.engine import (
     Reason,
     call,
     not_running,
+    not_scaled,
     shown,
     tally,
 )
@@ -139,12 +140,13 @@ class Slurm(Engine):
         raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; its log says how")
 
     def scale(self, job: Submitted, workers: int) -> None:
-        parts = [part for part in _parts(job.name) if part.state != "COMPLETING"]
-        held = {part.task.index: part for part in parts if part.task.role is Role.WORKER}
+        held = _workers_of(job.name)
         _cancel(*(part.number for index, part in held.items() if index >= workers))
         if absent := sorted(set(range(workers)) - set(held)):
             script = job.directory / f"{job.name}.worker.sbatch"
             _submitted(script, f"--array={','.join(map(str, absent))}", f"--chdir={self.context}")
+        if (found := len(_workers_of(job.name))) != workers:
+            raise not_scaled(f"squeue lists {found}", job, workers)
 
     def logs(self, job: Submitted, task: Task, *, follow: bool) -> None:
         path = Path(self.context) / log_file(job.name, task.role, task.index)
@@ -176,6 +178,12 @@ def _parts(name: str, *options: str) -> list[Part]:
     names = f"{name}-ps,{name}-worker"
     words = ["squeue", "--noheader", "--me", "-r", "-n", names, "-o", FORMAT, *options]
     return parts_of(call(words, MISTAKES), name)
+
+
+def _workers_of(name: str) -> dict[int, Part]:
+    """Return the workers that run or wait, by their index."""
+    parts = [part for part in _parts(name) if part.state != "COMPLETING"]
+    return {part.task.index: part for part in parts if part.task.role is Role.WORKER}
 
 
 def options_in(script: str) -> list[str]:

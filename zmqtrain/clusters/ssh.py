@@ -20,6 +20,7 @@ from zmqtrain.clusters.engine import (
     call,
     ended,
     meant,
+    not_scaled,
     serving,
     summary,
 )
@@ -131,6 +132,9 @@ class Ssh(Engine):
 
     def scale(self, job: Submitted, workers: int) -> None:
         _done(keyed(self._scripts(job), job, job.key_files()), "start", str(workers))
+        states, _ = self._states(replace(job, workers=workers))
+        if lost := [str(task) for task, state in states.items() if state == LOST]:
+            raise not_scaled(f"{', '.join(lost)} did not start", job, workers)
 
     def send_keys(self, job: Submitted) -> None:
         scripts = keyed(self._scripts(job), job, job.key_files())
