@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.clusters.examples import ROOT, example_plan, examples
 from zmqtrain.clusters.kubernetes import (
@@ -186,6 +187,81 @@ def test_kubelet_restarts_in_place_what_is_neither_permanent_nor_ordered() -> No
         assert "zmqtrain.cli.supervise" not in container["command"]
 
 
+@pytest.mark.parametrize(
+    ("image", "asked", "policy"),
+    [
+        ("localhost/zmqtrain", None, "IfNotPresent"),
+        ("localhost/zmqtrain:latest", None, "IfNotPresent"),
+        ("zmqtrain", None, "IfNotPresent"),
+        ("zmqtrain:latest", None, "IfNotPresent"),
+        ("me/zmqtrain:latest", None, "IfNotPresent"),
+        ("localhost:5000/zmqtrain:latest", None, None),
+        ("registry/zmqtrain", None, "IfNotPresent"),
+        ("registry.example/zmqtrain:latest", None, None),
+        ("registry.example/zmqtrain:latest", "Never", "Never"),
+        ("localhost/zmqtrain", "Always", "Always"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_image_without_a_registry_is_taken_from_the_node(
+    image: str, asked: str | None, policy: str | None, kind: str
+) -> None:
+    plan = example_plan(kind=kind, image=image, image_pull_policy=asked)
+    for _, template in pods_of(manifests(plan)):
+        (container,) = template["spec"]["containers"]
+        assert container.get("imagePullPolicy") == policy
+
+
+@pytest.mark.parametrize(
+    ("cpu", "request_", "threads"),
+    [
+        ("2", "2", "2"), ("0.5", "500m", "1"), ("500m", "500m", "1"), ("1500m", "1500m", "2"),
+        ("0.1", "100m", "1"), ("0.0015", "2m", "1"), ("2000m", "2", "2"), (3, "3", "3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", KINDS)
+def test_task_asks_for_the_cpus_that_were_given_and_the_chief_for_a_tenth(
+    cpu: object, request_: str, threads: str, kind: str
+) -> None:
+    found = {}
+    for role, template in pods_of(manifests(example_plan(kind=kind, cpu=cpu, ps_cpu="250m"))):
+        (container,) = template["spec"]["containers"]
+        resources = container["resources"]
+        assert "cpu" not in resources.get("limits", {})  # it would stop the task at times
+        found[role] = resources["requests"]["cpu"]
+        if role is Role.WORKER:
+            assert environment_of(template)["ZMQTRAIN_THREADS"] == threads
+    assert found == {Role.PS: "250m", Role.CHIEF: "100m", Role.WORKER: request_}
+
+
+@pytest.mark.parametrize("cpu", ["0", "-1", "m", "1G", "", 0, 10**6])
+def test_what_is_no_number_of_cpus_is_refused(cpu: object) -> None:
+    with pytest.raises(ValidationError):
+        example_plan(cpu=cpu)
+
+
+def test_slurm_gives_whole_cpus_and_memory_for_each_of_them() -> None:
+    plan = example_plan(partition="main", cpu="1500m", ps_cpu="0.5", memory="3Gi")
+    ps, worker = render_scripts(replace(plan, logdir="/l")).values()
+    assert "--cpus-per-task=1\n" in ps and "SRUN_CPUS_PER_TASK=1\n" in ps
+    assert "--cpus-per-task=2\n" in worker and "--mem-per-cpu=1536M\n" in worker
+
+
+def test_both_jobs_of_slurm_get_the_limits_that_were_given() -> None:
+    limits = {"account": "lab-7", "qos": "long", "time": "2-12:00:00"}
+    for script in render_scripts(replace(example_plan(**limits), logdir="/l")).values():
+        for name, text in limits.items():
+            assert f"#SBATCH --{name}={text}\n" in script
+    for script in render_scripts(replace(example_plan(), logdir="/l")).values():
+        assert not any(f"--{name}=" in script for name in limits)
+
+
+@pytest.mark.parametrize("time", ["1\nid", "1 2", "$(id)", ""])
+def test_limit_that_would_be_more_than_an_option_is_refused(time: str) -> None:
+    with pytest.raises(ValidationError):
+        example_plan(time=time)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_pods_that_hold_parameters_have_memory_for_them(kind: str) -> None:
     for role, template in pods_of(manifests(example_plan(kind=kind))):
@@ -266,7 +342,8 @@ def mistakes_of(item: Manifest, version: str) -> str:
 @pytest.mark.parametrize("version", ["1.31", "1.33", "1.36"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kubernetes_knows_every_field(kind: str, version: str) -> None:
-    for item in as_plain_objects(manifests(example_plan(memory=None, kind=kind))):
+    plan = example_plan(memory=None, kind=kind, cpu="0.5", image_pull_policy="IfNotPresent")
+    for item in as_plain_objects(manifests(plan)):
         assert mistakes_of(item, version) == ""
 
 

@@ -86,6 +86,13 @@ def test_print_writes_manifests_and_nothing_else(
     assert not kubectl.calls("") and not submitted_jobs()
 
 
+def test_help_names_what_sizes_and_cpus_are_written_as(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--help"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    for words in ("--memory SIZE", "--ps-memory SIZE", "--cpu CPUS", "--ps-cpu CPUS"):
+        assert words in shown
+
+
 def test_job_without_a_name_gets_one_of_its_own(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ gives pods their names, and Secrets with the keys. All carry the labels of :func
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -251,6 +252,7 @@ def _pod(plan: Plan, role: Role, container: str, port: str) -> Manifest:
             {
                 "name": container,
                 "image": plan.asked.image,
+                **_pull_policy(plan),
                 "command": plan.command(role, supervised=not plan.asked.in_place),
                 **(_restarts() if plan.asked.in_place else {}),
                 # A $(NAME) in a value would be replaced; two $ are one.
@@ -301,7 +303,20 @@ def _requests(plan: Plan, role: Role) -> Manifest:
     memory = {"memory": f"{-(-wanted.memory_nbytes // MIB)}Mi"} if wanted.memory_nbytes else {}
     gpus = {"nvidia.com/gpu": str(wanted.gpu)} if wanted.gpu else {}
     limits = {"limits": memory | gpus} if memory | gpus else {}
-    return {"resources": {"requests": {"cpu": str(wanted.cpu)} | memory | gpus} | limits}
+    milli = math.ceil(round(1000 * wanted.cpu, 6))
+    cpu = str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
+    return {"resources": {"requests": {"cpu": cpu} | memory | gpus} | limits}
+
+
+def _pull_policy(plan: Plan) -> Manifest:
+    """Return when nodes pull the image; an image without a registry is only on the nodes.
+
+    Of a tag latest, or none, Kubernetes pulls each time otherwise.
+    """
+    host, slash, _ = str(plan.asked.image).partition("/")
+    is_registry = bool(slash) and (":" in host or "." in host)
+    policy = plan.asked.image_pull_policy or (None if is_registry else "IfNotPresent")
+    return {"imagePullPolicy": policy} if policy else {}
 
 
 def secrets(job: str, keys: Mapping[str, str]) -> list[Manifest]:

@@ -5,6 +5,7 @@ A :class:`Submission` is what the user asks for; a :class:`Plan` adds what follo
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from zmqtrain.config.cluster import MAX_TASKS, Cluster, Role, Task
-from zmqtrain.config.options import names_of, text_of, variable_of
+from zmqtrain.config.options import Metavar, names_of, text_of, variable_of
 from zmqtrain.config.restarts import Advice, advice
 from zmqtrain.config.strategy import plan
 from zmqtrain.config.task import MAX_THREADS
@@ -40,6 +41,9 @@ PROCESS_NBYTES = 1 << 30
 SPARE_NBYTES = 16 * MIB
 """Room in /dev/shm beside the segment: a pod that needs a byte more is evicted."""
 
+CHIEF_CPU, LEAST_CPU = 0.1, 0.001
+"""CPUs of the chief, which mostly waits, and the fewest that a task may ask for."""
+
 GRACE_S = 60
 """From SIGTERM to SIGKILL; a ps has a snapshot taken meanwhile."""
 
@@ -59,6 +63,7 @@ FIRST_PORT, PORTS, JOBS = 20000, 32, 375
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _HOST = re.compile(r"((?:[\w.-]+@)?\w[\w.-]*)(?::([1-9]\d*))?")
+_CPUS = re.compile(r"(\d+(?:\.\d+)?) *(m?)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -76,6 +81,15 @@ def _valid_partition(name: str) -> str:
     return name
 
 
+def _valid_word(text: str) -> str:
+    if not re.fullmatch(r"[\w.,:@+-]+", text):
+        raise ValueError("expected a value that sbatch takes, without spaces")
+    return text
+
+
+SlurmName = Annotated[str, AfterValidator(_valid_word)] | None
+
+
 def nbytes_of(text: Any) -> Any:
     """Return the bytes that a text such as 8Gi, 512Mi or 2G means.
 
@@ -91,7 +105,21 @@ def nbytes_of(text: Any) -> Any:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-Size = Annotated[int | None, BeforeValidator(nbytes_of)]
+def cpus_of(text: Any) -> Any:
+    """Return the CPUs that a text such as 2, 0.5 or 500m means.
+
+    Raises:
+        ValueError: it is no number of CPUs.
+    """
+    if not isinstance(text, str):
+        return text
+    if not (found := _CPUS.fullmatch(text.strip())):
+        raise ValueError("expected a number of CPUs such as 2, 0.5 or 500m")
+    return float(found[1]) / (1000 if found[2] else 1)
+
+
+Size = Annotated[int | None, BeforeValidator(nbytes_of), Metavar("SIZE")]
+Cpus = Annotated[float, BeforeValidator(cpus_of), Metavar("CPUS")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +178,16 @@ class Submission(BaseModel):
         description="how many workers zmqtrain scale may start; keys and memory are made for these "
         "(default: as many as workers)",
     )
-    cpu: int = Field(1, ge=1, le=MAX_THREADS, description="CPUs of each worker")
-    ps_cpu: int = Field(1, ge=1, le=MAX_THREADS, description="CPUs of each ps")
+    cpu: Cpus = Field(
+        1.0,
+        ge=LEAST_CPU,
+        le=MAX_THREADS,
+        description=f"CPUs of each worker, such as 2, 0.5 or 500m; the chief asks for {CHIEF_CPU} "
+        "(default: 1)",
+    )
+    ps_cpu: Cpus = Field(
+        1.0, ge=LEAST_CPU, le=MAX_THREADS, description="CPUs of each ps (default: 1)"
+    )
     memory: Size = Field(
         None, gt=0, description="memory of each worker and of the chief, such as 8Gi"
     )
@@ -164,6 +200,11 @@ class Submission(BaseModel):
     gpu: int = Field(0, ge=0, le=64, description="GPUs of each worker")
     image: str | None = Field(
         None, min_length=1, description="Kubernetes: image with zmqtrain and the job"
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None,
+        description="Kubernetes: when nodes pull the image (default: if it is not there, for an "
+        "image without a registry such as localhost/NAME; else as Kubernetes does)",
     )
     queue: str | None = Field(None, min_length=1, description="Kubernetes: local queue of Kueue")
     context: str | None = Field(None, min_length=1, description="Kubernetes: context of kubectl")
@@ -179,6 +220,13 @@ class Submission(BaseModel):
     )
     worker_partition: Annotated[str, AfterValidator(_valid_partition)] | None = Field(
         None, description="Slurm: partition of the workers (default: the same)"
+    )
+    account: SlurmName = Field(None, description="Slurm: account that is charged")
+    qos: SlurmName = Field(None, description="Slurm: quality of service")
+    time: SlurmName = Field(
+        None,
+        description="Slurm: time limit of the batch jobs, such as 2-12:00:00; at its end a job "
+        "saves, and the next submission goes on",
     )
     hosts: Annotated[tuple[Host, ...], BeforeValidator(hosts_of)] = Field(
         (),
@@ -207,10 +255,15 @@ class Submission(BaseModel):
 class Resources:
     """What one task gets; ``memory_nbytes`` 0: no limit; ``shared_nbytes``: of it in /dev/shm."""
 
-    cpu: int = 1
+    cpu: float = 1.0
     memory_nbytes: int = 0
     gpu: int = 0
     shared_nbytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        """The CPUs as a whole number, for threads, and for engines that give no fractions."""
+        return math.ceil(self.cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +327,7 @@ class Plan:
             "on_term": "leave",
             "join_timeout_s": JOIN_TIMEOUT_S,
             "keys": keys,
-            "threads": self.resources[role].cpu,
+            "threads": self.resources[role].threads,
             **self.overrides,
         }
         values |= {"logdir": logdir} if logdir else {}
@@ -377,7 +430,7 @@ def _resources(
         return {Role.WORKER: Resources(asked.cpu, limit, asked.gpu, shared)}
     return {
         Role.PS: Resources(asked.ps_cpu, process + shared, 0, shared),
-        Role.CHIEF: Resources(1, memory),
+        Role.CHIEF: Resources(CHIEF_CPU, memory),
         Role.WORKER: Resources(asked.cpu, memory, asked.gpu),
     }
 

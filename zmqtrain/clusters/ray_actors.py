@@ -157,7 +157,7 @@ class JobActor:
     def wanted(self) -> dict[Role, str]:
         """Return what a task of each role asks Ray for."""
         return {
-            role: f"{each.cpu} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
+            role: f"{each.cpu:g} CPU, {each.gpu} GPU, {each.memory_nbytes / (1 << 30):.1f} GiB"
             for role, each in self._plan.resources.items()
         }
 

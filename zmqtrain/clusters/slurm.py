@@ -17,6 +17,9 @@ from zmqtrain.errors import ConfigError, ExitCode
 PREFIX = "#SBATCH "
 """Of an option in a script."""
 
+LIMITS = ("account", "qos", "time")
+"""Options of a submission that sbatch has under the same names."""
+
 MOST_REQUEUES = 100
 """By whatever reason: Slurm counts preemptions, too."""
 
@@ -108,12 +111,13 @@ def _head(plan: Plan, role: Role, options: list[str]) -> str:
     asked, wanted = plan.asked, plan.resources[role]
     partition = asked.worker_partition if role is Role.WORKER else None
     partition = partition or asked.partition
-    per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.cpu))
+    per_cpu = -(-wanted.memory_nbytes // (MIB * wanted.threads))
     options = [
         f"--job-name={plan.name}-{role}",
         *options,
         *([f"--partition={partition}"] if partition else []),
-        f"--cpus-per-task={wanted.cpu}",
+        *(f"--{name}={text}" for name in LIMITS if (text := getattr(asked, name))),
+        f"--cpus-per-task={wanted.threads}",
         *([f"--mem-per-cpu={per_cpu}M"] if per_cpu else []),
         *([f"--gpus-per-task={wanted.gpu}"] if wanted.gpu else []),
         "--requeue",
@@ -122,7 +126,7 @@ def _head(plan: Plan, role: Role, options: list[str]) -> str:
     variables = plan.environment(role, (), plan.keys_directory, plan.logdir)
     del variables[_listening(plan)]
     # Since version 22.05 a step does not inherit the CPUs of a task.
-    variables["SRUN_CPUS_PER_TASK"] = str(wanted.cpu)
+    variables["SRUN_CPUS_PER_TASK"] = str(wanted.threads)
     return "\n".join(
         [
             "#!/bin/bash",

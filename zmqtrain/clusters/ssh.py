@@ -89,7 +89,7 @@ class Ssh(Engine):
         scripts = _scripts(plan)
         path = Path(plan.job.partition(":")[0])
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        cpu = max(wanted.cpu for wanted in plan.resources.values())
+        cpu = max(wanted.threads for wanted in plan.resources.values())
         for host, facts in _done(scripts, "check").items():
             if wrong := problem(facts, digest, cpu):
                 raise ConfigError(f"{host.login}: {wrong}")

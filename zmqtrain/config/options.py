@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -142,6 +143,13 @@ class _Option(click.Option):
         return names_of(self.name or "")
 
 
+@dataclass(frozen=True, slots=True)
+class Metavar:
+    """Metadata of a field whose texts are not those of its type: what ``--help`` calls them."""
+
+    name: str
+
+
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.3
     """The type of an option: a text is valid if the field accepts it."""
 
@@ -151,6 +159,9 @@ class FieldType(click.ParamType):  # type: ignore[type-arg]  # no generic before
         self.name = {int: "integer", float: "number"}.get(kind, "text")
         if get_origin(kind) is Literal:
             self.name = f"[{'|'.join(get_args(kind))}]"
+        for each in field.metadata:
+            if isinstance(each, Metavar):
+                self.name = each.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return self.name if self.name.startswith("[") else self.name.upper()
