@@ -12,6 +12,7 @@ import zmqtrain
 from zmqtrain.cli.main import COMMANDS
 from zmqtrain.config.restarts import advice
 from zmqtrain.errors import ExitCode
+from zmqtrain.wire.messages import PROTOCOL_VERSION
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "zmqtrain"
@@ -36,6 +37,10 @@ PURE = [
     "store",
 ]
 """Parts that know neither an event loop nor sockets."""
+
+
+def test_changelog_names_the_protocol_that_tasks_speak() -> None:
+    assert f"(protocol {PROTOCOL_VERSION})" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def imports_of(path: Path) -> set[str]:

@@ -90,10 +90,27 @@ class GroupOverError(PeerLostError):
     """The group of workers that carried this job, which has no ps, is over."""
 
 
+class NotRunningError(PeerLostError):
+    """An engine answers, and says that a task of a job does not run."""
+
+
 class OccupiedError(ZmqTrainError):
     """Another process holds a resource that only one can hold; restart when it has ended."""
 
     exit_code = ExitCode.PEER_LOST
+
+
+def no_temporary_directory(error: OSError) -> ConfigError | None:
+    """Return the error of a host where no directory for small files can be written, if this is it.
+
+    Python raises it as an OSError of its own, wherever it first needs such a directory.
+    """
+    if "No usable temporary directory" not in str(error):
+        return None
+    return ConfigError(
+        f"{error.strerror}; set TMPDIR to a directory for small files that this user can write, or "
+        "mount a tmpfs at /tmp"
+    )
 
 
 class OrphanedError(ZmqTrainError):

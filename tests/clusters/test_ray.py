@@ -53,6 +53,21 @@ def task_actor(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("said", "moves", "advice"),
+    [
+        ("The actor is temporarily unavailable", True, "try again in a minute"),
+        ("The actor died because its node has died", True, "try again in a minute"),
+        ("The actor died because of an error raised in its creation task", True, "this version"),
+        ("ModuleNotFoundError: No module named 'zmqtrain'", False, "this version"),
+    ],
+)
+def test_actor_that_does_not_answer_is_explained(said: str, moves: bool, advice: str) -> None:
+    text = str(ray_engine.actor_error(said, moves=moves))
+    assert advice in text and said in text
+    assert ("try again" in text) != ("this version" in text)
+
+
 def test_task_waits_until_the_ps_are_known(task_actor: TaskActor, tmp_path: Path) -> None:
     assert task_actor.tend(()) == (WAITS, "")
     (directory,) = tmp_path.iterdir()

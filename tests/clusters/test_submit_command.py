@@ -822,7 +822,7 @@ def test_job_whose_engine_is_gone_for_good_is_forgotten_by_force_alone(
         ("JobSet", "digits", "Completed", "completed"),
         ("JobSet", "digits", "Failed", "failed"),
         ("JobSet", "digits", "Suspended", "suspended"),
-        ("Job", "digits-worker-0", "Complete", "1 pending, 1 running"),
+        ("Job", "digits-worker-0", "Complete", "1 pending, 1 running, 2 without a pod"),
     ],
 )
 def test_jobs_says_what_the_cluster_does_with_each(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import psutil
 import pytest
 
@@ -22,6 +24,7 @@ from tests.harness import Stage
 from zmqtrain import Job
 from zmqtrain.config import run_file
 from zmqtrain.config.cluster import Role, Task
+from zmqtrain.config.invoke import invoke
 from zmqtrain.config.task import TaskConfig
 from zmqtrain.data import NoisyLine
 from zmqtrain.errors import ConfigError, ExitCode
@@ -51,6 +54,20 @@ def test_task_may_open_as_many_files_as_the_system_lets_it_before_it_serves() ->
         assert launch.run_process(config_of("127.0.0.1:2222"), allowed) == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def no_directory() -> int:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+
+def test_host_without_a_writable_directory_is_a_mistake_with_its_remedy(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a container with a read-only root and no tmpfs, wherever Python first needs one."""
+    assert launch.run_process(config_of("127.0.0.1:2222"), no_directory) == ExitCode.USAGE
+    assert invoke(click.Command("command", callback=no_directory), "command", []) == ExitCode.USAGE
+    for told in (caplog.text, capsys.readouterr().err):
+        assert "set TMPDIR to a directory" in told and "Traceback" not in told
 
 
 def test_first_process_of_a_container_heeds_sigterm_while_it_loads_the_job(stage: Stage) -> None:

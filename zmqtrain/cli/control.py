@@ -12,7 +12,7 @@ from zmqtrain.cli.numbers import seconds_option
 from zmqtrain.cli.remote import RemoteJob, about_a_job
 from zmqtrain.clusters.engines import engine_of
 from zmqtrain.config.cluster import Role
-from zmqtrain.errors import ConfigError, PeerLostError, RefusedError
+from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError
 from zmqtrain.policies import make_policy
 from zmqtrain.units import duration
 from zmqtrain.wire.messages import Done, RequestSave, RequestStop, Status, SwitchPolicy
@@ -114,12 +114,12 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
     if force and job.submitted is None:
         raise ConfigError("--force is given; expected the name of a submitted job to remove")
     if not force:
-        click.echo(job.unreachable or _stopped(job, wait_s))
+        click.echo(_stopped(job, wait_s))
     if job.submitted is not None:
         try:
             engine_of(job.submitted).remove(job.submitted)
             click.echo(f"{job.name} is removed from its engine")
-        except PeerLostError as error:
+        except (PeerLostError, ConfigError) as error:
             if not force:
                 raise
             click.echo(f"{job.name} is forgotten here; what its engine has of it is left: {error}")
@@ -128,6 +128,11 @@ def stop_command(job: RemoteJob, *, wait_s: float, force: bool) -> None:
 
 def _stopped(job: RemoteJob, wait_s: float) -> str:
     """Stop a job; say how it ended."""
+    if isinstance(job.unreachable, NotRunningError):
+        return job.outcome or str(job.unreachable)
+    if job.unreachable is not None:  # it may train all the same
+        error = job.unreachable
+        raise type(error)(f"{error}; {_by_force(job)}")
     try:
         status = job.status()
         if job.submitted is not None and not status.initialised and not _has_chief(status):
@@ -143,8 +148,12 @@ def _stopped(job: RemoteJob, wait_s: float) -> str:
         if not _has_chief(status):
             then = "a chief that joins ends it; start one, or end the tasks with SIGTERM"
         if job.submitted is not None:
-            then += f"; zmqtrain stop {job.name} --force removes it at once, and saves nothing"
+            then += f"; {_by_force(job)}"
         raise late("the job has not ended", wait_s, status, then) from None
+
+
+def _by_force(job: RemoteJob) -> str:
+    return f"zmqtrain stop {job.name} --force removes it at once, and saves nothing"
 
 
 def _has_chief(status: Status) -> bool:

@@ -22,7 +22,14 @@ from zmqtrain.config.options import names_of, option_of, values_of
 from zmqtrain.config.resolvers.tf_config import TF_CONFIG, TfConfig, read_tf_config
 from zmqtrain.config.run_file import RunningJob, running_jobs
 from zmqtrain.config.task import ENVIRON, TaskConfig
-from zmqtrain.errors import ConfigError, PeerLostError, ProtocolError, ZmqTrainError
+from zmqtrain.errors import (
+    ConfigError,
+    NotRunningError,
+    PeerLostError,
+    ProtocolError,
+    RefusedError,
+    ZmqTrainError,
+)
 from zmqtrain.transport.keys import Owner, read_registry, secrets_in
 from zmqtrain.transport.security import Security
 from zmqtrain.wire.messages import GetStatus, Message, Status
@@ -49,7 +56,7 @@ class RemoteJob:
 
     ``name`` is the job file as on the tasks' command line, "" unless chief or ps 0 is on this host;
     that of a submitted job is its name. ``submitted``: the job on its engine. ``unreachable``: why
-    its ps 0 cannot be asked.
+    its ps 0 cannot be asked. ``outcome``: how the job ended, if its engine says so.
     """
 
     address: str
@@ -57,7 +64,8 @@ class RemoteJob:
     timeout_s: float = TIMEOUT_S
     security: Security = field(default_factory=Security)
     submitted: Submitted | None = None
-    unreachable: str = ""
+    unreachable: ZmqTrainError | None = None
+    outcome: str = ""
 
     def status(self, seen: int = 0, wait_s: float = 0.0) -> Status:
         """Return the job's status after ``wait_s``, or as soon as its event is past ``seen``.
@@ -76,8 +84,10 @@ class RemoteJob:
             ProtocolError: another program than a ps 0 answers.
             RefusedError, CheckpointError, ...: ps 0 refused, with its reason.
         """
-        if self.unreachable:
-            raise PeerLostError(self.unreachable)
+        if self.outcome:
+            raise PeerLostError(self.outcome)
+        if self.unreachable is not None:
+            raise type(self.unreachable)(f"{self.unreachable}; zmqtrain why {self.name} says more")
         try:
             reply = ask(self.address, message, timeout_s=timeout_s, security=self.security)
         except ProtocolError as error:
@@ -93,7 +103,7 @@ class RemoteJob:
     def has_ended(self) -> bool:
         """Return whether its engine says so, or its chief and ps 0, on this host, have ended."""
         if self.submitted is not None:
-            return engine_of(self.submitted).has_ended(self.submitted)
+            return bool(engine_of(self.submitted).outcome(self.submitted))
         return self.name != "" and not _name_of(self.address)
 
 
@@ -155,11 +165,16 @@ def reached(name: str, timeout_s: float = TIMEOUT_S) -> Iterator[RemoteJob]:
         ConfigError: no job of this name was submitted.
     """
     submitted = submitted_job(name)
+    lost = RemoteJob("", name, timeout_s, submitted=submitted)
     with contextlib.ExitStack() as stack:
         try:
             address = stack.enter_context(engine_of(submitted).located(submitted))
-        except PeerLostError as error:
-            yield RemoteJob("", name, timeout_s, submitted=submitted, unreachable=str(error))
+        except NotRunningError as error:
+            outcome = engine_of(submitted).outcome(submitted)
+            yield replace(lost, unreachable=error, outcome=outcome)
+            return
+        except (PeerLostError, RefusedError) as error:
+            yield replace(lost, unreachable=error)
             return
         found = find_job({"ps": (address,), "keys": submitted.keys}, timeout_s)
         yield replace(found, name=name, submitted=submitted)
@@ -194,6 +209,8 @@ def about_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ConfigError(f"{' '.join(names)} is more than one name; expected that of one job")
         if flags["ps"] is not None:
             raise ConfigError(f"the job is given twice: {names[0]}, and {names_of('ps')}")
+        if options.get("force"):  # which asks nobody
+            return command(RemoteJob("", names[0], submitted=submitted_job(names[0])), **options)
         with reached(names[0], timeout_s) as job:
             return command(job, **options)
 

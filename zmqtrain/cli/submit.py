@@ -6,6 +6,7 @@ import re
 import secrets
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from zmqtrain.cli.output import cell, show, show_json, table
-from zmqtrain.clusters.engine import OVER, Engine
+from zmqtrain.clusters.engine import Engine, is_over
 from zmqtrain.clusters.engines import engine_named, engine_of
 from zmqtrain.clusters.plan import LETTERS, SUFFIX_LENGTH, Plan, Submission, name_for, plan_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, submitted_job, submitted_jobs
@@ -30,6 +31,7 @@ from zmqtrain.transport.curve import make_keys
 from zmqtrain.transport.keys import Owner, key_files, secret_name
 from zmqtrain.units import counted
 
+SHOWN_STATE = 120  # letters of a state in a table, or one job could fill the screen
 ANSWER_S = 15.0
 """How long zmqtrain jobs waits for the engines."""
 
@@ -130,6 +132,7 @@ def jobs_command(*, as_json: bool) -> None:
     headings = ("name", "engine", "where", "job", "ps", "workers", "state")
     for row in rows:
         row["where"] = "/".join(filter(None, (row["context"], row["namespace"])))
+        row["state"] = textwrap.shorten(row["state"], SHOWN_STATE, placeholder=" ...")
     cells = [[row[heading] for heading in headings] for row in rows]
     shown = table(*headings, rows=cells, folded=("state",))
     show(shown if rows else cell("no job was submitted"))
@@ -180,7 +183,7 @@ def scale_command(name: str, *, workers: int) -> None:
             f"at most that; submit it anew with a larger {names_of('max_workers')}"
         )
     engine = engine_of(job)
-    if (state := engine.state(job)) in OVER:
+    if is_over(state := engine.state(job)):
         raise ConfigError(
             f"{name} is {state}; expected a job that runs; stop it, and submit it again: it goes "
             "on from its checkpoint"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Group, RenderableType
@@ -15,6 +17,11 @@ from zmqtrain.clusters.engines import engine_of
 from zmqtrain.errors import PeerLostError
 from zmqtrain.units import counted, duration
 from zmqtrain.wire.messages import Status, Wait
+
+if TYPE_CHECKING:
+    from zmqtrain.clusters.engine import Reason
+
+SHOWN_NAMES = 4  # of tasks that wait for the same reason
 
 
 @click.command("why")
@@ -37,23 +44,36 @@ def why_command(job: RemoteJob, *, show_all: bool, as_json: bool) -> None:
     """
     reasons = [] if job.submitted is None else engine_of(job.submitted).reasons(job.submitted)
     status, unreachable = None, job.unreachable
-    if not unreachable:
+    if unreachable is None:
         try:
             status = job.status()
         except PeerLostError as error:
-            unreachable = str(error)
-    if status is None and not reasons:
-        raise PeerLostError(unreachable)
+            unreachable = error
+    if unreachable is not None and not reasons and not job.outcome:
+        raise unreachable
     if as_json:
         waits = {"waits": []} if status is None else why_json(status)
         show_json(waits | ({} if job.submitted is None else {"engine": [*map(asdict, reasons)]}))
         return
-    for reason in reasons:
-        show(cell(f"{reason.what}: {reason.text}"))
+    for text, whats in _grouped(reasons).items():
+        show(cell(f"{_list_of(whats)}: {text}"))
     if status is None:
-        show(cell(unreachable))
+        show(cell(job.outcome or unreachable))
     else:
         show(why_view(status, show_all=show_all))
+
+
+def _grouped(reasons: Sequence[Reason]) -> dict[str, list[str]]:
+    """Return what each reason is about, by its text."""
+    found: dict[str, list[str]] = {}
+    for reason in reasons:
+        found.setdefault(reason.text, []).append(reason.what)
+    return found
+
+
+def _list_of(names: Sequence[str]) -> str:
+    shown, more = names[:SHOWN_NAMES], len(names) - SHOWN_NAMES
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def why_view(status: Status, *, show_all: bool = False) -> RenderableType:

@@ -18,7 +18,13 @@ from typing import IO, ClassVar, NamedTuple, Self
 from zmqtrain.clusters.plan import PERMANENT, Plan, Submission
 from zmqtrain.clusters.submitted import Submitted
 from zmqtrain.config.cluster import Task
-from zmqtrain.errors import ConfigError, ExitCode, PeerLostError, ZmqTrainError
+from zmqtrain.errors import (
+    ConfigError,
+    ExitCode,
+    NotRunningError,
+    PeerLostError,
+    ZmqTrainError,
+)
 
 TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -111,9 +117,15 @@ class Engine(ABC):
     def state(self, job: Submitted) -> str:
         """Return in a word or two what the engine does with the job."""
 
-    def has_ended(self, job: Submitted) -> bool:
-        """Say whether nothing of the job runs any more."""
-        return self.state(job) in (*OVER, FAILED)
+    def outcome(self, job: Submitted) -> str:
+        """Return how the job ended, and where to read more; "" if something of it runs."""
+        state = self.state(job)
+        if not (is_over(state) or state == FAILED):
+            return ""
+        return (
+            f"{job.name} is over, its state is {state}; {log_of(job.name, job.concluding)} says "
+            f"how it ended, if its log is still there; zmqtrain stop {job.name} removes it"
+        )
 
     @abstractmethod
     def reasons(self, job: Submitted) -> list[Reason]:
@@ -124,7 +136,8 @@ class Engine(ABC):
         """Return the address at which ps 0 is reached, as long as the block runs.
 
         Raises:
-            PeerLostError: ps 0 does not run.
+            NotRunningError: ps 0 does not run.
+            PeerLostError, RefusedError: it may run, but cannot be reached from here.
         """
 
     @abstractmethod
@@ -159,6 +172,11 @@ ENDED, GONE = "ended", "gone"
 OVER = (COMPLETED, ENDED, GONE)
 
 
+def is_over(state: str) -> bool:
+    """Say whether a job in this state has ended, and not failed."""
+    return state.partition(":")[0] in OVER
+
+
 def summary(job: Submitted, states: Mapping[Task, str]) -> str:
     """Return how a job is, given how each of its tasks is: in a word, or its exit code."""
     end = states.get(job.concluding, "")
@@ -182,16 +200,21 @@ def not_scaled(what: str, job: Submitted, workers: int) -> PeerLostError:
     )
 
 
-def not_running(task: Task, name: str) -> PeerLostError:
+def not_running(task: Task, name: str) -> NotRunningError:
     """Return the error of a task of a job that has to run, but does not."""
-    return PeerLostError(f"{task} of {name} does not run; zmqtrain why {name} says why")
+    return NotRunningError(f"{task} of {name} does not run")
 
 
 def ended(job: Submitted, task: Task, code: str) -> Reason:
     """Return why a task does not run that has ended with this exit code."""
     known = {each.value: f" ({each.name})" for each in ExitCode}
-    log = f"zmqtrain logs {job.name} {task.role}={task.index}"
-    return Reason(str(task), f"ended with exit code {code}{known.get(int(code), '')}; see {log}")
+    text = f"ended with exit code {code}{known.get(int(code), '')}; see {log_of(job.name, task)}"
+    return Reason(str(task), text)
+
+
+def log_of(name: str, task: Task) -> str:
+    """Return the command that shows a task's log."""
+    return f"zmqtrain logs {name} {task.role}={task.index}"
 
 
 def call(

@@ -17,6 +17,7 @@ from zmqtrain.clusters.engine import (
     Mistake,
     Reason,
     call,
+    log_of,
     meant,
     not_running,
     not_scaled,
@@ -65,7 +66,7 @@ MISTAKES = (
         "the quota \\1 of the namespace is used up; wait for other jobs, or ask for less",
     ),
     Mistake(
-        r'\(Forbidden\).*cannot (\w+) resource "([\w./]+)"',
+        r'[Ff]orbidden.*cannot (\w+) resource "([\w./]+)"',
         RefusedError,
         "you may not \\1 \\2 in this namespace; expected rights to do so; ask those who run "
         "the cluster, or give another --namespace",
@@ -92,6 +93,9 @@ MISTAKES = (
         "kubectl has no such context; expected one of kubectl config get-contexts; give --context",
     ),
     Mistake(
+        r"pod is not running", PeerLostError, "the task's pod has just ended; try again in a minute"
+    ),
+    Mistake(
         r"was refused - did you|connection refused|Unable to connect|no such host|i/o timeout",
         PeerLostError,
         "the cluster does not answer; try kubectl version; is the network, or the VPN, up?",
@@ -107,6 +111,8 @@ MISTAKES = (
     Mistake(r"\(NotFound\)", PeerLostError, "the job is no longer there"),
 )
 
+
+_RANDOM_END = re.compile(r'"([\w.-]+)-[a-z0-9]{5}"')
 
 EVENTS = ("FailedCreate", "FailedMount")
 """Warnings of the cluster that say why there is no pod, or why it does not start."""
@@ -155,7 +161,10 @@ class Kubernetes(Engine):
             return ended
         pods = self._pods(job.name)
         phases = [str(pod["status"].get("phase", "Pending")).lower() for pod in pods]
-        return tally(phases) or "no pods yet"
+        tasks = job.workers + (job.ps + 1 if job.ps else 0)
+        missing = tasks - len({task_of(pod) for pod in pods})
+        lacking = f", {missing} without a pod" if phases and missing > 0 else ""
+        return tally(phases) + lacking or "no pods yet"
 
     def reasons(self, job: Submitted) -> list[Reason]:
         try:
@@ -353,11 +362,16 @@ def reasons_of(
             for condition in item.get("status", {}).get("conditions", [])
             if condition["type"] in ("Failed", "Suspended") and condition["status"] == "True"
         ]
-    found += [Reason(str(task_of(pod) or _title(pod)), text) for pod in pods for text in _held(pod)]
+    for pod in pods:
+        task = task_of(pod)
+        found += [Reason(str(task or _title(pod)), text) for text in _held(pod)]
+        found += [Reason(str(task), text) for text in _ended(pod, name, task)]
     for event in events["items"]:
         about = event["involvedObject"]
         if event["reason"] in EVENTS and str(about["name"]).startswith(f"{name}-"):
-            found.append(Reason(f"{about['kind']} {about['name']}", str(event["message"])))
+            # Each try of a controller has a pod with another random end of its name.
+            text = _RANDOM_END.sub(r'"\1"', str(event["message"]))
+            found.append(Reason(f"{about['kind']} {about['name']}", text))
     return [reason.advised(ADVICE) for reason in dict.fromkeys(found)]
 
 
@@ -372,10 +386,17 @@ def _held(pod: Mapping[str, Any]) -> Iterator[str]:
         state = container.get("state", {})
         if "waiting" in state and state["waiting"].get("reason") != "ContainerCreating":
             yield _said(state["waiting"])
-        if code := state.get("terminated", {}).get("exitCode"):
-            yield f"{_said(state['terminated'])}: ended with exit code {code}"
     if status.get("phase") == "Failed" and status.get("reason"):
         yield _said(status)
+
+
+def _ended(pod: Mapping[str, Any], name: str, task: Task | None) -> Iterator[str]:
+    """Yield how containers of a task's pod failed."""
+    for container in pod["status"].get("containerStatuses", []):
+        ended = container.get("state", {}).get("terminated", {})
+        if code := ended.get("exitCode"):
+            log = f"; see {log_of(name, task)}" if task else ""
+            yield f"{_said(ended)}: ended with exit code {code}{log}"
 
 
 def _said(item: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from zmqtrain.clusters.submitted import TAKEN, Submitted
 from zmqtrain.config.cluster import Task, parse_address
 from zmqtrain.config.options import names_of
 from zmqtrain.config.task import ENVIRON
-from zmqtrain.errors import ConfigError, PeerLostError
+from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError
 
 NAMESPACE = "zmqtrain"
 AUTO = "auto"
@@ -144,7 +144,7 @@ class Ray(Engine):
     def _present(self, name: str) -> Any:
         job_actor = self._actor(name)
         if job_actor is None:
-            raise PeerLostError(_gone(name))
+            raise NotRunningError(_gone(name))
         return job_actor
 
     def _actor(self, name: str) -> Any:
@@ -197,11 +197,20 @@ class Ray(Engine):
                 "down? try ray status"
             ) from None
         except ray.exceptions.RayError as failure:
-            said = " ".join(str(failure).split())[-400:]
-            raise PeerLostError(
-                f"the job's actor does not answer; expected this version of zmqtrain on every node "
-                f"(ray: {said})"
-            ) from None
+            moves = isinstance(failure, ray.exceptions.RayActorError)
+            raise actor_error(" ".join(str(failure).split())[-400:], moves=moves) from None
+
+
+def actor_error(said: str, *, moves: bool) -> PeerLostError:
+    """Return the error of the job's actor, by what Ray says of it.
+
+    ``moves``: Ray has lost the actor. Unless it failed as it was made, Ray starts it elsewhere.
+    """
+    if moves and "creation task" not in said:
+        advice = "Ray starts it again, as after the loss of its node; try again in a minute"
+    else:
+        advice = "expected this version of zmqtrain on every node"
+    return PeerLostError(f"the job's actor does not answer; {advice} (ray: {said})")
 
 
 def _gone(name: str) -> str:

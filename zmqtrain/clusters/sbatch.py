@@ -24,7 +24,7 @@ from zmqtrain.clusters.plan import Plan, Submission, port_of
 from zmqtrain.clusters.slurm import PREFIX, log_file, render
 from zmqtrain.clusters.submitted import TAKEN, Submitted, directory_of, write
 from zmqtrain.config.cluster import Role, Task
-from zmqtrain.errors import ConfigError, OccupiedError, PeerLostError, RefusedError
+from zmqtrain.errors import ConfigError, NotRunningError, OccupiedError, PeerLostError, RefusedError
 
 MISTAKES = (
     Mistake(
@@ -51,7 +51,8 @@ MISTAKES = (
         "shows; ask for less CPUs, memory or GPUs, or for another partition",
     ),
     Mistake(
-        r"[Uu]nable to contact slurm controller|[Cc]onnection refused|[Cc]onnection timed out",
+        r"[Uu]nable to contact slurm controller|[Cc]onnection refused|timed out|in standby mode|"
+        r"configuration source|DNS SRV lookup|fetch config|Zero Bytes were transmitted",
         PeerLostError,
         "Slurm does not answer; try sinfo; is this a host of the cluster?",
     ),
@@ -118,7 +119,10 @@ class Slurm(Engine):
         return f"Slurm: jobs {' and '.join(numbers)}"
 
     def state(self, job: Submitted) -> str:
-        return tally([part.state.lower() for part in _parts(job.name)]) or ENDED
+        if running := tally([part.state.lower() for part in _parts(job.name)]):
+            return running
+        lost = tally([part.state.lower() for part in _parts(job.name, f"--states={LOST}")])
+        return f"{ENDED}: {lost}" if lost else ENDED
 
     def reasons(self, job: Submitted) -> list[Reason]:
         return [
@@ -137,7 +141,7 @@ class Slurm(Engine):
                 return
         if parts:
             raise not_running(job.leader, job.name)
-        raise PeerLostError(f"{job.name} has ended: Slurm has no job of it; its log says how")
+        raise NotRunningError(f"{job.name} has ended: Slurm has no job of it; its log says how")
 
     def scale(self, job: Submitted, workers: int) -> None:
         held = _workers_of(job.name)

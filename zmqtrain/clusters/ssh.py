@@ -29,7 +29,7 @@ from zmqtrain.clusters.plan import GRACE_S, Host, Plan, Submission, hosts_of
 from zmqtrain.clusters.submitted import Submitted, directory_of, write
 from zmqtrain.config.cluster import Task
 from zmqtrain.config.options import names_of
-from zmqtrain.errors import ConfigError, PeerLostError, RefusedError, ZmqTrainError
+from zmqtrain.errors import ConfigError, NotRunningError, PeerLostError, RefusedError, ZmqTrainError
 from zmqtrain.transport.keys import REGISTRY
 
 SSH = "ssh"
@@ -58,9 +58,7 @@ MISTAKES = (
         RefusedError,
         "expected a key of yours that it takes without a password; try ssh-add or ssh-copy-id",
     ),
-    Mistake(
-        r"it does not run there", PeerLostError, "the task does not run; zmqtrain why says why"
-    ),
+    Mistake(r"it does not run there", NotRunningError, "the task does not run"),
     Mistake(
         r"Connection (refused|closed|reset)|No route|unreachable|not responding|timed out",
         PeerLostError,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from zmqtrain.errors import ExitCode, ZmqTrainError
+from zmqtrain.errors import ExitCode, ZmqTrainError, no_temporary_directory
 
 
 def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +27,9 @@ def invoke(command: click.Command, name: str, arguments: Sequence[str] | None = 
         click.echo("error: stopped by Ctrl-C", err=True)
         return ExitCode.INTERRUPTED
     except OSError as error:
+        if mistake := no_temporary_directory(error):
+            click.echo(f"error: {mistake}", err=True)
+            return mistake.exit_code
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from zmqtrain.config.cluster import Role, connect_endpoint
-from zmqtrain.errors import ConfigError
+from zmqtrain.errors import ConfigError, no_temporary_directory
 
 NOTE_S = 3600.0
 """A worker that is started again so long after the end of its job waits in vain."""
@@ -135,7 +135,7 @@ def _directory() -> Path:
     try:
         path = Path(tempfile.gettempdir()) / f"zmqtrain-{os.getuid()}"
     except FileNotFoundError as error:
-        raise ConfigError(f"{error.strerror}; set TMPDIR to a directory for small files") from None
+        raise no_temporary_directory(error) or error from None
     try:
         path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

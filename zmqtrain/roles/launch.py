@@ -36,6 +36,7 @@ from zmqtrain.errors import (
     PeerLostError,
     RefusedError,
     ZmqTrainError,
+    no_temporary_directory,
 )
 from zmqtrain.exchanges.worker import Worker
 from zmqtrain.job import Job
@@ -162,7 +163,10 @@ def run_process(config: TaskConfig, run: Callable[[], int]) -> int:
         log.debug("ended by", exc_info=True)
         log.error("%s", error)
         return error.exit_code
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (mistake := no_temporary_directory(error)):
+            log.error("%s", mistake)
+            return mistake.exit_code
         log.exception("this is a bug in zmqtrain or in a plug-in")
         return ExitCode.CRASH
 
