@@ -413,6 +413,20 @@ def admitted(registry: str, task: str) -> set[str]:
     return {public for _, _, state, public in words if state != "revoked"}
 
 
+def test_rotation_names_the_other_jobs_that_share_the_keys(
+    kubectl: Kubectl, at_once: list[float], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    keys = str(tmp_path / "keys")
+    make_keys(Path(keys), {"ps": 1, "chief": 1, "worker": 1})
+    for name, on in (("one", "kubernetes"), ("two", "ray"), ("three", "slurm")):
+        Submitted(name, on, "job.py", 1, 1, 1, keys, "jobset", "lab", "ml").save()
+    kubectl.answers(*WILLING)
+    assert main(["keys", "rotate", "one"]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert "the tasks of two still have the former registry; stop it" in told
+    assert "of one " not in told and "of three " not in told
+
+
 def test_revoked_key_whose_registry_is_elsewhere_is_said_to_be_valid_there(
     kubectl: Kubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:

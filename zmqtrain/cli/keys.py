@@ -132,11 +132,15 @@ def revoke_command(*, role: str, index: int | None, keys: str | None) -> None:
     _tell_what_is_left(_directory(keys))
 
 
-def _tell_what_is_left(directory: Path) -> None:
-    """Say which submitted jobs have copies of this registry, and how they get the changed one."""
+def _tell_what_is_left(directory: Path, but: str = "") -> None:
+    """Say which submitted jobs have copies of this registry, and how they get the changed one.
+
+    ``but``: the job that has it already.
+    """
     for job in submitted_jobs():
         engine = engine_named(job.engine)
-        if Path(job.keys).absolute() != directory.absolute() or engine.reads_our_keys:
+        is_of_job = Path(job.keys).absolute() == directory.absolute() and job.name != but
+        if not is_of_job or engine.reads_our_keys:
             continue
         if job.ps and engine.rotates_keys:
             then = f"bring them this one with zmqtrain keys rotate {job.name}"
@@ -178,6 +182,7 @@ def rotate_command(*, name: str) -> None:
         time.sleep(engine.keys_arrive_s)
     engine.send_keys(job)
     click.echo(f"{len(owners)} tasks and people of {name} have new keys")
+    _tell_what_is_left(directory, but=name)
 
 
 def _new_pairs(directory: Path) -> dict[Owner, Pair]:
