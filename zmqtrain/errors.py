@@ -113,6 +113,10 @@ def no_temporary_directory(error: OSError) -> ConfigError | None:
     )
 
 
+class NotAdmittedError(RefusedError):
+    """A peer does not take this task's connection: the keys of the two ends do not fit."""
+
+
 class OrphanedError(ZmqTrainError):
     """This task has to end although the chief did not end the run."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,9 +19,10 @@ from zmqtrain.chief.evaluator import Evaluator
 from zmqtrain.chief.on_the_way import OnTheWay
 from zmqtrain.config.cluster import Role
 from zmqtrain.config.task import TaskConfig
-from zmqtrain.errors import ExitCode
+from zmqtrain.errors import ExitCode, RefusedError
 from zmqtrain.server.server import ParameterServer
-from zmqtrain.transport.memory import MemoryTransport
+from zmqtrain.transport.base import OnFailure
+from zmqtrain.transport.memory import MemoryEndpoint, MemoryTransport
 from zmqtrain.wire.codec import Envelope, Sender
 from zmqtrain.wire.messages import Done, GetStatus, Message, Parameters, RequestStop, Status
 
@@ -59,11 +61,11 @@ def task_of(role: Role, **more: Any) -> TaskConfig:
     [("leave", ExitCode.OK, 1), ("end", ExitCode.INTERRUPTED, 2)],
 )
 async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
-    on_term: str, code: ExitCode, missing: int
+    tmp_path: Path, on_term: str, code: ExitCode, missing: int
 ) -> None:
     """Engines restart what ends with another code. Nothing was learned that could be saved."""
     addresses = tuple(f"ipc://memory/{index}" for index in range(3))
-    where = {"ps": addresses, "on_term": on_term, "lane": "tcp"}
+    where = {"ps": addresses, "on_term": on_term, "lane": "tcp", "segment_dir": str(tmp_path)}
     transport, job = MemoryTransport(), make_job()
     servers = [
         ParameterServer(task_of(Role.PS, index=index, **where), job, transport)
@@ -90,6 +92,70 @@ async def test_stop_before_the_job_begins_ends_it_though_a_ps_is_missing(
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        transport.close()
+
+
+class Closed(MemoryTransport):
+    """Reaches the ps of another transport, one of which does not admit the key of this end."""
+
+    def __init__(self, others: MemoryTransport, closed: str) -> None:
+        super().__init__()
+        self._others = others
+        self._closed = closed
+
+    def connect(self, address: str) -> MemoryEndpoint:
+        if address != self._closed:
+            return self._others.connect(address)
+        return ClosedEnd(self, address, b"closed")
+
+
+class ClosedEnd(MemoryEndpoint):
+    def on_failure(self, callback: OnFailure) -> None:
+        asyncio.get_running_loop().call_soon(callback, "it does not admit our key", True)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_chief_that_a_ps_does_not_admit_ends_no_job_that_has_begun(
+    tmp_path: Path, has_begun: bool
+) -> None:
+    """That ps may not have the registry yet; the next chief goes on. Else nothing is lost."""
+    addresses = ("ipc://memory/0", "ipc://memory/1")
+    where = {"ps": addresses, "on_term": "leave", "lane": "tcp", "segment_dir": str(tmp_path)}
+    transport, job = MemoryTransport(), make_job()
+    servers = [
+        ParameterServer(task_of(Role.PS, index=index, **where), job, transport)
+        for index in range(2)
+    ]
+
+    def chief(over: MemoryTransport) -> asyncio.Future[int]:
+        actor = Chief(task_of(Role.CHIEF, **where), job, over, lambda status: None)
+        return asyncio.ensure_future(actor.run())
+
+    serving = [asyncio.ensure_future(server.run()) for server in servers]
+    link = Link("ps 0", transport.connect(addresses[0]), Client(1, 30.0))
+    try:
+        async with asyncio.timeout(30.0):
+            if has_begun:
+                first = chief(transport)
+                status = STATUS
+                while status is STATUS or not status.initialised:
+                    await asyncio.sleep(0.01)
+                    status = (await link.request(GetStatus(), reason="")).expect(Status)
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+            with pytest.raises(RefusedError, match="it does not admit our key"):
+                await chief(Closed(transport, addresses[1]))
+            if has_begun:
+                status = (await link.request(GetStatus(), reason="")).expect(Status)
+                assert status.initialised and not status.stop
+                assert not any(each.done() for each in serving)
+            else:
+                assert await serving[0] == ExitCode.REFUSED
+    finally:
+        link.close()
+        for each in serving:
+            each.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
         transport.close()
 
 

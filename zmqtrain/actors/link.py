@@ -18,7 +18,13 @@ from zmqtrain.actors.outstanding import Attempt, Outstanding
 from zmqtrain.actors.waits import Waits
 from zmqtrain.compute.arrays import Flat
 from zmqtrain.config.timing import Timing
-from zmqtrain.errors import FencedError, PeerLostError, ProtocolError, RefusedError, ZmqTrainError
+from zmqtrain.errors import (
+    FencedError,
+    NotAdmittedError,
+    PeerLostError,
+    ProtocolError,
+    ZmqTrainError,
+)
 from zmqtrain.observe.metrics import Metrics
 from zmqtrain.transport.base import Endpoint, RoutingId, UnreachableError
 from zmqtrain.wire.buffers import Buffer, Tensor
@@ -371,7 +377,7 @@ class Link:
         """The connection does not come about; if that is final, so is the link's end."""
         where = f"{self.peer} at {self.endpoint.address}"
         if is_final:
-            self._lose(RefusedError(f"{where}: {text}"))
+            self._lose(NotAdmittedError(f"{where}: {text}"))
         elif text != self._failure:
             log.warning("%s: %s", where, text)
         self._failure = text

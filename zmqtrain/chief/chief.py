@@ -36,6 +36,7 @@ from zmqtrain.errors import (
     DataError,
     ExitCode,
     FencedError,
+    NotAdmittedError,
     PeerLostError,
     ZmqTrainError,
 )
@@ -120,7 +121,9 @@ class Chief(JobActor):
         try:
             return await self._run_job()
         except ZmqTrainError as error:
-            if error.exit_code < RETRYABLE and self.incarnation:
+            # Another chief may have a key that all ps know: a running job waits for it.
+            may_be_replaced = isinstance(error, NotAdmittedError) and self._may_have_begun
+            if error.exit_code < RETRYABLE and self.incarnation and not may_be_replaced:
                 # A restarted chief would fail in the same way: end the others now.
                 await self._broadcast_shutdown(error.exit_code, f"the chief failed: {error}")
             raise
