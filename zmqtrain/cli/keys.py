@@ -178,7 +178,10 @@ def rotate_command(*, name: str) -> None:
         engine.send_keys(job)
         if engine.keys_arrive_s:
             waits = duration(engine.keys_arrive_s)
-            click.echo(f"the new keys are sent; the former ones are revoked in {waits}")
+            click.echo(
+                f"the new keys are sent; this command revokes the former ones in {waits}; repeat "
+                "it if it is interrupted"
+            )
         time.sleep(engine.keys_arrive_s)
     engine.send_keys(job)
     click.echo(f"{len(owners)} tasks and people of {name} have new keys")
